@@ -1,0 +1,3 @@
+"""DSTL: a durable short-term log as the state backend of PySpark Structured Streaming."""
+
+__all__: list[str] = []

@@ -1,0 +1,1 @@
+"""What checkpoints are made of: pure frozen values, no I/O."""

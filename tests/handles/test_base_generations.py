@@ -1,0 +1,173 @@
+"""Which bases of a key group are kept, and what a checkpoint that mixes bases and log must refuse."""
+
+import pytest
+from pydantic import ValidationError
+
+from dstl.checkpoint.truncation import kept_log, recovery_work, with_reports
+from handles.base_generations import advanced, generations_of, handles_of, live_bytes
+from handles.checkpoint import CompletedCheckpoint, LogEntry, SegmentEntry, TruncatedEntry
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
+
+
+def _handle(number: int, checkpoint: int, groups: range, operator: str = "op") -> MaterializedStateHandle:
+    parts = tuple((group, at * 10, 10) for at, group in enumerate(groups))
+    return MaterializedStateHandle(
+        operator=operator,
+        materialization_id=number,
+        checkpoint=checkpoint,
+        name=f"file-{number}",
+        size=10 * len(parts),
+        checksum=1,
+        parts=parts,
+    )
+
+
+def _report(
+    number: int, checkpoint: int, written: range, unchanged: tuple[tuple[int, int], ...] = (), **more: object
+) -> MaterializationReport:
+    groups = {*written, *(group for group, _ in unchanged)}
+    return MaterializationReport(
+        operator="op",
+        checkpoint=checkpoint,
+        first_key_group=min(groups),
+        last_key_group=max(groups),
+        handles=(_handle(number, checkpoint, written),) if written else (),
+        unchanged=unchanged,
+        **more,
+    )
+
+
+def _checkpoint(**fields: object) -> CompletedCheckpoint:
+    return CompletedCheckpoint(
+        **{
+            "checkpoint_id": 9,
+            "batch_id": 8,
+            "query_id": "q",
+            "run_id": "r",
+            "parent": 8,
+            "max_parallelism": 4,
+            "created_at": 0.0,
+            **fields,
+        }
+    )
+
+
+def test_two_generations_are_kept_and_an_unchanged_key_group_moves_on_in_both() -> None:
+    known = advanced({}, _report(1, 3, range(2)), 2)
+    known = advanced(known, _report(2, 5, range(1), ((1, 1),)), 2)
+    assert [(b.name, b.checkpoint) for b in known[0]] == [("file-2", 5), ("file-1", 3)]
+    assert [(b.name, b.checkpoint) for b in known[1]] == [("file-1", 5)]
+    known = advanced(known, _report(3, 7, range(1, 2), ((0, 2), (1, 1))), 2)
+    # The older generation of group 0 has another content, so it stays valid at 3 alone.
+    assert [(b.name, b.checkpoint) for b in known[0]] == [("file-2", 7), ("file-1", 3)]
+    assert [(b.name, b.checkpoint) for b in known[1]] == [("file-3", 7), ("file-1", 7)]
+
+
+def test_a_report_of_another_base_is_refused() -> None:
+    known = advanced({}, _report(1, 3, range(2)), 2)
+    with pytest.raises(ValueError, match="unchanged since materialization 4"):
+        advanced(known, _report(2, 5, range(1), ((1, 4),)), 2)
+    with pytest.raises(ValueError, match="unchanged since"):
+        advanced({}, _report(2, 5, range(1), ((1, 1),)), 2)
+
+
+def test_damaged_files_are_no_generation_any_more() -> None:
+    known = advanced({}, _report(1, 3, range(2)), 2)
+    known = advanced(known, _report(2, 5, range(2)), 2)
+    known = advanced(known, _report(3, 7, range(2), damaged=("file-2",)), 2)
+    assert [b.name for b in known[0]] == ["file-3", "file-1"]
+
+
+def test_handles_and_generations_are_inverse() -> None:
+    known = advanced({}, _report(1, 3, range(4)), 2)
+    known = advanced(known, _report(2, 5, range(1), ((1, 1), (2, 1), (3, 1))), 2)
+    handles = handles_of({"op": known})
+    assert generations_of(handles) == {"op": known}
+    assert live_bytes(known.values()) == {"file-1": 40, "file-2": 10}
+    assert {(h.name, h.checkpoint) for h in handles} == {("file-1", 3), ("file-1", 5), ("file-2", 5)}
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"handles": (_handle(1, 3, range(1)),), "first_key_group": 0, "last_key_group": 1},
+        {"handles": (_handle(1, 2, range(2)),), "first_key_group": 0, "last_key_group": 1},
+        {"handles": (_handle(1, 3, range(2), "other"),), "first_key_group": 0, "last_key_group": 1},
+        {"unchanged": ((0, 1), (2, 1)), "first_key_group": 0, "last_key_group": 1},
+    ],
+)
+def test_a_report_that_does_not_cover_its_key_groups_is_refused(report: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        MaterializationReport(operator="op", checkpoint=3, **report)
+
+
+@pytest.mark.parametrize("parts", [(), ((1, 0, 5), (0, 5, 5)), ((0, 0, 5), (0, 5, 5)), ((0, 6, 5),)])
+def test_a_handle_with_impossible_parts_is_refused(parts: tuple[tuple[int, int, int], ...]) -> None:
+    with pytest.raises(ValidationError):
+        MaterializedStateHandle(
+            operator="op", materialization_id=1, checkpoint=1, name="f", size=10, checksum=1, parts=parts
+        )
+
+
+def _log(log_id: str, first: int, last: int, from_sqn: int = 0) -> LogEntry:
+    return LogEntry(log_id=log_id, operator="op", first_key_group=first, last_key_group=last, from_sqn=from_sqn)
+
+
+def _segment(name: str, checkpoint: int, *ranges: tuple[int, int, int]) -> SegmentEntry:
+    return SegmentEntry(
+        segment=(name, 100, 1, 0), first_key_group=0, last_key_group=3, ranges=ranges, checkpoint=checkpoint
+    )
+
+
+def test_a_log_is_cut_only_behind_the_oldest_base_of_all_its_key_groups() -> None:
+    logs = (_log("wide", 0, 3), _log("narrow", 0, 1))
+    segments = (
+        _segment("a", 1, (0, 0, 1)),
+        _segment("b", 3, (1, 0, 2)),
+        _segment("c", 5, (1, 2, 3)),
+    )
+    cut = [TruncatedEntry(operator="op", first_key_group=0, last_key_group=1, checkpoint=4)]
+    kept_logs, kept_segments = kept_log(logs, segments, cut, {})
+    assert [(log.log_id, log.from_sqn) for log in kept_logs] == [("wide", 0), ("narrow", 2)]
+    assert [(s.segment[0], s.ranges) for s in kept_segments] == [("a", ((0, 0, 1),)), ("c", ((1, 2, 3),))]
+    everything = [TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=5)]
+    assert kept_log(logs, segments, everything, {}) == ((), ())
+    kept_logs, _ = kept_log(logs, segments, everything, {"narrow": 3})
+    assert [(log.log_id, log.from_sqn) for log in kept_logs] == [("narrow", 3)]
+
+
+def test_the_log_is_let_go_of_only_with_two_generations() -> None:
+    parent = _checkpoint(checkpoint_id=6, parent=5)
+    once = with_reports(parent, [_report(1, 4, range(4))], 2)
+    assert once.truncated == ()
+    parent = _checkpoint(checkpoint_id=7, parent=6, materialized=once.materialized, truncated=once.truncated)
+    twice = with_reports(parent, [_report(2, 6, range(4))], 2)
+    assert [(e.first_key_group, e.last_key_group, e.checkpoint) for e in twice.truncated] == [(0, 3, 4)]
+    assert [(e.checkpoint) for e in with_reports(parent, [_report(2, 6, range(4))], 1).truncated] == [6]
+    with pytest.raises(ValueError, match="no ancestor"):
+        with_reports(parent, [_report(2, 8, range(4))], 2)
+
+
+def test_a_checkpoint_whose_bases_and_log_leave_a_gap_is_refused() -> None:
+    sound = {
+        "materialized": (_handle(1, 4, range(4)), _handle(2, 6, range(4))),
+        "truncated": (TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=4),),
+        "logs": (_log("wide", 0, 3, 2),),
+        "segments": (_segment("c", 5, (0, 2, 3)), _segment("d", 9, (0, 3, 4))),
+    }
+    checkpoint = _checkpoint(**sound)
+    assert recovery_work(checkpoint).segments == 1
+    assert recovery_work(checkpoint).bytes == 140
+    for broken in (
+        {"materialized": (_handle(1, 3, range(4)), _handle(2, 6, range(4)))},
+        {"materialized": (_handle(2, 6, range(3)),)},
+        {"materialized": (_handle(1, 4, range(4)), _handle(2, 10, range(4)))},
+        {"materialized": (_handle(1, 4, range(5)),)},
+        {"truncated": ()},
+        {"segments": (_segment("c", 5, (0, 2, 3)), _segment("d", 10, (0, 3, 4)))},
+        {"segments": (_segment("c", 9, (0, 2, 3)), _segment("d", 5, (0, 3, 4)))},
+        {"segments": (_segment("c", 0, (0, 2, 3)), _segment("d", 9, (0, 3, 4)))},
+        {"logs": (_log("wide", 0, 3, 1),)},
+    ):
+        with pytest.raises(ValidationError):
+            _checkpoint(**{**sound, **broken})
