@@ -1,0 +1,147 @@
+"""Every error that DSTL raises, in one tree, sorted by what the caller should do.
+
+::
+
+    DstlError
+    ├── Unavailable            try again later: the service or store did not answer (retriable)
+    │   ├── SlowDown           the store asks for less (503): back off, do not hedge
+    │   └── TaskManagerLost    a TaskManager process is gone: restart the query
+    ├── OutcomeUnknown         a write may or may not be there: never delete what it may have referenced
+    ├── Fenced                 somebody newer has taken over: stop, write and delete nothing
+    ├── Closed                 the object was closed before the call
+    ├── Invalid                fix the code or the configuration (also a ValueError)
+    │   ├── AccessDenied       the store refuses these credentials
+    │   └── UserCodeError      a processor raised; carries its traceback, key and operator
+    ├── CorruptData            stored bytes are not what was written; detected before use
+    ├── MissingState           something that a checkpoint needs is not there
+    │   └── ObjectNotFound     one object is not there
+    ├── ObjectExists           put-if-absent found the name taken
+    └── CheckpointDeclined     this checkpoint failed, its bytes are kept; the batch may be run again (retriable)
+
+Messages name the object, the checkpoint and the operator's next step, and never hold a secret.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AccessDenied",
+    "CheckpointDeclined",
+    "Closed",
+    "CorruptData",
+    "DstlError",
+    "Fenced",
+    "Invalid",
+    "MissingState",
+    "ObjectExists",
+    "ObjectNotFound",
+    "OutcomeUnknown",
+    "SlowDown",
+    "TaskManagerLost",
+    "Unavailable",
+    "UserCodeError",
+    "error_from_wire",
+    "error_to_wire",
+]
+
+
+class DstlError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        retriable: True where the same call, or a restart of the query, may succeed without any change.
+    """
+
+    retriable: ClassVar[bool] = False
+
+
+class Unavailable(DstlError):
+    """A service or store did not do the work, and certainly will not. Operator action: try again later."""
+
+    retriable = True
+
+
+class SlowDown(Unavailable):
+    """The store throttles (503 SlowDown). Operator action: spread over more prefixes or lower the rate."""
+
+
+class TaskManagerLost(Unavailable):
+    """A TaskManager process is gone with changes that no checkpoint has. Operator action: restart the query
+    (``dstl.spark.restart`` does it); Spark replays the batch."""
+
+
+class OutcomeUnknown(DstlError):
+    """A request was sent and its answer lost. Nothing that it may have referenced may be deleted.
+
+    Operator action: none at once; the next start resolves it.
+    """
+
+
+class Fenced(DstlError):
+    """A newer driver, run or attempt has taken over. Operator action: stop this process; keep the newer one."""
+
+
+class Closed(DstlError):
+    """The object was closed. Operator action: open a new one."""
+
+
+class Invalid(DstlError, ValueError):
+    """Code or configuration is wrong; trying again changes nothing. Operator action: as the message says."""
+
+
+class AccessDenied(Invalid):
+    """The store refuses the credentials or the role. Operator action: grant what the message names."""
+
+
+class UserCodeError(Invalid):
+    """User code raised inside a task. The batch is aborted and the state is as before it."""
+
+
+class CorruptData(DstlError):
+    """Stored bytes fail their length, magic or checksum. Nothing of them was applied.
+
+    Operator action: restore the named object from a replica, or choose an older checkpoint.
+    """
+
+
+class MissingState(DstlError):
+    """A checkpoint, or an object that it names, is not there. Operator action: as the message says."""
+
+
+class ObjectNotFound(MissingState):
+    """No object has this name."""
+
+
+class ObjectExists(DstlError):
+    """Put-if-absent found the name taken: somebody else's write, or our own whose answer was lost."""
+
+
+class CheckpointDeclined(DstlError):
+    """A checkpoint failed or timed out; its changes are still held. Operator action: let the batch run again."""
+
+    retriable = True
+
+
+_BY_NAME: dict[str, type[DstlError]] = {}
+
+
+def _register(kind: type[DstlError]) -> None:
+    _BY_NAME[kind.__name__] = kind
+    for child in kind.__subclasses__():
+        _register(child)
+
+
+_register(DstlError)
+
+
+def error_to_wire(error: BaseException) -> tuple[str, str]:
+    """Reduce an error to (kind, message) so that it can cross a socket without pickle."""
+    if isinstance(error, DstlError):
+        return type(error).__name__, str(error)
+    return "DstlError", f"{type(error).__name__}: {error}"
+
+
+def error_from_wire(kind: str, message: str) -> DstlError:
+    """Rebuild the error that :func:`error_to_wire` reduced; an unknown kind becomes the root."""
+    return _BY_NAME.get(kind, DstlError)(message)

@@ -1,0 +1,171 @@
+"""Clock, randomness, identifiers and the io loop: the only module that touches them.
+
+Whatever decides takes a :class:`Runtime` (or one of its parts) as an argument, so that a test or a simulation can
+hand in a manual clock and a seeded generator. Lint bans ``time``, ``random``, ``uuid`` and ``asyncio.sleep``
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["Clock", "IoLoop", "LoopClock", "Runtime", "SystemClock", "system_runtime"]
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """What time it is, and how to wait.
+
+    ``now`` is monotonic seconds and decides everything; ``wall`` is Unix seconds and is only ever shown.
+    """
+
+    def now(self) -> float:
+        """Monotonic seconds; only differences mean anything."""
+        ...
+
+    def wall(self) -> float:
+        """Unix seconds, for people and for stored time stamps. No safety property may depend on it."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait on this clock."""
+        ...
+
+
+class SystemClock:
+    """The machine's clock. Safe to share between threads."""
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep on the running loop."""
+        await asyncio.sleep(seconds)
+
+
+class LoopClock:
+    """The running event loop's own time: virtual when the loop is a simulated one."""
+
+    def now(self) -> float:
+        """The loop's time in seconds."""
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        """The loop's time again: a simulated world has no other."""
+        return self.now()
+
+    async def sleep(self, seconds: float) -> None:
+        """Sleep in the loop's time."""
+        await asyncio.sleep(seconds)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a deciding component is given instead of the globals.
+
+    Attributes:
+        clock: Time.
+        rng: Randomness for jitter and sampling; seeded in tests.
+        entropy: Randomness for names; differs between processes (and forks) in production, seeded in simulation.
+    """
+
+    clock: Clock
+    rng: random.Random
+    entropy: random.Random
+
+    def new_id(self) -> str:
+        """Return 32 hexadecimal digits that nobody else has."""
+        return f"{self.entropy.getrandbits(128):032x}"
+
+    @staticmethod
+    def seeded(seed: int, clock: Clock) -> Runtime:
+        """Return a runtime in which everything follows from the seed."""
+        return Runtime(clock=clock, rng=random.Random(seed), entropy=random.Random(f"ids-{seed}"))
+
+
+def system_runtime() -> Runtime:
+    """Return the runtime of a real process; make it after any fork."""
+    return Runtime(SystemClock(), random.Random(secrets.randbits(64)), secrets.SystemRandom())
+
+
+class IoLoop:
+    """One asyncio loop on a daemon thread, made on first use: how synchronous code calls the asynchronous core.
+
+    Thread-safe. Not usable in a forked child: there a new one must be made (a child's first call fails at once
+    instead of hanging).
+    """
+
+    def __init__(self, name: str = "dstl-io") -> None:
+        self._name = name
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the loop and return its future at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._started())
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Run a coroutine to its end and return its result.
+
+        Raises:
+            RuntimeError: Called from the loop's own thread, where it would wait for itself.
+            TimeoutError: ``timeout`` seconds passed; the coroutine is cancelled.
+        """
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("IoLoop.run would wait for itself: await the coroutine instead")
+        future = self.submit(work)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs, stop the loop and join its thread. Idempotent."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if os.getpid() != self._pid:
+            raise RuntimeError("an IoLoop does not survive a fork: make a new one in the child")
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+async def _cancel_all() -> None:
+    tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    # A transport that was closed lets go of its socket some turns later, and the loop ends after this.
+    for _ in range(5):
+        await asyncio.sleep(0)

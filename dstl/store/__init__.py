@@ -1,0 +1,29 @@
+"""Object stores: local directory, memory, S3, and wrappers. Only here is a storage SDK imported."""
+
+from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
+from dstl.store.instrumented import InstrumentedStore, StoreTotals, VerbTotals
+from dstl.store.local import LocalStore
+from dstl.store.location import open_store
+from dstl.store.memory import MemoryStore
+from dstl.store.prefixed import PrefixedStore
+from dstl.store.probe import probe
+from dstl.store.s3 import S3Store
+from dstl.store.sharded import ShardedStore, shard_names
+
+__all__ = [
+    "ByteRange",
+    "InstrumentedStore",
+    "LocalStore",
+    "MemoryStore",
+    "ObjectInfo",
+    "ObjectStore",
+    "PrefixedStore",
+    "S3Store",
+    "ShardedStore",
+    "StoreTotals",
+    "VerbTotals",
+    "check_name",
+    "open_store",
+    "probe",
+    "shard_names",
+]

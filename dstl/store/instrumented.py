@@ -1,0 +1,156 @@
+"""A store that counts: calls, bytes and seconds by verb."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+
+from dstl.metrics import NullRecorder, Recorder
+from dstl.runtime import Clock, SystemClock
+from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
+
+__all__ = ["InstrumentedStore", "StoreTotals", "VerbTotals"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerbTotals:
+    """What one verb has done so far.
+
+    Attributes:
+        calls: Calls, successful or not. A list is one call, however many pages the store needs.
+        errors: Calls that raised, cancelled ones included.
+        bytes: Bytes stored or read; for a list the number of objects, for a delete the number of names.
+        seconds: Sum of the calls' durations; calls that overlap count each.
+    """
+
+    calls: int = 0
+    errors: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, more: VerbTotals) -> VerbTotals:
+        return VerbTotals(*(getattr(self, one.name) + getattr(more, one.name) for one in fields(self)))
+
+    def __sub__(self, earlier: VerbTotals) -> VerbTotals:
+        return VerbTotals(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTotals:
+    """What a store has done so far, by verb. Two of them subtract: what happened in between."""
+
+    put: VerbTotals = VerbTotals()
+    get: VerbTotals = VerbTotals()
+    head: VerbTotals = VerbTotals()
+    list: VerbTotals = VerbTotals()
+    delete: VerbTotals = VerbTotals()
+
+    @property
+    def calls(self) -> int:
+        """Calls of all verbs."""
+        return sum(getattr(self, one.name).calls for one in fields(self))
+
+    def __sub__(self, earlier: StoreTotals) -> StoreTotals:
+        return StoreTotals(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
+
+
+class InstrumentedStore:
+    """Counts what goes through it and passes everything on unchanged.
+
+    The difference of :attr:`totals` before and after a checkpoint is that checkpoint's requests. S3 needs more requests
+    than calls for objects in parts; ``S3Store.requests`` has those.
+
+    Args:
+        inner: Closed together with this one.
+        recorder: Also receives each call: ``store<Verb>`` counters, ``store<Verb>Nanos`` and ``store<Verb>Bytes``
+            distributions, ``store<Verb>Failures``.
+        clock: For the durations.
+    """
+
+    def __init__(self, inner: ObjectStore, *, recorder: Recorder | None = None, clock: Clock | None = None) -> None:
+        self.inner = inner
+        self._recorder: Recorder = recorder or NullRecorder()
+        self._clock: Clock = clock or SystemClock()
+        self._totals = StoreTotals()
+
+    @property
+    def location(self) -> str:
+        """The inner store's."""
+        return self.inner.location
+
+    @property
+    def totals(self) -> StoreTotals:
+        """Everything so far; a value that does not change any more."""
+        return self._totals
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
+        with self._measured("put") as done:
+            info = await self.inner.put(name, data, if_absent=if_absent)
+            done.bytes = info.size
+        return info
+
+    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
+        """Return an object's bytes, or a range of them."""
+        with self._measured("get") as done:
+            body = await self.inner.get(name, byte_range)
+            done.bytes = len(body)
+        return body
+
+    async def head(self, name: str) -> ObjectInfo:
+        """Return size and age of an object."""
+        with self._measured("head"):
+            return await self.inner.head(name)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield objects in name order. The seconds include the caller's between two objects."""
+        with self._measured("list") as done:
+            async for info in self.inner.list(prefix, start_after=start_after):
+                done.bytes += 1
+                yield info
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; a name that is already gone is a success."""
+        with self._measured("delete") as done:
+            await self.inner.delete(names)
+            done.bytes = len(names)
+
+    async def close(self) -> None:
+        """Close the inner store. Idempotent."""
+        await self.inner.close()
+
+    @contextmanager
+    def _measured(self, verb: str) -> Iterator[_Call]:
+        call, started, errors = _Call(), self._clock.now(), 0
+        # At once: a list that is left early ends when the collector gets to it.
+        self._add(verb, VerbTotals(calls=1))
+        try:
+            yield call
+        except GeneratorExit:
+            raise
+        except BaseException:
+            errors = 1
+            raise
+        finally:
+            seconds = self._clock.now() - started
+            self._add(verb, VerbTotals(errors=errors, bytes=call.bytes, seconds=seconds))
+            self._record(f"store{verb.capitalize()}", call.bytes, seconds, errors)
+
+    def _add(self, verb: str, more: VerbTotals) -> None:
+        self._totals = replace(self._totals, **{verb: getattr(self._totals, verb) + more})
+
+    def _record(self, metric: str, size: int, seconds: float, errors: int) -> None:
+        self._recorder.increment(metric)
+        self._recorder.observe(f"{metric}Nanos", seconds * 1e9)
+        if errors:
+            self._recorder.increment(f"{metric}Failures")
+        else:
+            self._recorder.observe(f"{metric}Bytes", size)
+
+
+class _Call:
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0

@@ -1,0 +1,80 @@
+"""Find out before a query starts whether a location can carry it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from dstl.errors import (
+    AccessDenied,
+    CorruptData,
+    DstlError,
+    Invalid,
+    ObjectExists,
+    ObjectNotFound,
+    OutcomeUnknown,
+    Unavailable,
+)
+from dstl.runtime import Runtime, system_runtime
+from dstl.store.base import ObjectStore
+
+__all__ = ["probe"]
+
+
+async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s: float = 30.0) -> None:
+    """Write, list, read and delete one unique object, so that a query is refused before it starts.
+
+    It also puts the object a second time: a store that lets a conditional put overwrite would let two drivers commit
+    the same checkpoint. Five requests. The object is ``probe/<id>``; a probe that dies leaves it to the cleaner.
+
+    Args:
+        store: Any store; stays open.
+        runtime: Where the object's name comes from.
+        timeout_s: Longest wait for all of it, in seconds.
+
+    Raises:
+        AccessDenied: The credentials or the role do not allow one of the four; the message says which.
+        Invalid: No such bucket, or the store ignores conditional puts.
+        Unavailable: The store does not answer, or not in time.
+    """
+    name = f"probe/{(runtime or system_runtime()).new_id()}"
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _exercise(store, name)
+    except TimeoutError as error:
+        raise Unavailable(
+            f"{store.location} did not answer within {timeout_s:g} s; check the network and the endpoint"
+        ) from error
+    except (AccessDenied, Unavailable) as error:
+        raise type(error)(f"cannot use {store.location}: {error}") from error
+    except (Invalid, CorruptData, ObjectNotFound) as error:
+        raise Invalid(f"cannot use {store.location}: {error}") from error
+    except OutcomeUnknown as error:
+        raise Unavailable(f"cannot use {store.location}: {error}; try again") from error
+
+
+async def _exercise(store: ObjectStore, name: str) -> None:
+    body = name.encode()
+    await store.put(name, body, if_absent=True)
+    try:
+        try:
+            await store.put(name, b"twice", if_absent=True)
+        except ObjectExists:
+            pass
+        else:
+            raise Invalid("the store ignores conditional puts (If-None-Match), so two drivers could both commit")
+        if await store.get(name) != body:
+            raise CorruptData(f"{name} reads back with other bytes than were written")
+        if [info.name async for info in store.list(name)] != [name]:
+            raise Invalid(f"{name} was written and is not listed")
+    except DstlError:
+        await _remove(store, name)
+        raise
+    await store.delete([name])
+
+
+async def _remove(store: ObjectStore, name: str) -> None:
+    try:
+        await store.delete([name])
+    except DstlError:
+        # The first error is the one to report; the object stays for the cleaner.
+        return

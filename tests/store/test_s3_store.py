@@ -1,0 +1,367 @@
+"""What only S3 does: outcomes of broken requests, parts, encryption, credentials."""
+
+import asyncio
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from dstl.errors import (
+    AccessDenied,
+    Closed,
+    DstlError,
+    Invalid,
+    ObjectNotFound,
+    OutcomeUnknown,
+    SlowDown,
+    Unavailable,
+)
+from dstl.options import S3Options
+from dstl.store import S3Store
+from dstl.store.s3_client import S3Client, _models
+from dstl.testing.s3_server import S3Server
+
+BIG = bytes(range(256)) * (12 << 12)  # 12 MB: three parts of 5 MB
+
+
+@pytest.fixture
+async def store(s3_bucket: str, s3_options: S3Options) -> AsyncIterator[S3Store]:
+    store = S3Store(s3_bucket, "job", s3_options)
+    yield store
+    await store.close()
+
+
+async def _uploads(bucket: str, options: S3Options) -> list[str]:
+    client = S3Client(options)
+    try:
+        answer = await client.call("list_multipart_uploads", Bucket=bucket)
+        return [one["Key"] for one in answer.get("Uploads", ())]
+    finally:
+        await client.close()
+
+
+async def test_a_lost_answer_is_unknown_and_never_repeated_behind_our_back(store: S3Store, s3_server: S3Server) -> None:
+    # aiohttp repeats a PUT on its own when a kept connection breaks; a conditional one would then meet itself.
+    await store.put("warm", b"the connection is kept")
+    s3_server.fail("lost", method="PUT")
+    with pytest.raises(OutcomeUnknown, match=r"PutObject s3://.*/job/x"):
+        await store.put("x", b"stored all the same", if_absent=True)
+    assert s3_server.requests["PUT"] == 2
+    assert await store.get("x") == b"stored all the same"
+
+
+async def test_a_reset_in_the_middle_of_a_put_is_unknown(store: S3Store, s3_server: S3Server) -> None:
+    await store.put("warm", b"")
+    s3_server.fail("reset", method="PUT")
+    with pytest.raises(OutcomeUnknown):
+        await store.put("x", b"1")
+    assert s3_server.requests["PUT"] == 2
+    with pytest.raises(ObjectNotFound):
+        await store.get("x")
+
+
+async def test_silence_after_a_put_is_unknown(s3_bucket: str, s3_options: S3Options, s3_server: S3Server) -> None:
+    store = S3Store(s3_bucket, options=s3_options.model_copy(update={"read_timeout_s": 0.2}))
+    s3_server.latency_s = 1.0
+    with pytest.raises(OutcomeUnknown):
+        await store.put("x", b"1")
+    with pytest.raises(Unavailable):
+        await store.get("x")
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "put_error", "get_error"),
+    [
+        (503, "SlowDown", SlowDown, SlowDown),
+        (503, "ServiceUnavailable", SlowDown, SlowDown),
+        (429, "TooManyRequests", SlowDown, SlowDown),
+        (400, "ThrottlingException", SlowDown, SlowDown),
+        (500, "InternalError", OutcomeUnknown, Unavailable),
+        (502, "BadGateway", OutcomeUnknown, Unavailable),
+        (400, "RequestTimeout", Unavailable, Unavailable),
+        (400, "BadDigest", Unavailable, Unavailable),
+        (409, "ConditionalRequestConflict", Unavailable, Unavailable),
+        (403, "AccessDenied", AccessDenied, AccessDenied),
+        (403, "InvalidAccessKeyId", AccessDenied, AccessDenied),
+        (403, "RequestTimeTooSkewed", AccessDenied, AccessDenied),
+        (404, "NoSuchBucket", Invalid, Invalid),
+        (400, "AuthorizationHeaderMalformed", Invalid, Invalid),
+        (400, "KMS.DisabledException", Invalid, Invalid),
+        (400, "InvalidRequest", Invalid, Invalid),
+    ],
+)
+async def test_each_refusal_has_its_kind_and_is_not_retried(
+    store: S3Store,
+    s3_server: S3Server,
+    status: int,
+    code: str,
+    put_error: type[DstlError],
+    get_error: type[DstlError],
+) -> None:
+    s3_server.fail("error", status=status, code=code, times=100)
+    for operation, call, expected in (
+        ("PutObject", store.put("x", b"1", if_absent=True), put_error),
+        ("GetObject", store.get("x"), get_error),
+    ):
+        with pytest.raises(DstlError) as caught:
+            await call
+        assert type(caught.value) is expected
+        for word in (operation, store.location, code):
+            assert word in str(caught.value)
+        assert os.environ["AWS_SECRET_ACCESS_KEY"] not in str(caught.value)
+    assert len(s3_server.fired) == 2
+
+
+async def test_a_refused_connection_is_certain(s3_server: S3Server) -> None:
+    store = S3Store("bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))
+    with pytest.raises(Unavailable, match="nothing was sent"):
+        await store.put("x", b"1")
+    await store.close()
+
+
+async def test_a_missing_bucket_is_named(s3_options: S3Options, s3_server: S3Server) -> None:
+    store = S3Store("no-such-bucket", "p", s3_options)
+    for call in (store.put("x", b"1"), store.get("x"), store.delete(["x"]), store.delete(["x", "y"])):
+        with pytest.raises(Invalid, match=r"NoSuchBucket.*make the bucket"):
+            await call
+    with pytest.raises(Invalid, match="no-such-bucket"):
+        [info async for info in store.list()]
+    await store.close()
+
+
+async def test_expired_credentials_are_read_anew_once(store: S3Store, s3_server: S3Server) -> None:
+    s3_server.fail("error", status=400, code="ExpiredToken")
+    await store.put("x", b"1", if_absent=True)
+    assert s3_server.requests["PUT"] == 2
+    s3_server.fail("error", status=400, code="ExpiredToken", times=2)
+    with pytest.raises(AccessDenied, match="renew the credentials"):
+        await store.put("y", b"1")
+    assert s3_server.requests["PUT"] == 4
+    await store.put("y", b"1")
+
+
+async def test_many_requests_that_meet_an_expiry_together_share_the_new_client(
+    store: S3Store, s3_server: S3Server
+) -> None:
+    await store.put("warm", b"1")
+    s3_server.latency_s = 0.05
+    s3_server.fail("error", status=400, code="ExpiredToken", times=8)
+    await asyncio.gather(*(store.put(f"x{number}", b"1") for number in range(8)))
+    assert len(store._client._retired) == 1
+
+
+async def test_no_credentials_is_access_denied(
+    s3_bucket: str, s3_options: S3Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    store = S3Store(s3_bucket, options=s3_options)
+    with pytest.raises(AccessDenied, match="no AWS credentials found"):
+        await store.put("x", b"1")
+    await store.close()
+
+
+async def test_the_checksum_travels_with_the_body(store: S3Store, s3_server: S3Server) -> None:
+    await store.put("x", b"some bytes")
+    sent = s3_server.log[-1].headers["x-amz-checksum-crc32c"]
+    assert base64.b64decode(sent) == google_crc32c.value(b"some bytes").to_bytes(4, "big")
+    assert "expect" not in s3_server.log[-1].headers  # a further round trip per PUT
+
+
+async def test_encryption_and_owner_are_asked_for(s3_bucket: str, s3_options: S3Options, s3_server: S3Server) -> None:
+    options = s3_options.model_copy(update={"sse_kms_key_id": "alias/dstl", "expected_bucket_owner": "123456789012"})
+    store = S3Store(s3_bucket, options=options)
+    await store.put("small", b"1")
+    await store.put("large", BIG)
+    await store.get("small")
+    await store.head("small")
+    await store.delete(["small"])
+    [info async for info in store.list()]
+    await store.close()
+    assert len(s3_server.log) == 10
+    assert all(one.headers["x-amz-expected-bucket-owner"] == "123456789012" for one in s3_server.log)
+    encrypted = [one for one in s3_server.log if "x-amz-server-side-encryption" in one.headers]
+    assert [one.method for one in encrypted] == ["PUT", "POST"]
+    for one in encrypted:
+        assert one.headers["x-amz-server-side-encryption"] == "aws:kms"
+        assert one.headers["x-amz-server-side-encryption-aws-kms-key-id"] == "alias/dstl"
+        assert one.headers["x-amz-server-side-encryption-bucket-key-enabled"] == "true"
+
+
+async def test_a_failed_part_is_certain_and_aborts(
+    store: S3Store, s3_bucket: str, s3_options: S3Options, s3_server: S3Server
+) -> None:
+    s3_server.fail("lost", method="PUT", path="partNumber=2")
+    with pytest.raises(Unavailable, match="UploadPart"):
+        await store.put("large", BIG, if_absent=True)
+    await store.close()
+    assert await _uploads(s3_bucket, s3_options) == []
+    assert s3_server.requests["POST"] == 1  # created, never completed
+
+
+async def test_a_cancelled_upload_is_aborted(
+    store: S3Store, s3_bucket: str, s3_options: S3Options, s3_server: S3Server
+) -> None:
+    s3_server.latency_s = 0.3
+    putting = asyncio.create_task(store.put("large", BIG))
+    while s3_server.requests["PUT"] == 0:  # noqa: ASYNC110 - the server is in another thread
+        await asyncio.sleep(0.01)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    await store.close()
+    assert s3_server.requests["DELETE"] == 1
+    # moto keeps a part that it receives after the abort without its upload; what counts is that none is left open.
+    assert await _uploads(s3_bucket, s3_options) == []
+
+
+async def test_a_lost_answer_to_the_completion_is_unknown_and_the_abort_harmless(
+    store: S3Store, s3_server: S3Server
+) -> None:
+    s3_server.fail("lost", method="POST", path="uploadId")
+    with pytest.raises(OutcomeUnknown, match="CompleteMultipartUpload"):
+        await store.put("large", BIG, if_absent=True)
+    assert await store.get("large") == BIG
+
+
+async def test_an_error_inside_a_good_answer_is_seen(store: S3Store, s3_server: S3Server) -> None:
+    # S3 may begin to answer a completion with 200 and then fail.
+    s3_server.fail("error", method="POST", path="uploadId", status=200, code="InternalError")
+    with pytest.raises(OutcomeUnknown):
+        await store.put("large", BIG)
+
+
+async def test_names_that_s3_would_not_delete_are_reported(store: S3Store, s3_server: S3Server) -> None:
+    for code, kind in (("AccessDenied", AccessDenied), ("SlowDown", SlowDown), ("InternalError", Unavailable)):
+        refusal = f"<Error><Key>job/b</Key><Code>{code}</Code></Error>"
+        s3_server.fail("error", method="POST", status=200, text=f"<DeleteResult>{refusal}</DeleteResult>")
+        with pytest.raises(kind, match=r"1 of 2 refused.*job/b"):
+            await store.delete(["a", "b"])
+
+
+async def test_requests_are_counted_as_they_are_paid(store: S3Store, s3_server: S3Server) -> None:
+    await store.put("a", b"1")
+    await store.put("large", BIG)
+    [info async for info in store.list()]
+    await store.delete(["a", "large"])
+    assert sum(store.requests.values()) == len(s3_server.log) == 8
+    assert store.requests["upload_part"] == 3
+
+
+async def test_foreign_keys_are_passed_over(s3_bucket: str, s3_options: S3Options) -> None:
+    client = S3Client(s3_options)
+    for key in ("job/ours", "job/not ours", "job/", "job/a//b", "job2/x"):
+        await client.call("put_object", Bucket=s3_bucket, Key=key, Body=b"")
+    await client.close()
+    store = S3Store(s3_bucket, "job", s3_options)
+    assert [info.name async for info in store.list()] == ["ours"]
+    await store.close()
+
+
+def test_one_store_serves_one_loop_after_another(s3_bucket: str, s3_options: S3Options) -> None:
+    store = S3Store(s3_bucket, options=s3_options)
+
+    async def once(body: bytes) -> None:
+        await store.put(f"n{len(body)}", body)
+        client = store._client
+        opened = client._opened.pop(asyncio.get_running_loop())
+        await opened.result().stack.aclose()
+
+    asyncio.run(once(b"1"))
+    asyncio.run(once(b"22"))
+    assert store.requests["put_object"] == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+async def test_a_forked_child_is_refused(store: S3Store) -> None:
+    await store.put("x", b"1")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12 and later warn of forks beside threads
+        child = os.fork()
+    if child == 0:
+        try:
+            store._client._opening()
+        except Closed as error:
+            os._exit(0 if "fork" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 - it ends at once
+    assert await store.get("x") == b"1"
+
+
+async def test_without_the_extra_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aioboto3", None)
+    _models.cache_clear()
+    store = S3Store("bucket")
+    with pytest.raises(Invalid, match=r"pip install 'dstl-pyspark\[s3\]'"):
+        await store.get("x")
+    await store.close()
+
+
+def test_opening_a_store_imports_no_sdk() -> None:
+    # Spark's Python workers import dstl; the SDK would cost each of them a second and 49 MB.
+    program = (
+        "import sys; from dstl.store import open_store; open_store('s3://bucket/prefix');"
+        "print([name for name in sys.modules if name.partition('.')[0] in"
+        " ('boto3', 'botocore', 'aioboto3', 'aiobotocore', 'aiohttp')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+async def test_a_large_put_lets_the_loop_turn(store: S3Store) -> None:
+    turns = 0
+    putting = asyncio.create_task(store.put("x", bytes(4 << 20)))
+    while not putting.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await putting
+    assert turns > 16  # at least once per slice of 256 KB
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"endpoint_url": "http://user:secret@host"},
+        {"endpoint_url": "host:9000"},
+        {"expected_bucket_owner": "me"},
+        {"multipart_part_size": 1 << 20},
+        {"aws_secret_access_key": "x"},
+    ],
+)
+def test_options_refuse_what_cannot_work(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        S3Options(**options)  # type: ignore[arg-type]
+
+
+async def _signed_payload(store: S3Store) -> bytes:
+    """Return what a PUT would say of its body; nothing listens at the endpoint."""
+    opened = await store._client._opening()
+    sent: list[bytes] = []
+    opened.client.meta.events.register(
+        "before-send.s3", lambda request, **_: sent.append(request.headers["X-Amz-Content-SHA256"])
+    )
+    with pytest.raises(Unavailable):
+        await store.put("x", b"body")
+    await store.close()
+    return sent[0]
+
+
+async def test_bodies_are_signed_unless_tls_protects_them(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = hashlib.sha256(b"body").hexdigest().encode()
+    over_tls = S3Store("bucket", options=S3Options(endpoint_url="https://127.0.0.1:1"))
+    assert await _signed_payload(over_tls) == b"UNSIGNED-PAYLOAD"
+    in_the_clear = S3Store("bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))
+    assert await _signed_payload(in_the_clear) == signed
+    # Also where the endpoint is not ours but the SDK's configuration.
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    assert await _signed_payload(S3Store("bucket")) == signed

@@ -1,0 +1,30 @@
+"""Options come from arguments, the environment and Spark's configuration, in this order, and are checked wherever."""
+
+from __future__ import annotations
+
+import pytest
+
+from dstl.errors import Invalid
+from dstl.option_sources import resolve
+from dstl.options import BatchingOptions, HedgingOptions
+
+
+def test_an_argument_beats_the_environment_which_beats_spark() -> None:
+    environment = {"DSTL_BATCHING_INLINE_THRESHOLD": "7", "UNRELATED": "x"}
+    conf = {"spark.dstl.batching.inline_threshold": "5", "spark.dstl.batching.persist_delay_s": "0.5"}
+    given = BatchingOptions(inline_threshold=1)
+    assert resolve("batching", BatchingOptions, given, environment, conf) is given
+    found = resolve("batching", BatchingOptions, None, environment, conf)
+    assert (found.inline_threshold, found.persist_delay_s) == (7, 0.5)
+    assert resolve("batching", BatchingOptions, None, {}, {}) == BatchingOptions()
+
+
+def test_switches_are_understood() -> None:
+    assert resolve("hedging", HedgingOptions, None, {"DSTL_HEDGING_ENABLED": "false"}, {}).enabled is False
+
+
+def test_a_misspelt_name_and_a_bad_value_say_where_they_were_set() -> None:
+    with pytest.raises(Invalid, match=r"spark\.dstl\.batching\.inline_treshold.*inline_threshold"):
+        resolve("batching", BatchingOptions, None, {}, {"spark.dstl.batching.inline_treshold": "1"})
+    with pytest.raises(Invalid, match="DSTL_BATCHING_BYTE_BUDGET"):
+        resolve("batching", BatchingOptions, None, {"DSTL_BATCHING_BYTE_BUDGET": "none"}, {})
