@@ -1,0 +1,96 @@
+"""``python -m dstl.testing.simulate --seeds N [--start S] [--json]``: the deterministic simulation.
+
+Exit codes: 0, every invariant held and every fault has happened; 1, a violation; 2, bad usage; 3, a fault never
+happened, so the run proves nothing about it (only where there were enough seeds to expect all of them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from dstl.testing.simulation import SeedResult, Summary, run_seed, run_seeds
+
+__all__ = ["main"]
+
+_ALL_FAULTS_FROM = 200
+_TRACE_LINES = 60
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run seeds and print what they showed; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m dstl.testing.simulate", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
+    parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed (default 0)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line of standard output")
+    parser.add_argument("--trace", action="store_true", help="print the whole trace of a seed that fails")
+    options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error("--seeds must be at least 1")
+
+    def progress(result: SeedResult) -> None:
+        if result.violations:
+            _explain(result, whole=options.trace)
+        elif (result.seed - options.start + 1) % 100 == 0:
+            print(f"{result.seed - options.start + 1} of {options.seeds} seeds", file=sys.stderr)
+
+    summary = run_seeds(range(options.start, options.start + options.seeds), on_result=progress)
+    print(json.dumps(_figures(summary)) if options.json else _table(summary))
+    if summary.failed:
+        return 1
+    return 3 if summary.missing and summary.seeds >= _ALL_FAULTS_FROM else 0
+
+
+def _explain(result: SeedResult, *, whole: bool) -> None:
+    """Say what a seed has violated, and how to see it again."""
+    for violation in result.violations:
+        print(f"seed {result.seed}: {violation}", file=sys.stderr)
+    again = run_seed(result.seed, keep_trace=True)
+    same = "the same trace" if again.trace_hash == result.trace_hash else "ANOTHER TRACE: the seed is not deterministic"
+    for line in again.trace if whole else again.trace[-_TRACE_LINES:]:
+        print(f"    {line}", file=sys.stderr)
+    print(
+        f"replay with: python -m dstl.testing.simulate --seeds 1 --start {result.seed} --trace "
+        f"(replayed now with {same}, {result.trace_hash})",
+        file=sys.stderr,
+    )
+
+
+def _figures(summary: Summary) -> dict[str, object]:
+    return {
+        "seeds": summary.seeds,
+        "violations": [
+            {"seed": result.seed, "invariant": each.invariant, "at": round(each.at, 3), "what": each.what}
+            for result in summary.failed
+            for each in result.violations
+        ],
+        "faults": {str(kind): summary.faults[kind] for kind in sorted(summary.faults)},
+        "missing_faults": [str(kind) for kind in summary.missing],
+        "batches": summary.batches,
+        "replays": summary.replays,
+        "checkpoints": summary.checkpoints,
+        "given_up": summary.given_up,
+        "materialized": summary.materialized,
+        "restores": summary.restores,
+        "verified": summary.verified,
+        "cleanings": summary.cleanings,
+        "virtual_hours": round(summary.virtual_seconds / 3600, 2),
+        "real_seconds": round(summary.real_seconds, 2),
+    }
+
+
+def _table(summary: Summary) -> str:
+    figures = _figures(summary)
+    violations, faults, missing = (figures.pop(name) for name in ("violations", "faults", "missing_faults"))
+    lines = [f"{name.replace('_', ' '):16}{value}" for name, value in figures.items()]
+    lines.append(f"{'violations':16}{len(violations) if isinstance(violations, list) else 0}")
+    lines += [f"  {name:34}{number}" for name, number in (faults.items() if isinstance(faults, dict) else ())]
+    if missing:
+        lines.append(f"never happened: {missing}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""The testing tools themselves: a fault that does not happen would make every test that asks for it worthless."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dstl.errors import DstlError, Invalid, ObjectExists, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
+from dstl.store import ByteRange, MemoryStore, ObjectStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore, FiredFault
+from dstl.testing.manual_clock import ManualClock
+from dstl.testing.store_contract import StoreContract
+
+
+class TestFaultyStoreWithoutFaults(StoreContract):
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[ObjectStore]:
+        store = FaultyStore(MemoryStore())
+        yield store
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "raised", "stored"),
+    [
+        (Fault.UNAVAILABLE, Unavailable, False),
+        (Fault.SLOW_DOWN, SlowDown, False),
+        (Fault.RESET, OutcomeUnknown, False),
+        (Fault.LOST_RESPONSE, OutcomeUnknown, True),
+        (Fault.LATE_PUT, OutcomeUnknown, False),
+    ],
+)
+async def test_a_failed_put_is_stored_or_not_as_its_fault_says(
+    fault: Fault, raised: type[DstlError], stored: bool
+) -> None:
+    inner = MemoryStore()
+    store = FaultyStore(inner, [FaultRule(fault, "put", nth=(2,))], clock=ManualClock())
+    await store.put("first", b"x")
+    with pytest.raises(raised) as caught:
+        await store.put("second", b"x")
+    assert type(caught.value) is raised
+    await store.put("third", b"x")
+    names = [info.name async for info in inner.list()]
+    assert names == ["first", *(["second"] if stored else []), "third"]
+    assert store.fired == [FiredFault(fault, "put", 2, "second")]
+
+
+async def test_a_late_put_arrives_after_its_caller_was_told_of_failure() -> None:
+    clock, inner = ManualClock(), MemoryStore()
+    store = FaultyStore(inner, [FaultRule(Fault.LATE_PUT, "put", nth=(1,), delay_s=60)], clock=clock)
+    body = bytearray(b"as it was sent")
+    with pytest.raises(OutcomeUnknown):
+        await store.put("a", memoryview(body), if_absent=True)
+    body[:] = bytes(len(body))
+    await clock.advance(59)
+    with pytest.raises(ObjectNotFound):
+        await inner.get("a")
+    assert store.late == 1
+    await clock.advance(1)
+    assert await inner.get("a") == b"as it was sent"
+    assert store.late == 0
+
+
+async def test_a_late_conditional_put_does_not_overwrite_what_took_its_name() -> None:
+    clock, inner = ManualClock(), MemoryStore()
+    store = FaultyStore(inner, [FaultRule(Fault.LATE_PUT, "put", nth=(1,), delay_s=5)], clock=clock)
+    with pytest.raises(OutcomeUnknown):
+        await store.put("a", b"late", if_absent=True)
+    await store.put("a", b"abort marker", if_absent=True)
+    await clock.advance(10)
+    assert (store.late, await inner.get("a")) == (0, b"abort marker")
+
+
+async def test_a_stuck_put_arrives_after_it_was_cancelled() -> None:
+    clock, inner = ManualClock(), MemoryStore()
+    store = FaultyStore(inner, [FaultRule(Fault.STUCK, "put", nth=(1,), delay_s=3)], clock=clock)
+    putting = asyncio.create_task(store.put("a", b"x"))
+    await clock.advance(1000)
+    assert not putting.done()
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert not [info async for info in inner.list()]
+    await clock.advance(3)
+    assert await inner.get("a") == b"x"
+
+
+async def test_a_stale_list_shows_the_past() -> None:
+    clock = ManualClock()
+    store = FaultyStore(MemoryStore(), [FaultRule(Fault.STALE_LIST, "list", nth=(1, 2), delay_s=10)], clock=clock)
+    for name in ("old/1", "old/2"):
+        await store.put(name, b"x")
+    await clock.advance(20)
+    await store.put("old/3", b"x")
+    await store.delete(["old/1"])
+    assert [info.name async for info in store.list("old/")] == ["old/1", "old/2"]
+    assert [info.name async for info in store.list("old/", start_after="old/1")] == ["old/2"]
+    assert [info.name async for info in store.list("old/")] == ["old/2", "old/3"]
+
+
+async def test_reads_come_back_short_or_with_one_bit_flipped() -> None:
+    rules = [FaultRule(Fault.SHORT_GET, "get", nth=(1,)), FaultRule(Fault.CORRUPT_GET, "get", nth=(1,))]
+    store = FaultyStore(MemoryStore(), rules, seed=7)
+    data = bytes(range(200))
+    await store.put("a", data)
+    short = await store.get("a")
+    assert len(short) < 200
+    assert data.startswith(short)
+    flipped = await store.get("a", ByteRange(100, 200))
+    assert len(flipped) == 100
+    assert sum((one ^ other).bit_count() for one, other in zip(flipped, data[100:], strict=True)) == 1
+    assert await store.get("a") == data
+
+
+@pytest.mark.parametrize("verb", ["get", "head", "list", "delete"])
+async def test_faults_of_the_other_verbs(verb: str) -> None:
+    kinds = [Fault.UNAVAILABLE, Fault.SLOW_DOWN, Fault.RESET]
+    inner = MemoryStore()
+    store = FaultyStore(inner, [FaultRule(kind, verb, nth=(1,)) for kind in kinds])
+    await store.put("a", b"x")
+
+    async def call() -> object:
+        match verb:
+            case "get":
+                return await store.get("a")
+            case "head":
+                return await store.head("a")
+            case "list":
+                return [info async for info in store.list()]
+            case _:
+                return await store.delete(["a"])
+
+    for kind in (Unavailable, SlowDown, Unavailable):
+        with pytest.raises(Unavailable) as caught:
+            await call()
+        assert type(caught.value) is kind
+    assert await inner.get("a") == b"x"
+    await call()
+    assert [one.fault for one in store.fired] == kinds
+
+
+async def test_a_lost_answer_to_a_delete_may_be_repeated() -> None:
+    store = FaultyStore(MemoryStore(), [FaultRule(Fault.LOST_RESPONSE, "delete", nth=(1,))])
+    await store.put("a", b"x")
+    with pytest.raises(Unavailable):
+        await store.delete(["a"])
+    await store.delete(["a"])
+    assert not [info async for info in store.list()]
+
+
+async def test_one_seed_is_one_plan(seed: int) -> None:
+    async def run(plan_seed: int) -> list[FiredFault]:
+        rules = [
+            FaultRule(Fault.SLOW_DOWN, "put", chance=0.3),
+            FaultRule(Fault.LOST_RESPONSE, "put", chance=0.2, only="odd", most=4),
+        ]
+        store = FaultyStore(MemoryStore(), rules, seed=plan_seed)
+        for number in range(100):
+            try:
+                await store.put(f"{'odd' if number % 2 else 'even'}/{number}", b"x")
+            except (SlowDown, OutcomeUnknown):
+                continue
+        return store.fired
+
+    fired = await run(seed)
+    assert fired == await run(seed)
+    assert fired != await run(seed + 1)
+    assert 10 <= len(fired) <= 55
+    lost = [one for one in fired if one.fault is Fault.LOST_RESPONSE]
+    assert 1 <= len(lost) <= 4
+    assert all(one.name.startswith("odd") for one in lost)
+
+
+def test_a_rule_that_could_never_fire_is_refused() -> None:
+    for fault, verb in ((Fault.CORRUPT_GET, "put"), (Fault.LATE_PUT, "get"), (Fault.UNAVAILABLE, "post")):
+        with pytest.raises(Invalid):
+            FaultRule(fault, verb)
+
+
+async def test_latency_is_spent_on_the_injected_clock() -> None:
+    clock = ManualClock()
+    store = FaultyStore(MemoryStore(), clock=clock, latency=lambda verb, size, rng: size / 100 if verb == "put" else 0)
+    putting = asyncio.create_task(store.put("a", bytes(100), if_absent=True))
+    await clock.advance(0.99)
+    assert not putting.done()
+    await clock.advance(0.01)
+    assert (await putting).size == 100
+    with pytest.raises(ObjectExists):
+        await store.put("a", b"", if_absent=True)
+
+
+async def test_the_manual_clock_wakes_in_order_and_at_the_right_times() -> None:
+    clock = ManualClock(100.0)
+    seen: list[tuple[str, float]] = []
+
+    async def tick(name: str, *steps: float) -> None:
+        for step in steps:
+            await clock.sleep(step)
+            seen.append((name, clock.now()))
+
+    tasks = [
+        asyncio.create_task(tick("a", 3, 3)),
+        asyncio.create_task(tick("b", 2, 2, 2)),
+        asyncio.create_task(tick("c", 6)),
+    ]
+    await clock.advance(5)
+    assert seen == [("b", 102), ("a", 103), ("b", 104)]
+    assert (clock.now(), clock.sleepers) == (105, 3)
+    assert await clock.advance_to_next()
+    assert clock.now() == 106
+    assert sorted(name for name, now in seen if now == 106) == ["a", "b", "c"]
+    assert not await clock.advance_to_next()
+    await asyncio.gather(*tasks)
+    with pytest.raises(ValueError, match="does not go back"):
+        await clock.advance(-1)
+
+
+async def test_the_wall_may_jump_and_the_monotonic_clock_does_not_notice() -> None:
+    clock = ManualClock(5.0, wall=1000.0)
+    await clock.advance(1)
+    clock.jump_wall(-3600)
+    assert (clock.now(), clock.wall()) == (6.0, 1001.0 - 3600)
+
+
+async def test_a_cancelled_sleeper_is_forgotten() -> None:
+    clock = ManualClock()
+    sleeping = asyncio.create_task(clock.sleep(10))
+    await clock.settle()
+    sleeping.cancel()
+    await clock.settle()
+    assert clock.sleepers == 0
+    assert not await clock.advance_to_next()
