@@ -1,0 +1,1 @@
+"""The log: change sets, ownership, batching, hedged uploads, segments."""

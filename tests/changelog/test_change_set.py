@@ -1,0 +1,137 @@
+import random
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from segment_samples import Row, batch_of, random_rows, rows_of
+
+from dstl.changelog import change_set as module
+from dstl.changelog.change_set import CHANGE_SCHEMA, META_KEY_GROUP, OP_META, OP_PUT, ChangeSet
+from dstl.errors import Invalid
+
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 32767),
+        st.integers(0, 65535),
+        st.integers(0, 2),
+        st.binary(max_size=9),
+        st.binary(max_size=3),
+        st.binary(max_size=20),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(st.lists(st.tuples(st.booleans(), ROWS), max_size=5))
+def test_records_and_batches_keep_the_order_of_their_appends(parts: list[tuple[bool, list[Row]]]) -> None:
+    changes = ChangeSet()
+    appended: list[Row] = []
+    for as_batch, rows in parts:
+        if as_batch:
+            changes.append_batch(batch_of(rows))
+        else:
+            for row in rows:
+                changes.append(*row)
+        appended += rows
+        assert changes.num_changes == len(appended)
+        assert changes.nbytes == sum(5 + sum(map(len, row[3:])) for row in appended)
+    assert changes.is_empty == (not appended)
+    assert [row for batch in changes.batches() for row in rows_of(batch)] == appended
+    assert rows_of(changes.columns()) == sorted(appended, key=lambda row: row[0])
+
+
+def test_reading_does_not_disturb_later_appends() -> None:
+    changes = ChangeSet()
+    changes.append(1, 0, OP_PUT, b"a", b"", b"1")
+    assert changes.columns().num_rows == 1
+    changes.append(0, 0, OP_PUT, b"b", b"", b"2")
+    assert [row[3] for row in rows_of(changes.columns())] == [b"b", b"a"]
+
+
+def test_metadata_has_its_own_key_group_however_it_is_appended() -> None:
+    changes = ChangeSet()
+    changes.append_metadata(b"one")
+    changes.append(5, 0, OP_META, b"", b"", b"two")
+    changes.append_batch(batch_of([(5, 0, OP_META, b"", b"", b"three"), (6, 0, OP_PUT, b"k", b"", b"v")]))
+    assert [(row[0], row[5]) for row in rows_of(changes.columns())] == [
+        (6, b"v"),
+        (META_KEY_GROUP, b"one"),
+        (META_KEY_GROUP, b"two"),
+        (META_KEY_GROUP, b"three"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        (32768, 0, OP_PUT, b"", b"", b""),
+        (-1, 0, OP_PUT, b"", b"", b""),
+        (0, 65536, OP_PUT, b"", b"", b""),
+        (0, -1, OP_PUT, b"", b"", b""),
+        (0, 0, 4, b"", b"", b""),
+        (0, 0, -1, b"", b"", b""),
+        (0, 0, OP_PUT, "text", b"", b""),
+        (0, 0, OP_PUT, b"", bytearray(), b""),
+        (0, 0, OP_PUT, b"", b"", None),
+    ],
+)
+def test_a_bad_record_is_refused_at_once_and_leaves_nothing(row: Row) -> None:
+    changes = ChangeSet()
+    with pytest.raises(Invalid):
+        changes.append(*row)
+    assert changes.is_empty
+    assert changes.nbytes == 0
+
+
+def bad_batches() -> dict[str, pa.RecordBatch]:
+    good = batch_of([(1, 0, OP_PUT, b"k", b"", b"v")])
+    nullable = pa.schema([field.with_nullable(True) for field in CHANGE_SCHEMA])
+    null = pa.RecordBatch.from_arrays([*good.columns[:5], pa.array([None], pa.binary())], schema=nullable)
+    offsets = pa.py_buffer(b"".join(each.to_bytes(4, "little") for each in (0, 5, 1)))
+    backwards = pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"abcdef")])
+    two = batch_of([(1, 0, OP_PUT, b"k", b"", b"v")] * 2)
+    return {
+        "order of columns": good.select(list(reversed(good.schema.names))),
+        "type": good.set_column(5, "value", pa.array(["v"])),
+        "null": null,
+        "key group": batch_of([(32768, 0, OP_PUT, b"", b"", b"")]),
+        "op": batch_of([(0, 0, 4, b"", b"", b"")]),
+        "offsets": pa.RecordBatch.from_arrays([*two.columns[:5], backwards], schema=CHANGE_SCHEMA),
+    }
+
+
+@pytest.mark.parametrize("what", sorted(bad_batches()))
+def test_a_bad_batch_is_refused_at_once_and_leaves_nothing(what: str) -> None:
+    changes = ChangeSet()
+    with pytest.raises(Invalid):
+        changes.append_batch(bad_batches()[what])
+    assert changes.is_empty
+
+
+def test_a_change_that_no_decoder_would_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CHANGE_BYTES", 100)
+    changes = ChangeSet()
+    changes.append(0, 0, OP_PUT, b"k", b"", b"v" * 99)
+    changes.append_batch(batch_of([(0, 0, OP_PUT, b"k", b"", b"v" * 99)] * 3))
+    with pytest.raises(Invalid, match="split the value"):
+        changes.append(0, 0, OP_PUT, b"k", b"", b"v" * 100)
+    with pytest.raises(Invalid, match="split the value"):
+        changes.append_batch(batch_of([(0, 0, OP_PUT, b"k", b"", b"v" * 100)]))
+    assert changes.num_changes == 4
+
+
+def test_a_slice_of_a_larger_batch_counts_only_its_own_bytes(seed: int) -> None:
+    rows = random_rows(random.Random(seed), 50)
+    changes = ChangeSet()
+    changes.append_batch(batch_of(rows).slice(10, 20))
+    assert changes.nbytes == sum(5 + sum(map(len, row[3:])) for row in rows[10:30])
+    assert [row for batch in changes.batches() for row in rows_of(batch)] == rows[10:30]
+
+
+def test_an_empty_batch_is_nothing() -> None:
+    changes = ChangeSet()
+    changes.append_batch(batch_of([(0, 0, OP_PUT, b"", b"", b"")]).slice(0, 0))
+    assert changes.is_empty
+    assert changes.columns().num_rows == 0

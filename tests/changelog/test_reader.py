@@ -1,0 +1,285 @@
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from segment_samples import Key, Row, change_set, expected, feature_sets, random_rows, rows_of
+
+from dstl.changelog import read_plan, segment_encoder
+from dstl.changelog import reader as reader_module
+from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
+from dstl.changelog.reader import SegmentReader
+from dstl.changelog.segment_format import encode_segment, segment_checksum
+from dstl.errors import CorruptData, MissingState, ObjectNotFound, Unavailable
+from dstl.store.base import ByteRange
+from dstl.store.memory import MemoryStore
+from handles.key_group import KeyGroupRange
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumberRange
+
+Sets = list[tuple[str, int, ChangeSet]]
+
+
+class CountingStore(MemoryStore):
+    """Notes what is asked for; can hold or fail what comes after the index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, int]] = []
+        self.under_way = 0
+        self.cancelled = 0
+        self.hold: asyncio.Event | None = None
+        self.fail_from: int | None = None
+
+    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
+        assert byte_range is not None
+        self.asked.append((byte_range.start, byte_range.stop))
+        self.under_way += 1
+        try:
+            if self.hold is not None:
+                await self.hold.wait()
+            if self.fail_from is not None and len(self.asked) >= self.fail_from:
+                raise Unavailable("the test says no")
+            return await super().get(name, byte_range)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.under_way -= 1
+
+
+async def stored(data: bytes, before: bytes = b"", after: bytes = b"") -> tuple[CountingStore, SegmentHandle]:
+    store = CountingStore()
+    await store.put("s/1", before + data + after)
+    return store, SegmentHandle("s/1", len(data), segment_checksum(data), len(before))
+
+
+async def read(
+    reader: SegmentReader,
+    key_groups: KeyGroupRange | None = None,
+    logs: dict[str, SequenceNumberRange] | None = None,
+) -> dict[Key, list[Row]]:
+    found: dict[Key, list[Row]] = {}
+    index = await reader.index()
+    order: list[tuple[str, int, int, int]] = []
+    async for log_id, sqn, key_group, batch in reader.read(key_groups, logs):
+        found.setdefault((log_id, sqn, key_group), []).extend(rows_of(batch))
+        run = next(log.sqns.from_sqn for log in index.logs if log.log_id == log_id and sqn in log.sqns)
+        order.append((log_id, run, -1 if key_group == META_KEY_GROUP else key_group, sqn))
+    assert order == sorted(order)
+    return found
+
+
+def many_blocks(seed: int, key_groups: int = 16, rows: int = 300) -> Sets:
+    """Two logs, several numbers, key groups that each have blocks of their own, values that do not compress."""
+    rng = random.Random(seed)
+    sets = []
+    for log_id in ("a", "b"):
+        for sqn in range(2, 5):
+            changes = change_set(
+                [(rng.randrange(key_groups), 0, OP_PUT, rng.randbytes(8), b"", rng.randbytes(90)) for _ in range(rows)]
+            )
+            changes.append_metadata(b"schema %d" % sqn)
+            sets.append((log_id, sqn, changes))
+    return sets
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_encoder, "_SMALL_BLOCK", 0)
+    monkeypatch.setattr(segment_encoder, "_LARGE_BLOCK", 2000)
+
+
+@pytest.fixture
+def ranged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_WHOLE", 0)
+    monkeypatch.setattr(reader_module, "_TAIL", 100)
+    monkeypatch.setattr(read_plan, "_GAP", 0)
+
+
+async def test_a_small_segment_is_one_request() -> None:
+    sets = feature_sets()
+    store, handle = await stored(encode_segment(sets, writer_id="w"))
+    reader = SegmentReader(store, handle)
+    assert await read(reader) == expected(sets)
+    assert await read(reader) == expected(sets)
+    assert store.asked == [(0, handle.size)]
+
+
+@pytest.mark.parametrize("threads", [False, True])
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_a_segment_inside_a_manifest_is_read_like_any_other(
+    threads: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if threads:
+        monkeypatch.setattr(reader_module, "_INLINE", -1)
+    sets = many_blocks(seed)
+    data = encode_segment(sets, writer_id="w")
+    store, handle = await stored(data, b"manifest" * 5, b"more of it")
+    with ThreadPoolExecutor(2) as pool:
+        assert await read(SegmentReader(store, handle, executor=pool)) == expected(sets)
+    assert all(40 <= start < stop <= 40 + len(data) for start, stop in store.asked)
+
+
+@given(
+    st.integers(0, 1 << 32),
+    st.tuples(st.integers(0, 15), st.integers(0, 15)).map(sorted),
+    st.tuples(st.integers(2, 5), st.integers(2, 5)).map(sorted),
+    st.sampled_from([("a",), ("b",), ("a", "b")]),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_filters_return_exactly_what_they_name(
+    number: int, groups: list[int], sqns: list[int], logs: tuple[str, ...], split: bool
+) -> None:
+    async def check() -> None:
+        sets = many_blocks(number, rows=40)
+        store, handle = await stored(encode_segment(sets, writer_id="w"))
+        wanted = {log_id: SequenceNumberRange(*sqns) for log_id in logs}
+        found = await read(SegmentReader(store, handle), KeyGroupRange(*groups), wanted)
+        assert found == {
+            key: rows
+            for key, rows in expected(sets).items()
+            if key[0] in logs and sqns[0] <= key[1] < sqns[1] and (groups[0] <= key[2] <= groups[1] or key[2] == 0xFFFF)
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        if split:
+            patch.setattr(reader_module, "_WHOLE", 0)
+            patch.setattr(segment_encoder, "_SMALL_BLOCK", 0)
+            patch.setattr(read_plan, "_GAP", 0)
+        asyncio.run(check())
+
+
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_one_key_group_fetches_its_bytes_and_the_index_only(seed: int) -> None:
+    sets = many_blocks(seed, key_groups=64, rows=3000)
+    data = encode_segment(sets, writer_id="w")
+    store, handle = await stored(data)
+    reader = SegmentReader(store, handle)
+    footer = len(data) - (await reader.index()).footer_offset
+    store.asked.clear()
+    found = await read(reader, KeyGroupRange(7, 7))
+    assert {key[2] for key in found} == {7, META_KEY_GROUP}
+    assert sum(stop - start for start, stop in store.asked) < len(data) / 32 + 2000 < len(data) / 10 + footer
+
+
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_neighbours_are_fetched_in_one_request(seed: int) -> None:
+    sets = many_blocks(seed)
+    store, handle = await stored(encode_segment(sets, writer_id="w"))
+    reader = SegmentReader(store, handle)
+    index = await reader.index()
+    assert sum(len(log.blocks) for log in index.logs) > 30
+    store.asked.clear()
+    assert await read(reader) == expected(sets)
+    assert store.asked == [(16, index.footer_offset)]
+
+
+@pytest.mark.usefixtures("ranged")
+async def test_a_footer_longer_than_the_first_request_takes_one_more(seed: int) -> None:
+    store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w" * 300))
+    assert (await SegmentReader(store, handle).index()).writer_id == "w" * 300
+    assert len(store.asked) == 2
+    assert store.asked[1][1] == store.asked[0][0]
+
+
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_requests_ahead_stay_within_the_budget(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_plan, "_FETCH", 2000)
+    monkeypatch.setattr(read_plan, "_UNIT", 2000)
+    sets = many_blocks(seed)
+    store, handle = await stored(encode_segment(sets, writer_id="w"))
+    for budget, most in ((1, 1), (12_000, 4), (10_000_000, 8)):
+        reader = SegmentReader(store, handle, max_bytes_in_memory=budget)
+        await reader.index()
+        store.asked.clear()
+        first = await anext(found := reader.read())
+        assert first[2] == META_KEY_GROUP
+        await asyncio.sleep(0.01)
+        assert 1 <= len(store.asked) <= most + 1
+        if budget == 10_000_000:
+            assert len(store.asked) > 4
+        await found.aclose()
+    assert await read(SegmentReader(store, handle, max_bytes_in_memory=1)) == expected(sets)
+
+
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_leaving_early_cancels_what_is_under_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_plan, "_FETCH", 2000)
+    monkeypatch.setattr(read_plan, "_UNIT", 2000)
+    store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w"))
+    reader = SegmentReader(store, handle)
+    await reader.index()
+    store.hold = asyncio.Event()
+
+    async def first() -> None:
+        async with aclosing(reader.read()) as found:
+            await anext(found)
+
+    task = asyncio.create_task(first())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert store.under_way >= 4
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert store.under_way == 0
+    assert store.cancelled >= 4
+
+
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_an_error_of_the_store_reaches_the_caller_and_nothing_goes_on(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_plan, "_FETCH", 2000)
+    store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w"))
+    reader = SegmentReader(store, handle)
+    await reader.index()
+    store.fail_from = len(store.asked) + 3
+    with pytest.raises(Unavailable):
+        await read(reader)
+    assert store.under_way == 0
+    store.fail_from = None
+    assert await read(reader)
+
+
+async def test_a_range_that_the_segment_does_not_hold_is_never_the_end_of_the_log() -> None:
+    store, handle = await stored(encode_segment(feature_sets(), writer_id="w"))
+    reader = SegmentReader(store, handle)
+    for log_id, low, high in (("log-a", 3, 6), ("log-a", 4, 10), ("log-z", 0, 1), ("log-b", 1, 2)):
+        with pytest.raises(MissingState, match=log_id):
+            await read(reader, None, {log_id: SequenceNumberRange(low, high)})
+    assert await read(reader, None, {"log-a": SequenceNumberRange(9, 10)})
+    assert await read(reader, None, {}) == {}
+
+
+async def test_a_missing_object_is_named() -> None:
+    with pytest.raises(ObjectNotFound):
+        await SegmentReader(MemoryStore(), SegmentHandle("gone", 100, 0)).index()
+
+
+@pytest.mark.usefixtures("ranged", "small_blocks")
+async def test_damage_in_a_block_that_is_not_wanted_does_not_matter(seed: int) -> None:
+    sets = many_blocks(seed)
+    data = bytearray(encode_segment(sets, writer_id="w"))
+    store, handle = await stored(bytes(data))
+    block = (await SegmentReader(store, handle).index()).logs[1].blocks[-1]
+    data[block.offset] ^= 1
+    store, _ = await stored(bytes(data))
+    assert await read(SegmentReader(store, handle), None, {"a": SequenceNumberRange(2, 5)})
+    with pytest.raises(CorruptData, match=str(block.offset)):
+        await read(SegmentReader(store, handle))
+
+
+async def test_random_segments_come_back_through_the_reader(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        sets: Sets = [
+            (log_id, sqn, change_set(random_rows(rng, rng.randrange(1, 60)))) for log_id in "xyz" for sqn in range(3)
+        ]
+        store, handle = await stored(encode_segment(sets, writer_id="w"))
+        assert await read(SegmentReader(store, handle)) == expected(sets)

@@ -1,0 +1,128 @@
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from segment_samples import batch_of, change_set, decoded, expected, feature_sets, random_rows
+
+from dstl.changelog import segment_encoder
+from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
+from dstl.changelog.segment_format import decode_segment, encode_segment, parse_index, segment_checksum
+from dstl.errors import Invalid
+from handles.sequence_number import SequenceNumberRange
+
+
+def encode(sets: list[tuple[str, int, ChangeSet]], **options: object) -> bytes:
+    return encode_segment(sets, writer_id="writer-1", **options)
+
+
+def test_every_feature_comes_back() -> None:
+    sets = feature_sets()
+    assert decoded(encode(sets)) == expected(sets)
+
+
+@given(
+    st.integers(0, 1 << 32),
+    st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 6)), min_size=1, max_size=8, unique=True),
+)
+@settings(max_examples=60, deadline=None)
+def test_random_sets_come_back_in_order(number: int, keys: list[tuple[str, int]]) -> None:
+    rng = random.Random(number)
+    sets = []
+    for log_id, sqn in keys:
+        changes = change_set(random_rows(rng, rng.randrange(1, 30)))
+        if rng.random() < 0.5:
+            changes.append_batch(batch_of(random_rows(rng, rng.randrange(1, 30))))
+        if rng.random() < 0.3:
+            changes.append_metadata(rng.randbytes(5))
+        sets.append((log_id, sqn, changes))
+    data = encode(sets)
+    assert decoded(data) == expected(sets)
+    held = {
+        (log.log_id, sqn) for log in parse_index(data, "x").logs for sqn in range(log.sqns.from_sqn, log.sqns.to_sqn)
+    }
+    assert held == set(keys)
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_large_sets_are_cut_and_joined_without_changing_what_is_read(
+    threads: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("_LARGE_BLOCK", 3000), ("_SMALL_BLOCK", 600), ("_SMALL_BATCH", 40), ("_TASK_BYTES", 4000)):
+        monkeypatch.setattr(segment_encoder, name, value)
+    rng = random.Random(seed)
+    sets = []
+    for sqn in range(4):
+        changes = ChangeSet()
+        for _ in range(6):
+            rows = random_rows(rng, rng.randrange(1, 90), key_groups=4)
+            fixed = [(group, 0, OP_PUT, rng.randbytes(8), b"", rng.randbytes(16)) for group, *_ in rows]
+            changes.append_batch(batch_of(rng.choice((rows, fixed, sorted(fixed), sorted(rows)))))
+        changes.append(0, 0, OP_PUT, b"big", b"", rng.randbytes(9000))
+        sets.append(("log", sqn, changes))
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        data = encode(sets, executor=pool if threads else None)
+    blocks = parse_index(data, "x").logs[0].blocks
+    assert len({(block.first_key_group, block.last_key_group) for block in blocks}) < len(blocks)
+    assert decoded(data) == expected(sets)
+    assert data == encode(sets)
+
+
+def test_the_order_of_the_sets_does_not_matter() -> None:
+    sets = feature_sets()
+    assert encode(sets) == encode(list(reversed(sets)))
+
+
+def test_the_index_names_writer_metadata_and_numbers_and_tiles_the_segment() -> None:
+    data = encode_segment(feature_sets(), writer_id="writer-1", metadata={"query": "q"})
+    index = parse_index(data, "x")
+    assert (index.writer_id, dict(index.metadata)) == ("writer-1", {"query": "q"})
+    assert index.sqn_ranges("log-a") == [SequenceNumberRange(3, 5), SequenceNumberRange(9, 10)]
+    assert index.sqn_ranges("nobody") == []
+    blocks = [block for log in index.logs for block in log.blocks]
+    assert blocks[0].offset == 16
+    assert [a.offset + a.length for a in blocks] == [b.offset for b in blocks[1:]] + [index.footer_offset]
+    assert index.logs[0].blocks[0].first_key_group == META_KEY_GROUP
+
+
+def test_small_segments_stay_small(seed: int) -> None:
+    one = change_set([(3, 1, OP_PUT, b"k", b"", b"v")])
+    assert len(encode_segment([("log-a", 0, one)], writer_id="w")) <= 150
+    rng = random.Random(seed)
+    sets = []
+    for log in range(16):
+        rows = [(group, 0, OP_PUT, rng.randbytes(8), b"", rng.randbytes(16)) for group in range(128) for _ in range(5)]
+        sets.append((f"log-{log:02d}", 0, change_set(rows)))
+    payload = 16 * 128 * 5 * 24
+    assert len(encode(sets)) < 1.03 * payload  # incompressible: what is more is the format
+
+
+def test_nothing_is_written_for_an_empty_change_set() -> None:
+    with pytest.raises(Invalid):
+        encode([])
+    with pytest.raises(Invalid):
+        encode([("a", 0, change_set([(1, 0, OP_PUT, b"", b"", b"")])), ("a", 1, ChangeSet())])
+
+
+def test_a_sequence_number_is_written_once() -> None:
+    rows = [(1, 0, OP_PUT, b"", b"", b"")]
+    with pytest.raises(Invalid, match="two change sets"):
+        encode([("a", 4, change_set(rows)), ("a", 4, change_set(rows))])
+
+
+@pytest.mark.parametrize("level", [-5, 1, 19])
+def test_every_compression_level_reads_the_same(level: int, seed: int) -> None:
+    sets = [("a", 0, change_set(random_rows(random.Random(seed), 400)))]
+    assert decoded(encode(sets, compression_level=level)) == expected(sets)
+
+
+def test_changes_of_no_bytes_at_all_come_back() -> None:
+    changes = ChangeSet()
+    changes.append_batch(batch_of([(0, 0, OP_PUT, b"", b"", b"")] * 5000))
+    data = encode([("a", 0, changes)])
+    assert sum(batch.num_rows for *_, batch in decode_segment(data, "x")) == 5000
+
+
+def test_the_checksum_is_crc_32c() -> None:
+    assert segment_checksum(b"123456789") == 0xE3069283

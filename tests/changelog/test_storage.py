@@ -1,0 +1,367 @@
+"""All logs of a TaskManager together: seals, inlining, memory, deletion, names."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+from changelog_world import World, put, turn, virtual, world
+
+from dstl.changelog.ledger import InlineSegment
+from dstl.changelog.names import SegmentNames, parse_segment_name
+from dstl.changelog.segment_format import parse_index
+from dstl.errors import Closed, Invalid, Unavailable
+from dstl.runtime import LoopClock, Runtime
+from dstl.store.base import check_name
+
+
+class TestPersistAll:
+    @virtual
+    async def test_one_checkpoint_of_many_logs_is_one_object_at_once(self):
+        async with world() as w:
+            writers = [w.writer(f"log-{n}") for n in range(20)]
+            w.writer("idle")
+            for each in writers:
+                put(each, each.log_id.encode())
+            result = await w.storage.persist_all([(each, 0) for each in writers], allow_inline=False)
+            assert len(await w.store.names()) == 1
+            assert asyncio.get_running_loop().time() == 0.0
+            for each in writers:
+                assert await w.read(each.log_id, result.segments[each.log_id]) == [each.log_id.encode()]
+            assert list(w.recorder.samples["uploadBatchSizes"]) == [20]
+
+    @virtual
+    async def test_logs_that_hold_data_but_do_not_belong_to_it_are_not_waited_for(self):
+        async with world() as w:
+            mine, other = w.writer("mine"), w.writer("other")
+            put(mine, b"x")
+            put(other, b"y")
+            await w.storage.persist_all([(mine, 0)])
+            assert asyncio.get_running_loop().time() == 0.0
+            assert other.ledger.next_sqn == 0
+
+    @virtual
+    async def test_a_large_one_is_cut_into_segments_that_are_stored_side_by_side(self):
+        async with world(segment_size=1000) as w:
+            w.store.holding = True
+            writers = [w.writer(f"log-{n}") for n in range(40)]
+            for each in writers:
+                put(each, b"x" * 94)  # 100 bytes
+            task = asyncio.create_task(w.storage.persist_all([(each, 0) for each in writers]))
+            await turn()
+            assert len(w.store.held) == 4
+            for held in list(w.store.held):
+                held.succeed()
+            assert len((await task).segments) == 40
+
+    @virtual
+    async def test_it_fails_as_a_whole_and_can_be_asked_again_at_once(self):
+        async with world(segment_size=100) as w:
+            w.store.holding = True
+            writers = [w.writer("log-a"), w.writer("log-b")]
+            for each in writers:
+                put(each, each.log_id.encode() * 20)
+            task = asyncio.create_task(w.storage.persist_all([(each, 0) for each in writers]))
+            await turn()
+            stored, failed = list(w.store.held)
+            stored.succeed()
+            failed.fail()
+            with pytest.raises(Unavailable):
+                await task
+            w.store.holding = False
+            result = await w.storage.persist_all([(each, 0) for each in writers], allow_inline=False)
+            for each in writers:
+                assert await w.read(each.log_id, result.segments[each.log_id]) == [each.log_id.encode() * 20]
+            assert w.store.started == 3, "what was stored is stored again"
+            w.storage.reset(result)
+            for each in writers:
+                each.truncate_and_close(0)
+            await turn()
+            assert await w.store.names() == set()
+
+    @virtual
+    async def test_cancelling_it_resets_the_checkpoint(self):
+        async with world() as w:
+            w.store.holding = True
+            writer = w.writer()
+            put(writer, b"x")
+            task = asyncio.create_task(w.storage.persist_all([(writer, 0)], allow_inline=False))
+            await turn()
+            task.cancel()
+            await turn()
+            writer.close()
+            await turn(1)
+            assert await w.store.names() == set()
+
+    @virtual
+    async def test_a_writer_twice_or_a_truncated_range_is_refused_without_a_trace(self):
+        async with world() as w:
+            one, two = w.writer("log-a"), w.writer("log-b")
+            for each in (one, two):
+                put(each, b"x")
+                each.next_sequence_number()
+            two.truncate(1)
+            with pytest.raises(Invalid, match="twice"):
+                await w.storage.persist_all([(one, 0), (one, 0)])
+            with pytest.raises(Invalid, match="truncated"):
+                await w.storage.persist_all([(one, 0), (two, 0)])
+            await turn()
+            assert not one.ledger.waiting
+
+    @virtual
+    async def test_of_nothing_is_nothing(self):
+        async with world() as w:
+            result = await w.storage.persist_all([])
+            assert (result.ranges, result.segments, result.inlined) == ({}, {}, ())
+
+
+class TestInlining:
+    @virtual
+    async def test_a_small_checkpoint_is_no_put_at_all(self):
+        async with world() as w:
+            writers = [w.writer(f"log-{n}") for n in range(3)]
+            for each in writers:
+                put(each, each.log_id.encode())
+            result = await w.storage.persist_all([(each, 0) for each in writers])
+            (inline,) = result.inlined
+            assert w.store.started == 0
+            w.storage.confirm(result, {inline.id: await w.manifest(inline, "manifests/1")})
+            again = await w.storage.persist_all([(each, 0) for each in writers])
+            assert again.inlined == ()
+            for each in writers:
+                (segment,) = again.segments[each.log_id]
+                assert segment.location.name == "manifests/1"
+                assert await w.read(each.log_id, [segment]) == [each.log_id.encode()]
+
+    @virtual
+    async def test_an_aborted_one_is_part_of_the_next_seal(self):
+        async with world() as w:
+            writer = w.writer()
+            put(writer, b"x")
+            w.storage.reset(await w.storage.persist_all([(writer, 0)]))
+            put(writer, b"y")
+            result = await w.storage.persist_all([(writer, 0)])
+            (inline,) = result.inlined
+            assert await w.read("log-a", result.segments["log-a"]) == [b"x", b"y"]
+            assert len(parse_index(inline.data, "test").logs) == 1
+
+    @virtual
+    async def test_above_the_threshold_or_when_not_allowed_it_is_an_object(self):
+        async with world(inline_threshold=1000) as w:
+            writer = w.writer()
+            put(writer, bytes(w.runtime.entropy.randbytes(2000)))
+            assert (await w.storage.persist_all([(writer, 0)])).inlined == ()
+            put(writer, b"small")
+            assert (await w.storage.persist_all([(writer, 1)], allow_inline=False)).inlined == ()
+            assert len(await w.store.names()) == 2
+
+    @virtual
+    async def test_a_checkpoint_that_has_no_place_for_it_cannot_be_confirmed(self):
+        async with world() as w:
+            writer = w.writer()
+            put(writer, b"x")
+            result = await w.storage.persist_all([(writer, 0)])
+            with pytest.raises(Invalid, match="handed out"):
+                w.storage.confirm(result, {})
+
+    @virtual
+    async def test_a_caller_that_wants_an_object_gets_one_though_another_would_take_it_inline(self):
+        async with world() as w:
+            writer = w.writer()
+            put(writer, b"x")
+            relaxed, strict = writer.persist(0, allow_inline=True), writer.persist(0)
+            assert not isinstance((await strict)[0].location, InlineSegment)
+            assert (await relaxed) == (await strict)
+
+
+class TestMemory:
+    @virtual
+    async def test_appends_wait_while_the_store_hangs_and_none_is_lost(self):
+        async with world(byte_budget=1000, preemptive_persist_threshold=400) as w:
+            w.store.holding = True
+            writer = w.writer()
+            appended: list[int] = []
+
+            async def append() -> None:
+                for n in range(40):
+                    async with w.storage.reserve(100):
+                        put(writer, f"{n}".encode().ljust(94, b"."))
+                        appended.append(n)
+
+            task = asyncio.create_task(append())
+            await turn(60)
+            assert 5 <= len(appended) <= 10, "memory is bounded by the budget"
+            assert w.storage.budget.used <= 1000
+            w.store.holding = False
+            for held in list(w.store.held):
+                held.succeed()
+            await task
+            segments = await writer.persist(0)
+            values = [int(v.rstrip(b".")) for v in await w.read("log-a", segments)]
+            assert values == list(range(40))
+            assert w.recorder.counters["backpressureSeconds"] >= 59
+
+    @virtual
+    async def test_memory_below_every_threshold_is_drained_when_appends_wait(self):
+        async with world(byte_budget=1000) as w:
+            writers = [w.writer(f"log-{n}") for n in range(9)]
+            for each in writers:
+                put(each, b"x" * 94)
+            await asyncio.wait_for(_append(w, writers[0], 500), 1)
+            assert w.recorder.counters["seals.memory"] == 1
+
+    @virtual
+    async def test_an_append_larger_than_the_budget_goes_through_alone(self):
+        async with world(byte_budget=100) as w:
+            writer = w.writer()
+            put(writer, b"x")
+            await asyncio.wait_for(_append(w, writer, 5000), 1)
+            await asyncio.wait_for(_append(w, writer, 10), 1)
+            assert len(await w.read("log-a", await writer.persist(0))) == 3
+
+    @virtual
+    async def test_a_store_that_refuses_everything_is_not_hammered(self):
+        async with world(byte_budget=100) as w:
+            w.store.holding = True
+            writer = w.writer()
+            put(writer, b"x" * 90)
+            waiting = asyncio.create_task(_append(w, writer, 90))
+            for _ in range(600):
+                await turn(0.1)
+                for held in list(w.store.held):
+                    held.fail()
+            assert not waiting.done()
+            assert 10 < w.store.started < 30, "tried again with pauses of at most five seconds"
+            w.store.holding = False
+            await asyncio.wait_for(waiting, 10)
+
+    @virtual
+    async def test_close_ends_the_wait(self):
+        async with world(byte_budget=100) as w:
+            w.store.holding = True
+            writer = w.writer()
+            put(writer, b"x" * 100)
+            waiting = asyncio.create_task(_append(w, writer, 90))
+            await turn(1)
+            await w.storage.close()
+            with pytest.raises(Closed):
+                await waiting
+
+
+async def _append(w: World, writer, nbytes: int) -> None:
+    async with w.storage.reserve(nbytes):
+        put(writer, b"y" * (nbytes - 6))
+
+
+class TestClose:
+    @virtual
+    async def test_gives_up_uploads_settles_futures_and_is_idempotent(self):
+        async with world() as w:
+            w.store.holding = True
+            writer = w.writer()
+            put(writer, b"x")
+            future = writer.persist(0)
+            await turn()
+            await asyncio.gather(w.storage.close(), w.storage.close())
+            await w.storage.close()
+            with pytest.raises(Closed):
+                await future
+            with pytest.raises(Closed):
+                w.writer("another")
+            assert w.storage.budget.used == 0
+
+    @virtual
+    async def test_keeps_what_a_checkpoint_may_reference_and_deletes_the_rest(self):
+        async with world(preemptive_persist_threshold=10) as w:
+            writer = w.writer()
+            put(writer, b"in a pending checkpoint")
+            (segment,) = await writer.persist(0)
+            put(writer, b"uploaded before anybody asked")
+            await turn(1)
+            assert len(await w.store.names()) == 2
+            await w.storage.close()
+            assert await w.store.names() == {segment.location.name}
+
+    @virtual
+    async def test_before_a_seal_has_taken_its_first_step_leaves_nothing(self):
+        async with world() as w:
+            writer = w.writer()
+            put(writer, b"x")
+            task = asyncio.create_task(w.storage.persist_all([(writer, 0)], allow_inline=False))
+            await asyncio.sleep(0)
+            await w.storage.close()
+            with pytest.raises(Closed):
+                await task
+            assert w.store.started == 0
+            assert w.storage.budget.used == 0
+
+    @virtual
+    async def test_a_deletion_that_fails_is_left_to_the_cleaner(self):
+        async with world() as w:
+            w.store.delete_fails = True
+            writer = w.writer()
+            put(writer, b"x")
+            await writer.persist(0)
+            writer.reset(0, 1)
+            writer.truncate_and_close(0)
+            await turn()
+            assert w.recorder.counters["segmentsLeftToCleaner"] == 1
+            w.store.delete_fails = False
+
+
+class TestNames:
+    def test_have_the_grammar_and_come_apart_again(self, seed: int):
+        names = SegmentNames("q-1", "tm_2", Runtime.seeded(seed, LoopClock()))
+        name = names.new_object()(0)
+        parsed = parse_segment_name(check_name(name))
+        assert parsed is not None
+        assert (str(parsed), parsed.query_id, parsed.writer_id) == (name, "q-1", "tm_2")
+
+    def test_each_attempt_leads_to_another_shard(self, seed: int):
+        name_of = SegmentNames("q", "w", Runtime.seeded(seed, LoopClock())).new_object()
+        names = [name_of(attempt) for attempt in range(1000)]
+        assert len({name.split("/")[0] for name in names}) == 1000
+
+    def test_several_locations_take_turns(self, seed: int):
+        name_of = SegmentNames("q", "w", Runtime.seeded(seed, LoopClock()), ["s0", "s1", "s2"]).new_object()
+        parsed = [parse_segment_name(check_name(name_of(attempt))) for attempt in range(6)]
+        assert {each.location for each in parsed if each is not None} == {"s0", "s1", "s2"}
+        assert all(a is not None and b is not None and a.location != b.location for a, b in pairwise(parsed))
+        alone = parse_segment_name(SegmentNames("q", "w", Runtime.seeded(seed, LoopClock()), ["s0"]).new_object()(0))
+        assert alone is not None
+        assert alone.location == ""
+
+    @pytest.mark.parametrize("bad", ["a/b", "..", "", "a b", "ä", "x" * 600])
+    def test_ids_that_are_not_one_path_element_are_refused(self, bad: str):
+        with pytest.raises(Invalid):
+            SegmentNames(bad, "w", Runtime.seeded(1, LoopClock()))
+        with pytest.raises(Invalid):
+            SegmentNames("q", bad, Runtime.seeded(1, LoopClock()))
+
+    @pytest.mark.parametrize(
+        "other", ["manifests/1", "0000/q/w/x.seg", "0000/q/w/" + "0" * 32, "0000/q/w/v/" + "0" * 32 + ".seg"]
+    )
+    def test_other_names_are_not_segments(self, other: str):
+        assert parse_segment_name(other) is None
+
+
+@virtual
+async def test_two_writers_of_one_log_are_refused():
+    async with world() as w:
+        w.writer("log-a").close()
+        w.writer("log-a")
+        with pytest.raises(Invalid, match="log-a has a writer already"):
+            w.writer("log-a")
+
+
+@virtual
+async def test_an_upload_becomes_critical_when_a_checkpoint_begins_to_wait_for_it():
+    async with world(preemptive_persist_threshold=10) as w:
+        w.store.holding = True
+        writer = w.writer()
+        put(writer, b"x" * 10)
+        await turn()
+        (upload,) = w.uploader._uploads
+        assert not upload.critical
+        writer.persist(0)
+        await turn()
+        assert upload.critical
