@@ -1,0 +1,1 @@
+"""Tables and their recovery: what the log protects."""

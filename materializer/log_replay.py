@@ -1,0 +1,109 @@
+"""The second half of a restore: the segments after the bases, in the order of their commits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from dataclasses import dataclass
+
+from dstl.changelog.reader import Changes, SegmentReader
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
+from handles.key_group import KeyGroup, KeyGroupRange
+from handles.sequence_number import SequenceNumberRange
+from materializer.repeated_read import repeated
+
+__all__ = ["ReplayAfter", "ReplayStep", "replay_steps", "replayed"]
+
+_AHEAD_BYTES = 32 << 20
+_AHEAD_SEGMENTS = 16
+
+ReplayAfter = Mapping[str, Mapping[KeyGroup, CheckpointId]]
+"""Per operator and key group, the checkpoint at which it was loaded from a base; without an entry, none was."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStep:
+    """One segment to replay.
+
+    Attributes:
+        entry: The segment.
+        wanted: Per log, the change sets to replay.
+        operators: Per log, its operator and the key groups that have a base which contains the segment's changes.
+    """
+
+    entry: SegmentEntry
+    wanted: Mapping[str, SequenceNumberRange]
+    operators: Mapping[str, tuple[str, frozenset[KeyGroup]]]
+
+
+def replay_steps(checkpoint: CompletedCheckpoint, owned: KeyGroupRange, after: ReplayAfter) -> list[ReplayStep]:
+    """Return the segments to replay over some bases, in order; what every base contains is not opened."""
+    steps = []
+    bases: list[list[tuple[CheckpointId, KeyGroup]]] = []
+    for log in checkpoint.logs:
+        common = log.key_groups.intersect(owned)
+        loaded = after.get(log.operator, {})
+        bases.append(sorted((loaded.get(group, 0), group) for group in common) if common else [])
+    for entry in checkpoint.segments:
+        if not entry.key_groups.intersect(owned):
+            continue
+        wanted: dict[str, SequenceNumberRange] = {}
+        operators: dict[str, tuple[str, frozenset[KeyGroup]]] = {}
+        for at, from_sqn, to_sqn in entry.ranges:
+            if not bases[at] or (bases[at][0][0] and entry.checkpoint <= bases[at][0][0]):
+                continue
+            log = checkpoint.logs[at]
+            before = wanted.get(log.log_id)
+            # Adjacent ranges of one log in one segment are one range; the checkpoint's own check refuses gaps.
+            wanted[log.log_id] = SequenceNumberRange(min(from_sqn, before.from_sqn) if before else from_sqn, to_sqn)
+            if log.log_id not in operators:
+                held = frozenset(group for base, group in bases[at] if base and entry.checkpoint <= base)
+                operators[log.log_id] = (log.operator, held)
+        if wanted:
+            steps.append(ReplayStep(entry, wanted, operators))
+    return steps
+
+
+async def replayed(
+    steps: Iterable[ReplayStep], store: ObjectStore, owned: KeyGroupRange, runtime: Runtime
+) -> AsyncGenerator[tuple[ReplayStep, list[Changes]]]:
+    """Yield the steps in order, each with its changes; a bounded number is fetched ahead of the caller.
+
+    Raises:
+        CorruptData: A segment is damaged.
+        MissingState: A segment, or a part of one, is not there.
+        Unavailable: The store did not answer several times in a row.
+    """
+    waiting = deque(steps)
+    running: deque[tuple[ReplayStep, asyncio.Task[list[Changes]]]] = deque()
+    held = 0
+    try:
+        while waiting or running:
+            while waiting and (
+                not running or (len(running) < _AHEAD_SEGMENTS and held + waiting[0].entry.handle.size <= _AHEAD_BYTES)
+            ):
+                step = waiting.popleft()
+                held += step.entry.handle.size
+                running.append((step, asyncio.ensure_future(_load(step, store, owned, runtime))))
+            step, task = running[0]
+            found = await task
+            running.popleft()
+            yield step, found
+            held -= step.entry.handle.size
+    finally:
+        for _, task in running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+
+
+async def _load(step: ReplayStep, store: ObjectStore, owned: KeyGroupRange, runtime: Runtime) -> list[Changes]:
+    async def read() -> list[Changes]:
+        reader = SegmentReader(store, step.entry.handle)
+        async with contextlib.aclosing(reader.read(owned, step.wanted)) as changes:
+            return [each async for each in changes]
+
+    return await repeated(read, runtime)

@@ -1,0 +1,298 @@
+"""The PeriodicMaterializationManager: starts materializations, ends them, and watches over the age of the log.
+
+One TaskManager has one, on its loop. A materialization is::
+
+    waiting --(a trigger's reason)--> running: prepare (flush, in a thread)
+                                             -> snapshot and the checkpoint it is of, at once (synchronous part)
+                                             -> encode and upload (asynchronous part, batches go on)
+            --> finished: its report rides with the next batch's checkpoint; that makes it a base
+            --> backing off after a failure or a timeout, then running again
+
+A finished one waits for a batch, for nobody else writes manifests: the log of an idle query is materialized all the
+same, and its recovery gets shorter with the next batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Protocol
+
+from dstl.errors import Closed, DstlError
+from dstl.metrics import NullRecorder, Recorder
+from dstl.options import MaterializationOptions
+from dstl.runtime import Runtime
+from handles.checkpoint import CheckpointId
+from handles.key_group import KeyGroupRange
+from materializer.materialization import BaseWriter, WrittenBases
+from materializer.operator_bases import FinishedMaterialization, OperatorBases
+from materializer.tables import Expired, StateTable
+from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
+
+__all__ = ["MaterializationSource", "PeriodicMaterializationManager"]
+
+_log = logging.getLogger(__name__)
+
+
+class MaterializationSource(Protocol):
+    """The state that is materialized. What it returns belongs together while nothing is awaited."""
+
+    @property
+    def base(self) -> CheckpointId | None:
+        """The checkpoint that the tables hold."""
+        ...
+
+    @property
+    def key_groups(self) -> KeyGroupRange:
+        """The key groups that are owned."""
+        ...
+
+    @property
+    def bases(self) -> Mapping[str, OperatorBases]:
+        """Bases and log by operator."""
+        ...
+
+    def table(self, operator: str) -> StateTable:
+        """Return an operator's table."""
+        ...
+
+    def expired(self, operator: str) -> Expired:
+        """Return which values of an operator have expired at the checkpoint."""
+        ...
+
+
+class PeriodicMaterializationManager:
+    """Materializes the operators of one TaskManager, one at a time. One event loop.
+
+    Invariants:
+        1. One materialization runs at a time, and none of an operator whose last one still waits for a manifest.
+        2. It takes nothing from a batch but the snapshot: no batch waits for an encoding or an upload.
+        3. Failures are tolerated: they delay, and cost nothing but the log's growth.
+
+    Args:
+        source: The state.
+        writer: Writes base files.
+        options: When, and how.
+        runtime: Clock and jitter.
+        recorder: Flink's ``startedMaterialization``, ``completedMaterialization``, ``failedMaterialization``,
+            ``lastDurationOfMaterialization`` (milliseconds); ours ``materializationSyncSeconds``,
+            ``materializedBytes``, ``materializationsDropped``, ``oldestUnmaterializedSeconds``,
+            ``estimatedReplaySeconds``, ``expiredEntriesDropped``.
+    """
+
+    def __init__(
+        self,
+        source: MaterializationSource,
+        writer: BaseWriter,
+        *,
+        options: MaterializationOptions,
+        runtime: Runtime,
+        recorder: Recorder = NullRecorder(),
+    ) -> None:
+        self._source = source
+        self._writer = writer
+        self._options = options
+        self._runtime = runtime
+        self._recorder = recorder
+        self._triggers: dict[str, MaterializationTrigger] = {}
+        self._running: tuple[str, asyncio.Task[None]] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._barked: set[str] = set()
+        self._demanded: set[str] = set()
+        self._offered: dict[str, FinishedMaterialization] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.replay_bytes_per_s: float | None = None
+
+    def phase(self, operator: str) -> Phase:
+        """Return where the materialization of an operator stands."""
+        return self._triggers[operator].phase if operator in self._triggers else Phase.WAITING
+
+    @property
+    def running(self) -> str | None:
+        """The operator that is being materialized."""
+        return self._running[0] if self._running else None
+
+    def demand(self) -> None:
+        """Materialize every operator that has any log as soon as it can be, whatever the triggers say."""
+        self._demanded.update(self._source.bases)
+        self.look()
+
+    def look(self) -> None:
+        """Decide what is due now. Called whenever the log grew, and by its own timer."""
+        if self._closed or not self._options.enabled:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now = self._runtime.clock.now()
+        ask_again_at = float("inf")
+        oldest = replay = 0.0
+        for operator, bases in self._source.bases.items():
+            trigger = self._triggers.get(operator)
+            if trigger is None:
+                trigger = self._triggers[operator] = MaterializationTrigger(self._options, self._runtime, now)
+            log = self._log_of(operator, bases)
+            oldest = max(oldest, now - log.oldest_at if log.bytes else 0.0)
+            replay = max(replay, log.replay_seconds(self._options))
+            self._watch(operator, trigger.overdue(now, log), now - log.oldest_at)
+            if bases.finished is not None:
+                continue
+            decision = trigger.decide(now, log)
+            if operator in self._demanded and trigger.phase is not Phase.RUNNING and log.bytes > 0:
+                decision = Decision(Action.START)
+            if decision.action is Action.ABANDON and self._running is not None:
+                self._running[1].cancel()
+            elif decision.action is Action.START and self._running is None and self._source.base is not None:
+                _log.debug("materialization of %s starts: %s", operator, decision.reason)
+                trigger.started(now)
+                self._demanded.discard(operator)
+                self._start(operator, bases)
+                ask_again_at = min(ask_again_at, now + self._options.timeout_s)
+            elif decision.action is Action.WAIT:
+                ask_again_at = min(ask_again_at, decision.ask_again_at)
+        self._recorder.gauge("oldestUnmaterializedSeconds", oldest)
+        self._recorder.gauge("estimatedReplaySeconds", replay)
+        if ask_again_at < float("inf"):
+            self._timer = asyncio.get_running_loop().call_later(max(0.001, ask_again_at - now), self.look)
+
+    def reset(self) -> None:
+        """The tables were replaced: what runs is given up, and every trigger begins anew."""
+        self._triggers.clear()
+        self._barked.clear()
+        self._demanded.clear()
+        if self._running is not None:
+            _, task = self._running
+            self._running = None
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def take_reports(self) -> list[FinishedMaterialization]:
+        """Return what a checkpoint of now may name; drop what has waited for too long."""
+        now = self._runtime.clock.now()
+        found = []
+        for operator, bases in self._source.bases.items():
+            finished = bases.finished
+            if finished is not None and now - finished.at > self._options.publish_within_s:
+                _log.info("materialization of %s found no batch in time and is dropped", operator)
+                self._recorder.increment("materializationsDropped")
+                bases.finished = None
+                if self._offered.get(operator) is not finished:
+                    self._writer.discard(list(finished.report.objects()))
+                # Else a manifest may name it whose commit had no known end: it is the coordinator's, or the cleaner's.
+            elif finished is not None:
+                self._offered[operator] = finished
+                found.append(finished)
+        return found
+
+    async def close(self) -> None:
+        """Give up what runs. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.reset()
+        if self._ending:
+            await asyncio.wait(self._ending)
+
+    def _log_of(self, operator: str, bases: OperatorBases) -> UnmaterializedLog:
+        return bases.log(self._source.table(operator).size().bytes, self.replay_bytes_per_s)
+
+    def _watch(self, operator: str, overdue: bool, age: float) -> None:
+        if not overdue:
+            self._barked.discard(operator)
+        elif operator not in self._barked:
+            self._barked.add(operator)
+            _log.warning(
+                "the log of %s is %.0f s old and in no base: materializations fail or find no batch; recovery gets "
+                "longer",
+                operator,
+                age,
+            )
+
+    def _start(self, operator: str, bases: OperatorBases) -> None:
+        self._recorder.increment("startedMaterialization")
+        task = asyncio.get_running_loop().create_task(self._run(operator, bases))
+        self._running = (operator, task)
+
+    async def _run(self, operator: str, bases: OperatorBases) -> None:
+        task = asyncio.current_task()
+        started = self._runtime.clock.now()
+        try:
+            finished, written = await self._materialize(operator, bases)
+        except BaseException as error:
+            if self._is_current(task):
+                self._running = None
+                self._failed(operator, error)
+                if not isinstance(error, DstlError | OSError | asyncio.CancelledError):
+                    _log.exception("materialization of %s failed unexpectedly", operator)
+            elif not isinstance(error, DstlError | asyncio.CancelledError):
+                raise
+            return
+        if not self._is_current(task):
+            self._writer.discard(list(finished.report.objects()))
+            return
+        bases.finished = finished
+        now = self._runtime.clock.now()
+        self._recorder.increment("completedMaterialization")
+        self._recorder.increment("materializedBytes", finished.report.bytes)
+        self._recorder.gauge("lastDurationOfMaterialization", (now - started) * 1000)
+        _log.info(
+            "materialization %s of checkpoint %d: %d key groups in %d files of %d bytes, %.2f s",
+            operator,
+            finished.report.checkpoint,
+            sum(len(handle.parts) for handle in finished.report.handles),
+            len(finished.report.handles),
+            finished.report.bytes,
+            now - started,
+        )
+        try:
+            await self._drop_expired(operator, written)
+        except DstlError as error:
+            _log.info("expired entries of %s stay in the table for now: %s", operator, error)
+        if self._is_current(task):
+            self._running = None
+            self._triggers[operator].succeeded(self._runtime.clock.now())
+            self.look()
+
+    def _is_current(self, task: asyncio.Task[None] | None) -> bool:
+        return self._running is not None and self._running[1] is task
+
+    def _failed(self, operator: str, error: BaseException) -> None:
+        self._recorder.increment("failedMaterialization")
+        trigger = self._triggers[operator]
+        tolerated = trigger.failed(self._runtime.clock.now())
+        why = "it took too long" if isinstance(error, asyncio.CancelledError) else str(error)
+        level = logging.INFO if tolerated else logging.ERROR
+        _log.log(level, "materialization of %s failed, %d in a row: %s", operator, trigger.failures, why)
+        self.look()
+
+    async def _materialize(self, operator: str, bases: OperatorBases) -> tuple[FinishedMaterialization, WrittenBases]:
+        table = self._source.table(operator)
+        await asyncio.get_running_loop().run_in_executor(None, table.prepare_snapshot)
+        # From here to the end of the plan nothing is awaited: table, checkpoint and versions are of one moment.
+        checkpoint = self._source.base
+        if checkpoint is None or self._source.table(operator) is not table:
+            raise Closed(f"the table of {operator} was replaced")
+        before = self._runtime.clock.now()
+        snapshot = table.snapshot()
+        versions = dict(snapshot.versions)
+        plan = bases.plan(
+            checkpoint,
+            self._source.key_groups,
+            versions,
+            generations=self._options.generations,
+            min_live_share=self._options.min_live_share,
+        )
+        self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
+        written = await self._writer.write(operator, plan, snapshot, self._source.expired(operator))
+        report = bases.report(operator, plan, written.handles)
+        return FinishedMaterialization(report, versions, self._runtime.clock.now(), written.raw_bytes), written
+
+    async def _drop_expired(self, operator: str, written: WrittenBases) -> None:
+        """Take expired entries out of the table too, a key group at a time, so that no batch waits for long."""
+        for group in written.expired:
+            await self._runtime.clock.sleep(0.0)
+            dropped = self._source.table(operator).drop_expired(group, self._source.expired(operator))
+            self._recorder.increment("expiredEntriesDropped", dropped)

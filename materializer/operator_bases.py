@@ -1,0 +1,170 @@
+"""What one TaskManager knows of one operator's bases and of the log behind them: pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from handles.base_generations import Generations, advanced, live_bytes
+from handles.checkpoint import CheckpointId
+from handles.key_group import KeyGroup, KeyGroupRange
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
+from materializer.trigger import UnmaterializedLog
+
+__all__ = ["FinishedMaterialization", "LoggedChanges", "MaterializationPlan", "OperatorBases"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedChanges:
+    """What one checkpoint added to an operator's log here.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        bytes: Stored bytes; a share of segments that hold several operators.
+        segments: Segments, or shares of them.
+        at: When, on the clock that decides.
+    """
+
+    checkpoint: CheckpointId
+    bytes: int
+    segments: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaterializationPlan:
+    """What a materialization of one operator writes.
+
+    Attributes:
+        checkpoint: The checkpoint that the tables hold.
+        materialization_id: Its number.
+        key_groups: All that it covers.
+        written: Key groups to write: changed since their newest base, without a second copy, or in a file that is
+            mostly waste. Ascending.
+        unchanged: Key groups whose newest base still holds. Ascending; may be written all the same.
+    """
+
+    checkpoint: CheckpointId
+    materialization_id: int
+    key_groups: KeyGroupRange
+    written: tuple[KeyGroup, ...]
+    unchanged: tuple[KeyGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedMaterialization:
+    """A materialization whose files are stored and that no manifest, or none that was followed, names yet.
+
+    Attributes:
+        report: For the coordinator.
+        versions: Versions of the key groups at that moment.
+        at: When it finished, on the clock that decides.
+        raw_bytes: Bytes that were written, before compression.
+    """
+
+    report: MaterializationReport
+    versions: Mapping[KeyGroup, int]
+    at: float
+    raw_bytes: int
+
+
+class OperatorBases:
+    """Bases and log of one operator in one TaskManager.
+
+    Invariants:
+        1. ``generations`` are those of the manifest of the checkpoint that the tables hold: a finished materialization
+           counts only once a checkpoint that names it was followed by another batch.
+        2. A key group is unchanged exactly while its table version is that of its newest base.
+
+    Args:
+        generations: Bases in the checkpoint that was restored.
+        versions: Table versions right after each newest base was loaded and before any log; none for a key group that
+            was not loaded from its newest base.
+        damaged: Objects that the restore found damaged or missing.
+        log: Log after the bases.
+    """
+
+    def __init__(
+        self,
+        generations: Generations | None = None,
+        versions: Mapping[KeyGroup, int] | None = None,
+        damaged: Iterable[str] = (),
+        log: Iterable[LoggedChanges] = (),
+    ) -> None:
+        self.generations: Generations = dict(generations or {})
+        self.finished: FinishedMaterialization | None = None
+        self._versions = dict(versions or {})
+        self._damaged = tuple(damaged)
+        self._log = deque(log)
+        self._last_id = max((b.materialization_id for bases in self.generations.values() for b in bases), default=0)
+        self._compression = 1.0
+
+    def logged(self, changes: LoggedChanges) -> None:
+        """Take notice that the tables now contain what a checkpoint added to the log."""
+        self._log.append(changes)
+
+    def log(self, state_bytes: int, replay_bytes_per_s: float | None = None) -> UnmaterializedLog:
+        """Return the log behind the newest base.
+
+        Args:
+            state_bytes: Raw bytes of the table: they are compared as they would be stored.
+            replay_bytes_per_s: Measured by the last restore, if there was one.
+        """
+        return UnmaterializedLog(
+            bytes=sum(each.bytes for each in self._log),
+            segments=sum(each.segments for each in self._log),
+            oldest_at=self._log[0].at if self._log else 0.0,
+            state_bytes=int(state_bytes * self._compression),
+            replay_bytes_per_s=replay_bytes_per_s,
+        )
+
+    def plan(
+        self,
+        checkpoint: CheckpointId,
+        owned: KeyGroupRange,
+        versions: Mapping[KeyGroup, int],
+        *,
+        generations: int,
+        min_live_share: float,
+    ) -> MaterializationPlan:
+        """Say what a materialization of this moment has to write, and give it a number."""
+        self._last_id += 1
+        live = live_bytes(self.generations.values())
+        written, unchanged = [], []
+        for group in owned:
+            bases = self.generations.get(group, ())
+            same = bool(bases) and self._versions.get(group) == versions.get(group, 0)
+            if same:
+                unchanged.append(group)
+            copies = sum(base.checkpoint == bases[0].checkpoint for base in bases)
+            wasteful = any(live[base.name] < min_live_share * base.object_size for base in bases)
+            if not same or copies < generations or wasteful:
+                written.append(group)
+        return MaterializationPlan(checkpoint, self._last_id, owned, tuple(written), tuple(unchanged))
+
+    def report(
+        self, operator: str, plan: MaterializationPlan, handles: tuple[MaterializedStateHandle, ...]
+    ) -> MaterializationReport:
+        """Return the report of a plan whose files are stored."""
+        return MaterializationReport(
+            operator=operator,
+            checkpoint=plan.checkpoint,
+            first_key_group=plan.key_groups.start,
+            last_key_group=plan.key_groups.end,
+            handles=handles,
+            unchanged=tuple((group, self.generations[group][0].materialization_id) for group in plan.unchanged),
+            damaged=self._damaged,
+        )
+
+    def accept(self, finished: FinishedMaterialization, keep: int) -> None:
+        """Take notice that a followed checkpoint names a finished materialization: it is a base from now on."""
+        report = finished.report
+        self.generations = advanced(self.generations, report, keep)
+        self._versions.update({group: finished.versions.get(group, 0) for group in report.key_groups})
+        self._damaged = ()
+        self._log = deque(each for each in self._log if each.checkpoint > report.checkpoint)
+        if finished.raw_bytes:
+            self._compression = max(0.02, min(1.0, report.bytes / finished.raw_bytes))
+        if self.finished is finished:
+            self.finished = None

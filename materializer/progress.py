@@ -1,0 +1,145 @@
+"""How far a restore has come: a pure tracker, and thin ways of showing it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+__all__ = ["LogLine", "ProgressBar", "ProgressListener", "RestoreProgress", "RestoreStatus", "describe"]
+
+_log = logging.getLogger(__name__)
+_WINDOW_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreStatus:
+    """How far a restore has come at one moment.
+
+    Attributes:
+        done: Bytes of base files and segments that were read and applied.
+        total: Bytes to read; grows when a damaged base makes more log necessary.
+        seconds: Since it began.
+        rate: Bytes per second over the last ten seconds or so; 0 before anything was read.
+        eta_s: Seconds to go at this rate; None while that is not known.
+        operators: Done and total by operator.
+        finished: True for the last one.
+    """
+
+    done: int
+    total: int
+    seconds: float
+    rate: float
+    eta_s: float | None
+    operators: Mapping[str, tuple[int, int]]
+    finished: bool = False
+
+
+class ProgressListener(Protocol):
+    """Is told of a restore's progress, on its event loop; must not block or raise."""
+
+    def __call__(self, status: RestoreStatus, /) -> None:
+        """Take a status."""
+        ...
+
+
+class RestoreProgress:
+    """Counts bytes of a restore. Pure: the caller says what time it is. Not thread-safe.
+
+    Args:
+        totals: Bytes to read by operator.
+        now: Seconds on any clock that goes forward.
+    """
+
+    def __init__(self, totals: Mapping[str, int], now: float) -> None:
+        self._done = dict.fromkeys(totals, 0)
+        self._totals = dict(totals)
+        self._began = now
+        self._recent: deque[tuple[float, int]] = deque([(now, 0)])
+
+    def add(self, operator: str, nbytes: int, now: float) -> None:
+        """Take notice that so many more bytes of an operator were applied."""
+        self._done[operator] = self._done.get(operator, 0) + nbytes
+        self._totals[operator] = max(self._totals.get(operator, 0), self._done[operator])
+        self._recent.append((now, sum(self._done.values())))
+        while len(self._recent) > 2 and self._recent[1][0] <= now - _WINDOW_S:
+            self._recent.popleft()
+
+    def more(self, operator: str, nbytes: int) -> None:
+        """Take notice that so many more bytes have to be read."""
+        self._totals[operator] = self._totals.get(operator, 0) + nbytes
+
+    def status(self, now: float, *, finished: bool = False) -> RestoreStatus:
+        """Return how far it has come."""
+        done, total = sum(self._done.values()), sum(self._totals.values())
+        since, before = self._recent[0]
+        rate = (done - before) / (now - since) if now > since else 0.0
+        eta = (total - done) / rate if rate > 0 else (0.0 if done >= total else None)
+        operators = {name: (self._done.get(name, 0), size) for name, size in self._totals.items()}
+        return RestoreStatus(done, total, now - self._began, rate, eta, operators, finished)
+
+
+def describe(status: RestoreStatus) -> str:
+    """Return a status as one line for people."""
+    share = 100.0 * status.done / status.total if status.total else 100.0
+    eta = "" if status.eta_s is None or status.finished else f", {status.eta_s:.0f} s to go"
+    of = ", ".join(
+        f"{name} {100.0 * done / size if size else 100.0:.0f} %"
+        for name, (done, size) in sorted(status.operators.items())
+    )
+    return (
+        f"{status.done / 1e6:.1f} of {status.total / 1e6:.1f} MB ({share:.0f} %) in {status.seconds:.1f} s, "
+        f"{status.rate / 1e6:.1f} MB/s{eta}" + (f" ({of})" if len(status.operators) > 1 else "")
+    )
+
+
+class LogLine:
+    """Writes a log line every few seconds, and one at the end of a restore that took that long.
+
+    Args:
+        interval_s: Seconds between lines.
+        write: Where they go; by default the log, as information.
+    """
+
+    def __init__(self, interval_s: float = 5.0, write: Callable[[str], None] | None = None) -> None:
+        self._interval_s = interval_s
+        self._write = write or _log.info
+        self._next = interval_s
+
+    def __call__(self, status: RestoreStatus, /) -> None:
+        """Take a status."""
+        if status.seconds < self._next and not (status.finished and self._next > self._interval_s):
+            return
+        self._next = status.seconds + self._interval_s
+        self._write(f"{'restored' if status.finished else 'restoring'}: {describe(status)}")
+
+
+class ProgressBar:
+    """A bar on a terminal, by ``rich``; a context manager."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        self._progress = Progress(
+            "{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
+        )
+        self._tasks: dict[str, object] = {}
+
+    def __enter__(self) -> ProgressBar:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, status: RestoreStatus, /) -> None:
+        """Take a status."""
+        for name, (done, total) in status.operators.items():
+            if name not in self._tasks:
+                self._tasks[name] = self._progress.add_task(name, total=total)
+            self._progress.update(self._tasks[name], completed=done, total=total)  # type: ignore[arg-type]

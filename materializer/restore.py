@@ -1,0 +1,276 @@
+"""Rebuilding tables from a checkpoint: bases first, then the log after them, for the key groups that are owned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from dstl.changelog.change_set import META_KEY_GROUP
+from dstl.changelog.reader import Changes
+from dstl.errors import CorruptData, DstlError, MissingState
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from handles.base_generations import Generations, generations_of
+from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroupRange
+from handles.materialized_handle import KeyGroupBase
+from materializer.base_loading import LoadedBases, load_bases
+from materializer.log_replay import ReplayStep, replay_steps, replayed
+from materializer.operator_bases import LoggedChanges, OperatorBases
+from materializer.progress import LogLine, ProgressListener, RestoreProgress
+from materializer.tables import StateTable
+
+__all__ = ["RestoredTables", "restore_tables"]
+
+_MEASURABLE_BYTES = 4 << 20
+_TOGETHER_ROWS = 1 << 16
+
+
+@dataclass(slots=True)
+class RestoredTables:
+    """What a restore has built.
+
+    Attributes:
+        tables: By operator; an operator whose owned key groups are empty may be missing.
+        bases: By operator, what its tables were loaded from and the log after it.
+        bytes: Bytes of base files and segments that were read.
+        changes: Change records applied.
+        fallbacks: Base files that were damaged or missing, so that older ones and more log were read.
+        replay_bytes_per_s: How fast it was; None where it was too little to tell.
+    """
+
+    tables: dict[str, StateTable] = field(default_factory=dict)
+    bases: dict[str, OperatorBases] = field(default_factory=dict)
+    bytes: int = 0
+    changes: int = 0
+    fallbacks: tuple[str, ...] = ()
+    replay_bytes_per_s: float | None = None
+
+
+async def restore_tables(
+    checkpoint: CompletedCheckpoint | None,
+    store: ObjectStore,
+    owned: KeyGroupRange,
+    open_table: Callable[[str], StateTable],
+    runtime: Runtime,
+    *,
+    on_progress: ProgressListener | None = None,
+) -> RestoredTables:
+    """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
+
+    First every operator's base files, each key group from the newest one that can be read; then the segments that came
+    with a later checkpoint than the base of any of their key groups, in the checkpoint's order, which is the order of
+    their commits. Several objects are fetched ahead, within a fixed budget of bytes; what holds none of the owned key
+    groups is not opened. Tables are written in threads, one call at a time each.
+
+    Args:
+        checkpoint: What to restore; None for an empty state.
+        store: Where its objects are.
+        owned: Key groups to restore, inclusive.
+        open_table: Makes an empty table for an operator.
+        runtime: Clock, and jitter for repeated reads.
+        on_progress: Told after every object; by default a log line every few seconds.
+
+    Raises:
+        CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
+        MissingState: A segment, or a part of one, is not there.
+        Unavailable: The store did not answer several times in a row.
+        Invalid: A later version of DSTL wrote a segment.
+    """
+    if checkpoint is None:
+        return RestoredTables()
+    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine())
+    try:
+        return await restore.run()
+    except BaseException as error:
+        for table in restore.restored.tables.values():
+            table.close()
+        if isinstance(error, DstlError):
+            raise type(error)(_explained(checkpoint, error)) from error
+        raise
+
+
+def _explained(checkpoint: CompletedCheckpoint, error: DstlError) -> str:
+    what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
+    if isinstance(error, (CorruptData, MissingState)):
+        return f"{what}. Bring the object back from a replica, or go back to an older checkpoint"
+    return what
+
+
+class _Restore:
+    """One restore under way."""
+
+    def __init__(
+        self,
+        checkpoint: CompletedCheckpoint,
+        store: ObjectStore,
+        owned: KeyGroupRange,
+        open_table: Callable[[str], StateTable],
+        runtime: Runtime,
+        on_progress: ProgressListener,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._store = store
+        self._owned = owned
+        self._open_table = open_table
+        self._runtime = runtime
+        self._on_progress = on_progress
+        self._progress = RestoreProgress({}, runtime.clock.now())
+        self._log: dict[str, list[LoggedChanges]] = {}
+        self.restored = RestoredTables()
+
+    async def run(self) -> RestoredTables:
+        """Load, then replay."""
+        started = self._runtime.clock.now()
+        generations = {
+            operator: {group: bases for group, bases in groups.items() if group in self._owned}
+            for operator, groups in generations_of(self._checkpoint.materialized).items()
+        }
+        newest = {
+            operator: {group: bases[0].checkpoint for group, bases in groups.items()}
+            for operator, groups in generations.items()
+        }
+        steps = replay_steps(self._checkpoint, self._owned, newest)
+        for operator, groups in generations.items():
+            self._progress.more(operator, sum(bases[0].length for bases in groups.values()))
+        self._expect(steps, 1)
+        # The first segments are fetched and decoded while bases are loaded, for each alone leaves a core idle.
+        log = _Ahead(replayed(steps, self._store, self._owned, self._runtime))
+        try:
+            loaded = await self._load(generations)
+            if any(each.damaged for each in loaded.values()):
+                await log.close()
+                self._expect(steps, -1)
+                after = {op: {g: base.checkpoint for g, base in each.loaded.items()} for op, each in loaded.items()}
+                steps = replay_steps(self._checkpoint, self._owned, after)
+                self._expect(steps, 1)
+                log = _Ahead(replayed(steps, self._store, self._owned, self._runtime))
+            while (next_one := await log.next()) is not None:
+                await self._replay(*next_one)
+        finally:
+            await log.close()
+        restored = self.restored
+        for operator in {*generations, *self._log}:
+            of = loaded.get(operator, LoadedBases())
+            restored.bases[operator] = OperatorBases(
+                generations.get(operator), of.versions, of.damaged, self._log.get(operator, ())
+            )
+        restored.fallbacks = tuple(sorted({name for each in loaded.values() for name in each.damaged}))
+        seconds = self._runtime.clock.now() - started
+        if restored.bytes >= _MEASURABLE_BYTES and seconds > 0:
+            restored.replay_bytes_per_s = restored.bytes / seconds
+        self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
+        return restored
+
+    async def _load(self, generations: Mapping[str, Generations]) -> dict[str, LoadedBases]:
+        loaded: dict[str, LoadedBases] = {}
+        for operator, groups in generations.items():
+            if groups:
+                loaded[operator] = await load_bases(
+                    groups, self._owned, self._table(operator), self._store, self._runtime, self._base_loaded
+                )
+                self._check_loaded(operator, loaded[operator])
+        return loaded
+
+    def _table(self, operator: str) -> StateTable:
+        if operator not in self.restored.tables:
+            self.restored.tables[operator] = self._open_table(operator)
+        return self.restored.tables[operator]
+
+    def _expect(self, steps: Sequence[ReplayStep], sign: int) -> None:
+        for step in steps:
+            for operator, share in _shares(step).items():
+                self._progress.more(operator, sign * share)
+
+    def _advance(self, operator: str, nbytes: int) -> None:
+        now = self._runtime.clock.now()
+        self.restored.bytes += nbytes
+        self._progress.add(operator, nbytes, now)
+        self._on_progress(self._progress.status(now))
+
+    def _base_loaded(self, base: KeyGroupBase) -> None:
+        self._advance(base.operator, base.length)
+
+    def _check_loaded(self, operator: str, loaded: LoadedBases) -> None:
+        """Refuse to go on where no base of a key group could be read and the log does not go back to the beginning."""
+        for entry in self._checkpoint.truncated:
+            lost = [g for g in entry.key_groups if g in self._owned and g not in loaded.loaded]
+            if entry.operator == operator and lost:
+                names = ", ".join(sorted(loaded.damaged))
+                raise CorruptData(f"every base of key group {lost[0]} of {operator} is damaged or missing: {names}")
+
+    async def _replay(self, step: ReplayStep, found: Sequence[Changes]) -> None:
+        changes: dict[str, list[pa.RecordBatch]] = {}
+        rows = dict.fromkeys((operator for operator, _ in step.operators.values()), 0)
+        for log_id, _, key_group, batch in found:
+            operator, held = step.operators[log_id]
+            if key_group != META_KEY_GROUP and key_group not in held:
+                changes.setdefault(operator, []).append(batch)
+                rows[operator] += batch.num_rows
+        loop = asyncio.get_running_loop()
+        for operator, batches in changes.items():
+            work = loop.run_in_executor(None, _apply, self._table(operator), batches)
+            try:
+                await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # The thread goes on, and nobody may close its table meanwhile.
+                await asyncio.wait([work])
+                raise
+        self.restored.changes += sum(rows.values())
+        now, total = self._runtime.clock.now(), max(1, sum(rows.values()))
+        for operator, count in rows.items():
+            # At least one byte: a log that may hold these key groups is not free of them until they have a base.
+            stored = max(1, step.entry.handle.size * count // total)
+            self._log.setdefault(operator, []).append(LoggedChanges(step.entry.checkpoint, stored, 1, now))
+        for operator, share in _shares(step).items():
+            self._advance(operator, share)
+
+
+class _Ahead:
+    """A generator of segments that has begun before anybody asks it."""
+
+    def __init__(self, segments: AsyncGenerator[tuple[ReplayStep, list[Changes]]]) -> None:
+        self._segments = segments
+        self._first: asyncio.Task[tuple[ReplayStep, list[Changes]] | None] | None = asyncio.ensure_future(self._anext())
+
+    async def next(self) -> tuple[ReplayStep, list[Changes]] | None:
+        """Return the next segment, None after the last."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            return await first
+        return await self._anext()
+
+    async def close(self) -> None:
+        """Give up what was not asked for. Idempotent."""
+        if self._first is not None:
+            self._first.cancel()
+            await asyncio.gather(self._first, return_exceptions=True)
+            self._first = None
+        await self._segments.aclose()
+
+    async def _anext(self) -> tuple[ReplayStep, list[Changes]] | None:
+        return await anext(self._segments, None)
+
+
+def _shares(step: ReplayStep) -> Mapping[str, int]:
+    """Return the segment's bytes by operator; an equal share each, for what each has is known once it is read."""
+    operators = sorted({operator for operator, _ in step.operators.values()})
+    size, count = step.entry.handle.size, len(operators)
+    return {operator: size * (at + 1) // count - size * at // count for at, operator in enumerate(operators)}
+
+
+def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
+    """Apply many small batches as few larger ones; runs in a thread."""
+    together: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        together.append(batch)
+        rows += batch.num_rows
+        if rows >= _TOGETHER_ROWS:
+            table.apply(pa.concat_batches(together))
+            together, rows = [], 0
+    if together:
+        table.apply(pa.concat_batches(together))

@@ -1,0 +1,196 @@
+"""Between columns and rows: change batches cut into runs of one owner, ordered rows cut into pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR
+from dstl.errors import Invalid
+from handles.key_group import KeyGroup
+from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
+
+__all__ = ["ChangeRun", "PageBuilder", "binary_column", "change_runs", "common_width", "key_group_runs"]
+
+_CHUNK = 1 << 13
+
+
+def key_group_runs(key_groups: KeyGroups) -> Iterator[tuple[int, int, int]]:
+    """Yield (key group, start, stop) for each run of equal key groups: half-open positions."""
+    groups = np.asarray(key_groups)
+    if not len(groups):
+        return
+    ends = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+    starts = [0, *ends.tolist()]
+    yield from zip(groups[starts].tolist(), starts, [*starts[1:], len(groups)], strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRun:
+    """Neighbouring change records of one key group and state.
+
+    Attributes:
+        key_group: Key group of all of them.
+        state: State id of all of them.
+        ops: Operation of each; None when all are puts.
+        keys: Key of each.
+        user_keys: User key of each; None when all are empty.
+        values: Value of each; meaningless unless the operation is a put.
+        value_width: Length of every value of the batch that the run is of; None where they differ.
+    """
+
+    key_group: KeyGroup
+    state: int
+    ops: list[int] | None
+    keys: list[bytes]
+    user_keys: list[bytes] | None
+    values: list[bytes]
+    value_width: int | None = None
+
+
+def change_runs(changes: pa.RecordBatch) -> Iterator[ChangeRun]:
+    """Check a batch of change records whole, then yield it run by run, keeping the order within each key.
+
+    Raises:
+        Invalid: A metadata record, an unknown operation, or a null.
+    """
+    columns = {name: changes.column(name) for name in CHANGE_SCHEMA.names}
+    ops = np.asarray(columns["op"])
+    if not len(ops):
+        return iter(())
+    if any(column.null_count for column in columns.values()):
+        raise Invalid("a change record has a null: an absent user key or value is empty bytes")
+    if int(ops.max()) > OP_CLEAR:
+        raise Invalid(f"a state table has no operation {int(ops.max())}: give it puts, deletes and clears")
+    owners = np.asarray(columns["key_group"]).astype(np.int64) << 16
+    owners |= np.asarray(columns["state"]).astype(np.int64)
+    runs = list(key_group_runs(owners))
+    if len(runs) > 64 and len(runs) * 8 > len(ops):
+        # Scattered: bring each owner's records together. The sort is stable, so a key's changes keep their
+        # order.
+        order = np.argsort(owners, kind="stable")
+        owners, ops = owners[order], ops[order]
+        columns = {name: column.take(pa.array(order)) for name, column in columns.items()}
+        runs = list(key_group_runs(owners))
+    return _runs(runs, ops, columns["key"], columns["user_key"], columns["value"])
+
+
+def _runs(
+    runs: list[tuple[int, int, int]],
+    op_column: npt.NDArray[np.integer],
+    key_column: pa.Array,
+    user_key_column: pa.Array,
+    value_column: pa.Array,
+) -> Iterator[ChangeRun]:
+    # Whole columns become lists at once: slicing lists is cheaper than slicing arrays when runs are short.
+    keys, values = key_column.to_pylist(), value_column.to_pylist()
+    ops = op_column.tolist() if op_column.any() else None
+    named = pc.any(pc.greater(pc.binary_length(user_key_column), 0)).as_py()
+    user_keys = user_key_column.to_pylist() if named else None
+    width = common_width(value_column)
+    for owner, start, stop in runs:
+        run_ops = None if ops is None else ops[start:stop]
+        run_user_keys = None if user_keys is None else user_keys[start:stop]
+        yield ChangeRun(
+            owner >> 16,
+            owner & 0xFFFF,
+            run_ops if run_ops is not None and any(run_ops) else None,
+            keys[start:stop],
+            run_user_keys if run_user_keys is not None and any(run_user_keys) else None,
+            values[start:stop],
+            width,
+        )
+
+
+def common_width(values: pa.Array) -> int | None:
+    """Return the length of every value of a binary column without nulls; None where they differ or there is none."""
+    lengths = np.asarray(pc.binary_length(values))
+    return int(lengths[0]) if len(lengths) and bool((lengths == lengths[0]).all()) else None
+
+
+def binary_column(values: Sequence[bytes]) -> pa.Array:
+    """Return values as one large binary array, letting other threads run now and then."""
+    parts = [pa.array(values[at : at + _CHUNK], pa.large_binary()) for at in range(0, len(values) or 1, _CHUNK)]
+    return pa.concat_arrays(parts) if len(parts) != 1 else parts[0]
+
+
+class PageBuilder:
+    """Cuts rows into pages.
+
+    Args:
+        page_rows: Most rows of a page.
+        page_bytes: Most bytes of a page, unless one row alone has more.
+    """
+
+    def __init__(self, page_rows: int, page_bytes: int) -> None:
+        if page_rows < 1 or page_bytes < 1:
+            raise Invalid(f"a page needs room for a row: {page_rows=} {page_bytes=}")
+        self._page_rows, self._page_bytes = page_rows, page_bytes
+        self._parts: list[pa.RecordBatch] = []
+        self._rows = self._bytes = 0
+
+    def add(
+        self,
+        state: int,
+        keys: pa.Array,
+        user_keys: pa.Array | None,
+        values: pa.Array,
+        order: npt.NDArray[np.integer] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Take rows of one state and yield the pages that they filled.
+
+        Args:
+            state: State id of all rows.
+            keys: Large binary.
+            user_keys: Large binary; None: all empty.
+            values: Large binary.
+            order: Positions of the rows in their right order; None: they are in order.
+        """
+        columns = [keys, values] if user_keys is None else [keys, user_keys, values]
+        sizes = np.sum([_lengths(column) for column in columns], axis=0)
+        ends = np.cumsum(sizes if order is None else sizes[order])
+        start, stop = 0, len(keys)
+        while start < stop:
+            done = int(ends[start - 1]) if start else 0
+            fits = int(np.searchsorted(ends, done + self._page_bytes - self._bytes, side="right"))
+            end = min(fits, start + self._page_rows - self._rows, stop)
+            if end <= start:
+                if self._parts:
+                    yield self._flush()
+                    continue
+                end = start + 1
+            rows = slice(start, end) if order is None else pa.array(order[start:end])
+            self._parts.append(_part(state, columns, rows))
+            self._rows += end - start
+            self._bytes += int(ends[end - 1]) - done
+            start = end
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield the last page, if rows are left."""
+        if self._parts:
+            yield self._flush()
+
+    def _flush(self) -> pa.RecordBatch:
+        page = self._parts[0] if len(self._parts) == 1 else pa.concat_batches(self._parts)
+        self._parts, self._rows, self._bytes = [], 0, 0
+        return page
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    offsets = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)
+    return np.diff(offsets)
+
+
+def _part(state: int, columns: list[pa.Array], rows: slice | pa.Array) -> pa.RecordBatch:
+    picked = [(column[rows] if isinstance(rows, slice) else column.take(rows)).cast(pa.binary()) for column in columns]
+    count = len(picked[0])
+    if len(picked) == 2:
+        nothing = pa.py_buffer(np.zeros(count + 1, np.int32))
+        picked.insert(1, pa.Array.from_buffers(pa.binary(), count, [None, nothing, pa.py_buffer(b"")]))
+    states = pa.array(np.full(count, state, np.uint16))
+    return pa.RecordBatch.from_arrays([states, *picked], schema=ENTRY_SCHEMA)

@@ -1,0 +1,268 @@
+"""What the heap table holds of one state in one key group: a base, and a layer of changes while a snapshot shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from materializer.tables.base import ExpiredValue
+from materializer.tables.columns import PageBuilder, binary_column
+
+__all__ = ["HeapGroup"]
+
+T = TypeVar("T")
+
+_NOTHING: Mapping[bytes, bytes] = {}
+
+
+class HeapGroup:
+    """One state in one key group.
+
+    A group that a snapshot shows is never written: :meth:`fork` makes another one over the same dictionaries, whose
+    changes go to a layer of their own. So the first write after a snapshot costs what it writes, not what the group
+    holds. Once no snapshot is open, :meth:`settle` folds the layer in, again at the price of what was written.
+
+    Invariants:
+        1. With layers, ``points`` and ``elements`` (and the dictionaries in it) are not written.
+        2. None in a layer means deleted, and stands only over a key of the base.
+        3. No inner dictionary is empty.
+
+    Attributes:
+        points: Values under the empty user key.
+        elements: Values under other user keys, by key, then user key.
+        point_layer: Changes to ``points``; None: there are no layers, the base is written.
+        element_layer: The same for ``elements``: whole inner dictionaries, owned by this group.
+        point_width: Length of every value under the empty user key; -1 before there is one, None where they differ.
+        epoch: The table's epoch when the group was made; a snapshot of this epoch or a later one shows it.
+        entries: Number of entries.
+        bytes: Bytes of keys, user keys and values.
+    """
+
+    __slots__ = (
+        "_order",
+        "_order_version",
+        "bytes",
+        "element_layer",
+        "elements",
+        "entries",
+        "epoch",
+        "point_layer",
+        "point_width",
+        "points",
+    )
+
+    def __init__(self, epoch: int) -> None:
+        self.points: dict[bytes, bytes] = {}
+        self.elements: dict[bytes, dict[bytes, bytes]] = {}
+        self.point_layer: dict[bytes, bytes | None] | None = None
+        self.element_layer: dict[bytes, dict[bytes, bytes] | None] | None = None
+        self.point_width: int | None = -1
+        self.epoch = epoch
+        self.entries = 0
+        self.bytes = 0
+        self._order: list[bytes] = []
+        self._order_version = -1
+
+    def fork(self, epoch: int) -> HeapGroup:
+        """Return a group of the same content that may be written while this one is shown.
+
+        Layers of this group are merged into a copied base: only overlapping snapshots pay for that.
+        """
+        twin = HeapGroup(epoch)
+        twin.points = self.points if not self.point_layer else self._merged_points()
+        twin.elements = self.elements if not self.element_layer else self._merged_elements()
+        twin.point_layer, twin.element_layer = {}, {}
+        twin.point_width = self.point_width
+        twin.entries, twin.bytes = self.entries, self.bytes
+        twin._order, twin._order_version = self._order, self._order_version
+        return twin
+
+    def settle(self) -> None:
+        """Fold the layers into the base; only while no snapshot is open."""
+        if self.point_layer:
+            self.points = _folded(self.points, self.point_layer)
+        if self.element_layer:
+            self.elements = _folded(self.elements, self.element_layer)
+        self.point_layer = self.element_layer = None
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value under the empty user key."""
+        value = self.points.get(key)
+        return self.point_layer.get(key, value) if self.point_layer else value
+
+    def get_all(self, keys: Iterable[bytes]) -> Iterator[bytes | None]:
+        """Return an iterator over the values of keys under the empty user key; ``keys`` is walked twice."""
+        values = map(self.points.get, keys)
+        return map(self.point_layer.get, keys, values) if self.point_layer else values
+
+    def elements_of(self, key: bytes) -> Mapping[bytes, bytes]:
+        """Return the key's values by user key, without the empty one. Not to be written."""
+        inner = self.elements.get(key)
+        if self.element_layer:
+            inner = self.element_layer.get(key, inner)
+        return _NOTHING if inner is None else inner
+
+    def items(self, key: bytes) -> list[tuple[bytes, bytes]]:
+        """Return the key's (user key, value), sorted by user key."""
+        found = sorted(self.elements_of(key).items())
+        value = self.get(key)
+        if value is not None:
+            found.insert(0, (b"", value))
+        return found
+
+    def put_all(self, keys: Sequence[bytes], values: Sequence[bytes], width: int | None = None) -> None:
+        """Set values under the empty user key; the last one of a repeated key wins.
+
+        Args:
+            keys: The keys.
+            values: Their values.
+            width: Length of every value; None where they differ, or where nobody knows.
+        """
+        if self.point_width != width or width is None:
+            self.point_width = width if self.point_width == -1 else None
+        if self.point_layer is None and self.point_width is not None:
+            # Values of one length: what is replaced need not be looked at to count bytes, and new keys come last.
+            held = len(self.points)
+            self.points.update(zip(keys, values, strict=True))
+            new = len(self.points) - held
+            self.entries += new
+            self.bytes += new * self.point_width + sum(map(len, islice(reversed(self.points), new)))
+            return
+        fresh = dict(zip(keys, values, strict=True))
+        before = list(self.get_all(fresh))
+        missing = before.count(None)
+        added = sum(map(len, fresh.values()))
+        if missing:
+            if missing == len(before):
+                added += sum(map(len, fresh))
+            else:
+                added += sum(len(key) for key, old in zip(fresh, before, strict=True) if old is None)
+        self.bytes += added - sum(map(len, filter(None, before)))
+        self.entries += missing
+        if self.point_layer is None:
+            self.points.update(fresh)
+        else:
+            self.point_layer.update(fresh)
+
+    def put(self, key: bytes, user_key: bytes, value: bytes) -> None:
+        """Set one entry."""
+        if user_key:
+            inner = self._owned_elements(key)
+            old = inner.get(user_key)
+            inner[user_key] = value
+        else:
+            if self.point_width != len(value):
+                self.point_width = len(value) if self.point_width == -1 else None
+            old = self.get(key)
+            if self.point_layer is None:
+                self.points[key] = value
+            else:
+                self.point_layer[key] = value
+        if old is None:
+            self.entries += 1
+            self.bytes += len(key) + len(user_key) + len(value)
+        else:
+            self.bytes += len(value) - len(old)
+
+    def delete(self, key: bytes, user_key: bytes) -> None:
+        """Remove one entry, if it is there."""
+        old = self.elements_of(key).get(user_key) if user_key else self.get(key)
+        if old is None:
+            return
+        self.entries -= 1
+        self.bytes -= len(key) + len(user_key) + len(old)
+        if not user_key:
+            _remove(key, self.points, self.point_layer)
+            return
+        inner = self._owned_elements(key)
+        del inner[user_key]
+        if not inner:
+            _remove(key, self.elements, self.element_layer)
+
+    def clear(self, key: bytes) -> None:
+        """Remove every entry of a key."""
+        self.delete(key, b"")
+        gone = self.elements_of(key)
+        if gone:
+            self.entries -= len(gone)
+            self.bytes -= len(gone) * len(key) + sum(map(len, gone)) + sum(map(len, gone.values()))
+            _remove(key, self.elements, self.element_layer)
+
+    def sorted_keys(self, version: int) -> list[bytes]:
+        """Return all keys in order; sorting again after few changes costs little more than a walk.
+
+        Args:
+            version: Version of the key group; the order of the same version is remembered.
+        """
+        if self._order_version != version:
+            present = self._merged_points().keys() | self._merged_elements().keys()
+            order = [key for key in self._order if key in present]
+            order.extend(present.difference(order))
+            order.sort()
+            self._order, self._order_version = order, version
+        return self._order
+
+    def expired_entries(self, expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
+        """Return the (key, user key) of what has expired."""
+        dead = [(key, b"") for key, value in self._merged_points().items() if expired(value)]
+        for key, inner in self._merged_elements().items():
+            dead.extend((key, user_key) for user_key, value in inner.items() if expired(value))
+        return dead
+
+    def pages(self, state: int, builder: PageBuilder) -> Iterator[pa.RecordBatch]:
+        """Give all entries to a page builder, ordered by key, then user key.
+
+        May run in another thread than the table's, once a snapshot shows the group: Arrow sorts and copies, and lets
+        other threads run meanwhile.
+        """
+        points, elements = self._merged_points(), self._merged_elements()
+        if not elements:
+            keys, values = binary_column(list(points)), binary_column(list(points.values()))
+            yield from builder.add(state, keys, None, values, pc.array_sort_indices(keys).to_numpy())
+            return
+        rows: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
+        for key in sorted(points.keys() | elements.keys()):
+            for user_key, value in self.items(key):
+                for column, field in zip(rows, (key, user_key, value), strict=True):
+                    column.append(field)
+        yield from builder.add(state, *map(binary_column, rows))
+
+    def _merged_points(self) -> dict[bytes, bytes]:
+        return _folded(self.points.copy(), self.point_layer) if self.point_layer else self.points
+
+    def _merged_elements(self) -> dict[bytes, dict[bytes, bytes]]:
+        return _folded(self.elements.copy(), self.element_layer) if self.element_layer else self.elements
+
+    def _owned_elements(self, key: bytes) -> dict[bytes, bytes]:
+        """Return the key's own inner dictionary to write to, made or copied if need be."""
+        if self.element_layer is None:
+            return self.elements.setdefault(key, {})
+        inner = self.element_layer.get(key)
+        if inner is None:
+            # Absent from the layer: a copy of the base's. None in the layer: deleted, so a new one.
+            inner = {} if key in self.element_layer else dict(self.elements.get(key, _NOTHING))
+            self.element_layer[key] = inner
+        return inner
+
+
+def _remove(key: bytes, base: dict[bytes, T], layer: dict[bytes, T | None] | None) -> None:
+    if layer is None:
+        del base[key]
+    elif key in base:
+        layer[key] = None
+    else:
+        del layer[key]
+
+
+def _folded(base: dict[bytes, T], layer: Mapping[bytes, T | None]) -> dict[bytes, T]:
+    """Write a layer into a base, and return it."""
+    for key, value in layer.items():
+        if value is None:
+            del base[key]
+        else:
+            base[key] = value
+    return base

@@ -1,0 +1,353 @@
+"""State in RocksDB, for what does not fit in memory: snapshots are hard links, and only new files are uploaded.
+
+The write-ahead log is off, for the changelog is one. A stored key is
+``key group (2, big-endian) | state (2, big-endian) | key, each 00 written as 00 FF | 00 00 | user key``:
+it sorts as (key group, state, key, user key), so each of them is one contiguous range.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterable, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dstl.changelog.change_set import OP_CLEAR, OP_PUT
+from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from handles.key_group import KeyGroup
+from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS, Expired, KeyGroups, StateEntry, TableSize
+from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
+from materializer.tables.rocksdb_engine import (
+    RocksDBBatch,
+    decode_key,
+    encode_key,
+    encode_prefix,
+    engine_options,
+    import_rocksdict,
+    translated_errors,
+    walk,
+)
+from materializer.tables.rocksdb_options import RocksDBOptions
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SnapshotFile
+
+__all__ = ["RocksDBStateTable"]
+
+_READ_CHUNK = 1024
+_MAX_KEY_GROUP = 1 << 15
+
+_forked: list[Any] = []
+"""Databases of a parent process: destroying one in a forked child would wait for threads that are not there."""
+
+
+class RocksDBStateTable:
+    """See :class:`~materializer.tables.base.StateTable`; state may be larger than memory.
+
+    Costs about 3 us for a value fetched from the block cache and 1.5 us for one put. The synchronous part of a snapshot
+    is a flush of the current write buffer and one hard link per file; :meth:`prepare_snapshot` takes the flush out of
+    it. The directory is scratch: it does not survive the process, the changelog does.
+
+    Not fork-safe: a child that uses the parent's table is told so (the library would hang).
+
+    Args:
+        directory: Made here; snapshots lie in it too, for hard links need one file system.
+        options: Bounds of memory and disk.
+
+    Raises:
+        Invalid: The extra is not installed, or the directory has a table already.
+        Unavailable: The directory cannot be written.
+    """
+
+    kind = "rocksdb"
+
+    def __init__(self, directory: Path, options: RocksDBOptions | None = None) -> None:
+        self._claim(directory, options)
+        self._open({})
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        directory: Path,
+        files: Path,
+        key_groups: Collection[KeyGroup],
+        options: RocksDBOptions | None = None,
+    ) -> RocksDBStateTable:
+        """Open a table on the files of a :class:`RocksDBTableSnapshot`, without reading its entries.
+
+        Args:
+            directory: As for the table.
+            files: Directory that holds all of the snapshot's files. They are linked, or copied from another file
+                system, and stay where they are.
+            key_groups: Key groups to keep; the others are dropped.
+            options: As for the table.
+
+        Raises:
+            CorruptData: The files are not a RocksDB checkpoint.
+        """
+        table = cls.__new__(cls)
+        table._claim(directory, options)
+        for file in files.iterdir():
+            _link(file, table._path / file.name)
+        if not (table._path / "CURRENT").exists():
+            shutil.rmtree(table._path, ignore_errors=True)
+            raise CorruptData(f"{files} is no RocksDB checkpoint (no CURRENT): restore from an older base")
+        table._open({key_group: at for at, key_group in enumerate(sorted(key_groups), 1)})
+        table._keep_only(sorted(key_groups))
+        return table
+
+    def _claim(self, directory: Path, options: RocksDBOptions | None) -> None:
+        import_rocksdict()
+        self._options = options or RocksDBOptions()
+        self._directory = directory
+        self._path = directory / "db"
+        try:
+            self._path.mkdir(parents=True)
+        except FileExistsError as error:
+            raise Invalid(f"{self._path} exists: give each RocksDB table a directory of its own") from error
+        except OSError as error:
+            raise Unavailable(f"cannot make {self._path}: {error.strerror}; choose a writable directory") from error
+
+    def _open(self, versions: dict[KeyGroup, int]) -> None:
+        self._pid = os.getpid()
+        self._versions = versions
+        self._clock = len(versions)
+        self._checksums: dict[str, SnapshotFile] = {}
+        self._snapshots = 0
+        self._put_rows = self._put_bytes = 0
+        self._db: Any = None
+        with translated_errors(self._path):
+            self._db = import_rocksdict().Rdict(str(self._path), engine_options(self._options))
+
+    def _keep_only(self, key_groups: Sequence[KeyGroup]) -> None:
+        batch = RocksDBBatch(self._db)
+        for low, high in zip([-1, *key_groups], [*key_groups, _MAX_KEY_GROUP], strict=True):
+            if high - low > 1:
+                batch.delete_range(encode_prefix(low + 1), encode_prefix(high))
+        with translated_errors(self._path):
+            batch.flush()
+
+    def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value under the empty user key of each key. Other threads run meanwhile."""
+        self._check_addresses(key_groups, keys)
+        raw_keys: list[bytes] = []
+        for key_group, start, stop in key_group_runs(key_groups):
+            head = encode_prefix(key_group, state)
+            raw_keys.extend([head + key.replace(b"\0", b"\0\xff") + b"\0\0" for key in keys[start:stop]])
+        found: list[bytes | None] = []
+        with translated_errors(self._path):
+            for start in range(0, len(raw_keys), _READ_CHUNK):
+                found += self._db.get(raw_keys[start : start + _READ_CHUNK])
+        return found
+
+    def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
+        """Return all (user key, value) of each key, in user key order."""
+        self._check_addresses(key_groups, keys)
+        found: list[list[tuple[bytes, bytes]]] = []
+        with translated_errors(self._path):
+            cursor = self._db.iter()
+            for key_group, start, stop in key_group_runs(key_groups):
+                head = encode_prefix(key_group, state)
+                for key in keys[start:stop]:
+                    stem = encode_key(head, key)
+                    found.append([(raw[len(stem) :], value) for raw, value in walk(cursor, stem)])
+        return found
+
+    def get_entry(self, state: int, key_group: KeyGroup, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of some user keys of one key."""
+        self._check_open()
+        stem = encode_key(encode_prefix(key_group, state), key)
+        with translated_errors(self._path):
+            return list(self._db.get([stem + user_key for user_key in user_keys])) if user_keys else []
+
+    def scan(
+        self,
+        state: int,
+        key_group: KeyGroup,
+        *,
+        after: tuple[bytes, bytes] | None = None,
+        before_key: bytes | None = None,
+        limit: int = PAGE_ROWS,
+    ) -> list[StateEntry]:
+        """Return a page of one state's entries in one key group."""
+        self._check_open()
+        head = encode_prefix(key_group, state)
+        # The smallest string above s is s + 00.
+        start = head if after is None else encode_key(head, after[0]) + after[1] + b"\0"
+        stop = None if before_key is None else head + before_key.replace(b"\0", b"\0\xff")
+        found: list[StateEntry] = []
+        with translated_errors(self._path):
+            for raw, value in walk(self._db.iter(), head, start):
+                if len(found) >= limit or (stop is not None and raw >= stop):
+                    break
+                found.append(StateEntry(*decode_key(raw), value))
+        return found
+
+    def apply(self, changes: pa.RecordBatch) -> None:
+        """Apply change records in bulk, without the write-ahead log."""
+        self._check_open()
+        with translated_errors(self._path):
+            batch = RocksDBBatch(self._db)
+            for run in change_runs(changes):
+                self._apply_run(batch, run)
+                self._touch(run.key_group)
+            batch.flush()
+
+    def prepare_snapshot(self) -> None:
+        """Flush what was written so far, so that the next :meth:`snapshot` has little to flush. From any thread."""
+        self._check_open()
+        with translated_errors(self._path):
+            self._db.flush()
+
+    def snapshot(self) -> RocksDBTableSnapshot:
+        """Return this moment of the table: a flush, then hard links to its files.
+
+        Raises:
+            Unavailable: The disk is full, or cannot be written.
+        """
+        self._check_open()
+        self._snapshots += 1
+        path = self._directory / f"snapshot-{self._snapshots}"
+        with translated_errors(self._path):
+            # The checkpoint holds the interpreter's lock while it flushes; a flush before it does not.
+            self._db.flush()
+            import_rocksdict().Checkpoint(self._db).create_checkpoint(str(path))
+        return RocksDBTableSnapshot(path, dict(self._versions), self._checksums)
+
+    def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
+        """Replace one key group by the entries of some pages: they become one file, which RocksDB takes in."""
+        self._check_open()
+        path = self._directory / f"restore-{key_group}.sst"
+        rows = 0
+        try:
+            with translated_errors(self._path):
+                writer = import_rocksdict().SstFileWriter(engine_options(self._options))
+                writer.open(str(path))
+                for page in pages:
+                    if not page.schema.equals(ENTRY_SCHEMA):
+                        raise Invalid(f"a page of key group {key_group} has another schema: {page.schema}")
+                    self._write_sst(writer, key_group, page)
+                    rows += page.num_rows
+                self.drop_key_group(key_group)
+                if rows:
+                    writer.finish()
+                    taking = import_rocksdict().IngestExternalFileOptions()
+                    taking.set_move_files(True)
+                    self._db.ingest_external_file([str(path)], taking)
+        finally:
+            path.unlink(missing_ok=True)
+        self._touch(key_group)
+
+    def drop_key_group(self, key_group: KeyGroup) -> None:
+        """Forget one key group; its space is free after the next compaction."""
+        self._check_open()
+        if self._versions.pop(key_group, None) is not None:
+            with translated_errors(self._path):
+                batch = RocksDBBatch(self._db)
+                batch.delete_range(encode_prefix(key_group), encode_prefix(key_group + 1))
+                batch.flush()
+
+    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> int:
+        """Delete the expired entries of one key group and return how many they were."""
+        self._check_open()
+        dropped = 0
+        for state, is_expired in expired.items():
+            batch = RocksDBBatch(self._db)
+            with translated_errors(self._path):
+                for raw, value in walk(self._db.iter(), encode_prefix(key_group, state)):
+                    if is_expired(value):
+                        batch.delete(raw)
+                        dropped += 1
+                batch.flush()
+        return dropped
+
+    def key_groups(self) -> Sequence[KeyGroup]:
+        """Return the key groups that were written or restored and not dropped."""
+        return sorted(self._versions)
+
+    def version(self, key_group: KeyGroup) -> int:
+        """Return a number that grows with each change of the key group."""
+        return self._versions.get(key_group, 0)
+
+    def size(self) -> TableSize:
+        """Return RocksDB's estimate; entries that were overwritten count until they are compacted away."""
+        if self._db is None or not self._versions:
+            return TableSize(0, 0, exact=False)
+        with translated_errors(self._path):
+            entries = int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
+        return TableSize(entries, entries * self._put_bytes // max(1, self._put_rows), exact=False)
+
+    def close(self) -> None:
+        """Close the database and delete its files; snapshots keep theirs. Idempotent."""
+        if self._db is None:
+            return
+        if os.getpid() != self._pid:
+            _forked.append(self._db)
+            self._db = None
+            return
+        self._db.close()
+        self._db = None
+        self._versions = {}
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def _apply_run(self, batch: RocksDBBatch, run: ChangeRun) -> None:
+        head = encode_prefix(run.key_group, run.state)
+        user_keys: Iterable[bytes] = run.user_keys if run.user_keys is not None else repeat(b"", len(run.keys))
+        ops: Iterable[int] = run.ops if run.ops is not None else repeat(OP_PUT, len(run.keys))
+        # A clear walks what is stored, so the puts that stand before it must be: those of earlier runs now, those of
+        # this run when one of its keys is cleared again.
+        written: set[bytes] | None = None
+        if run.ops is not None and OP_CLEAR in run.ops:
+            written = set()
+            batch.flush()
+        for op, key, user_key, value in zip(ops, run.keys, user_keys, run.values, strict=True):
+            stem = encode_key(head, key)
+            if op == OP_CLEAR:
+                if written and stem in written:
+                    batch.flush()
+                    written.clear()
+                for raw, _ in walk(self._db.iter(), stem):
+                    batch.delete(raw)
+            elif op == OP_PUT:
+                batch.put(stem + user_key, value)
+                self._put_rows += 1
+                self._put_bytes += len(key) + len(user_key) + len(value)
+                if written is not None:
+                    written.add(stem)
+            else:
+                batch.delete(stem + user_key)
+
+    def _write_sst(self, writer: Any, key_group: KeyGroup, page: pa.RecordBatch) -> None:
+        columns = (page.column(name).to_pylist() for name in ENTRY_SCHEMA.names)
+        heads = {state: encode_prefix(key_group, state) for state in page.column("state").unique().to_pylist()}
+        payload = 0
+        for state, key, user_key, value in zip(*columns, strict=True):
+            raw = encode_key(heads[state], key) + user_key
+            payload += len(key) + len(user_key) + len(value)
+            writer[raw] = value
+        self._put_rows += page.num_rows
+        self._put_bytes += payload
+
+    def _touch(self, key_group: KeyGroup) -> None:
+        self._clock += 1
+        self._versions[key_group] = self._clock
+
+    def _check_addresses(self, key_groups: KeyGroups, keys: Sequence[bytes]) -> None:
+        self._check_open()
+        if len(key_groups) != len(keys):
+            raise Invalid(f"{len(key_groups)} key groups for {len(keys)} keys: one each is needed")
+
+    def _check_open(self) -> None:
+        if self._db is None:
+            raise Closed("the RocksDB state table was closed: open another one")
+        if os.getpid() != self._pid:
+            raise Invalid(f"the RocksDB table {self._path} does not survive a fork: open one in the child process")
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

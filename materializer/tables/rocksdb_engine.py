@@ -1,0 +1,158 @@
+"""How the tables speak to RocksDB: options, keys, walks, batches and errors; the only module that imports rocksdict."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dstl.errors import CorruptData, Invalid, Unavailable
+from materializer.tables.rocksdb_options import RocksDBOptions
+
+__all__ = [
+    "RocksDBBatch",
+    "decode_key",
+    "encode_key",
+    "encode_prefix",
+    "engine_options",
+    "import_rocksdict",
+    "translated_errors",
+    "walk",
+]
+
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 1 << 20
+_PREFIX = struct.Struct(">HH")
+
+
+def import_rocksdict() -> Any:
+    """Return the rocksdict module.
+
+    Raises:
+        Invalid: It is not installed.
+    """
+    try:
+        import rocksdict
+    except ImportError as error:
+        raise Invalid("the RocksDB table needs an extra: pip install 'dstl-pyspark[rocksdb]'") from error
+    return rocksdict
+
+
+def engine_options(options: RocksDBOptions) -> Any:
+    """Return RocksDB's own options; its memory stays within those of ours."""
+    rocksdict = import_rocksdict()
+    blocks = rocksdict.BlockBasedOptions()
+    blocks.set_block_cache(rocksdict.Cache(options.block_cache_bytes))
+    blocks.set_cache_index_and_filter_blocks(True)
+    blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+    blocks.set_format_version(5)
+    if options.bloom_bits_per_key:
+        blocks.set_bloom_filter(options.bloom_bits_per_key, False)
+    native = rocksdict.Options(raw_mode=True)
+    native.create_if_missing(True)
+    native.set_block_based_table_factory(blocks)
+    native.set_write_buffer_size(options.write_buffer_bytes)
+    native.set_max_write_buffer_number(options.max_write_buffers)
+    native.set_target_file_size_base(options.target_file_bytes)
+    native.set_level_compaction_dynamic_level_bytes(True)
+    native.set_max_background_jobs(options.background_jobs)
+    native.set_max_open_files(options.max_open_files)
+    native.set_compression_type(getattr(rocksdict.DBCompressionType, options.compression)())
+    native.set_keep_log_file_num(1)
+    native.set_max_log_file_size(1 << 20)
+    native.set_stats_dump_period_sec(0)
+    return native
+
+
+def encode_prefix(key_group: int, state: int = 0) -> bytes:
+    """Return what the stored keys of one key group (and state) start with."""
+    return _PREFIX.pack(key_group, state)
+
+
+def encode_key(prefix: bytes, key: bytes) -> bytes:
+    """Return what all entries of one key start with; the user key follows."""
+    return prefix + key.replace(b"\0", b"\0\xff") + b"\0\0"
+
+
+def decode_key(raw: bytes) -> tuple[bytes, bytes]:
+    """Return the key and the user key of a stored key."""
+    # A 00 of the key is followed by FF, so the first pair of 00 is the end of the key.
+    end = raw.index(b"\0\0", 4)
+    return raw[4:end].replace(b"\0\xff", b"\0"), raw[end + 2 :]
+
+
+def walk(cursor: Any, prefix: bytes, start: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+    """Yield stored keys and values under a prefix, in order, from ``start`` on, as of the cursor's making."""
+    cursor.seek(prefix if start is None else start)
+    while cursor.valid():
+        raw = cursor.key()
+        if not raw.startswith(prefix):
+            return
+        yield raw, cursor.value()
+        cursor.next()
+    cursor.status()
+
+
+class RocksDBBatch:
+    """Collects writes and hands them over in bounded pieces, without the write-ahead log."""
+
+    def __init__(self, database: Any) -> None:
+        rocksdict = import_rocksdict()
+        self._database = database
+        self._new = rocksdict.WriteBatch
+        self._pending = self._new(raw_mode=True)
+        self._unlogged = rocksdict.WriteOptions()
+        self._unlogged.disable_wal = True
+        self._rows = self._bytes = 0
+
+    def put(self, raw: bytes, value: bytes) -> None:
+        """Set one entry."""
+        self._pending.put(raw, value)
+        self._count(len(raw) + len(value))
+
+    def delete(self, raw: bytes) -> None:
+        """Remove one entry."""
+        self._pending.delete(raw)
+        self._count(len(raw))
+
+    def delete_range(self, start: bytes, stop: bytes) -> None:
+        """Remove every entry in ``[start, stop)``. For key groups only: many ranges slow reads down."""
+        self._pending.delete_range(start, stop)
+        self._count(len(start) + len(stop))
+
+    def flush(self) -> None:
+        """Write what is pending, in order."""
+        if self._rows:
+            self._database.write(self._pending, self._unlogged)
+            self._pending = self._new(raw_mode=True)  # A batch that was written is spent.
+            self._rows = self._bytes = 0
+
+    def _count(self, size: int) -> None:
+        self._rows += 1
+        self._bytes += size
+        if self._rows >= _BATCH_ROWS or self._bytes >= _BATCH_BYTES:
+            self.flush()
+
+
+@contextmanager
+def translated_errors(path: Path) -> Iterator[None]:
+    """Turn the library's untyped errors into ours.
+
+    Raises:
+        CorruptData: A file of the database is damaged.
+        Invalid: Keys of a restored key group are out of order.
+        Unavailable: Anything else, mostly the disk.
+    """
+    try:
+        yield
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        text = str(error)
+        if text.startswith("Corruption") or "No such file" in text:
+            raise CorruptData(f"{path}: {text}; restore the operator from its last checkpoint") from error
+        if "strict ascending order" in text:
+            raise Invalid(f"pages of a key group are out of order: {text}") from error
+        raise Unavailable(f"{path}: {text}; check the disk, then restart the query") from error

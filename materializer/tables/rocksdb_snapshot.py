@@ -1,0 +1,164 @@
+"""A RocksDB checkpoint: a directory of hard links that never changes, to be read or uploaded file by file."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+from dstl.errors import Closed, Unavailable
+from handles.key_group import KeyGroup
+from materializer.tables.base import PAGE_BYTES, PAGE_ROWS
+from materializer.tables.columns import PageBuilder, binary_column
+from materializer.tables.rocksdb_engine import (
+    decode_key,
+    encode_prefix,
+    engine_options,
+    import_rocksdict,
+    translated_errors,
+    walk,
+)
+from materializer.tables.rocksdb_options import RocksDBOptions
+
+__all__ = ["RocksDBTableSnapshot", "SnapshotFile"]
+
+_READ_BYTES = 1 << 20
+_CHUNK_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """One file of a snapshot.
+
+    Attributes:
+        name: File name in the snapshot's directory.
+        size: In bytes.
+        checksum: CRC-32C of the file.
+        shared: True for a file that never changes and that later snapshots of this table may name again: it need not
+            be uploaded twice. Names are unique within one table object only.
+    """
+
+    name: str
+    size: int
+    checksum: int
+    shared: bool
+
+
+class RocksDBTableSnapshot:
+    """One moment of a RocksDB table, as files and as entries.
+
+    Args:
+        path: The checkpoint directory; deleted on close.
+        versions: Version of each key group at that moment.
+        checksums: What the table knows of its shared files; filled and pruned here.
+    """
+
+    kind = "rocksdb"
+
+    def __init__(
+        self, path: Path, versions: Mapping[KeyGroup, int], checksums: dict[str, SnapshotFile] | None = None
+    ) -> None:
+        self.path = path
+        self._versions = versions
+        self._checksums = checksums if checksums is not None else {}
+        self._database: Any = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def versions(self) -> Mapping[KeyGroup, int]:
+        """Version of each key group at that moment."""
+        return self._versions
+
+    def files(self) -> list[SnapshotFile]:
+        """Return what must be in the store for this moment to be opened again, ordered by name.
+
+        Reads each new file once, for its checksum.
+
+        Raises:
+            Closed: The snapshot was closed.
+            Unavailable: The disk cannot be read.
+        """
+        self._check_open()
+        found: list[SnapshotFile] = []
+        try:
+            for path in sorted(self.path.iterdir()):
+                # The write-ahead log is off, so the log files are empty; LOCK and LOG belong to a process.
+                if path.suffix == ".log" or path.name in ("LOCK", "LOG"):
+                    continue
+                shared = path.suffix == ".sst"
+                known = self._checksums.get(path.name) if shared else None
+                if known is None:
+                    known = SnapshotFile(path.name, path.stat().st_size, _checksum(path), shared)
+                found.append(known)
+        except OSError as error:
+            raise Unavailable(f"cannot read {self.path}: {error.strerror}; check the disk") from error
+        self._checksums.clear()
+        self._checksums.update((file.name, file) for file in found if file.shared)
+        return found
+
+    def entries(
+        self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield one key group's entries as pages, ordered by state, key, user key."""
+        database = self._opened()
+        builder = PageBuilder(page_rows, page_bytes)
+        state = -1
+        keys: list[bytes] = []
+        user_keys: list[bytes] = []
+        values: list[bytes] = []
+        pending = 0
+        with translated_errors(self.path):
+            for raw, value in walk(database.iter(), encode_prefix(key_group)[:2]):
+                here = raw[2] << 8 | raw[3]
+                if here != state or len(keys) >= _CHUNK_ROWS or pending >= page_bytes:
+                    yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
+                    state, keys, user_keys, values, pending = here, [], [], [], 0
+                key, user_key = decode_key(raw)
+                keys.append(key)
+                user_keys.append(user_key)
+                values.append(value)
+                pending += len(raw) + len(value)
+        yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
+        yield from builder.finish()
+
+    def close(self) -> None:
+        """Delete the links; files that nothing else names go with them. Idempotent, from any thread."""
+        with self._lock:
+            database, self._database = self._database, None
+            was_open, self._closed = not self._closed, True
+        if database is not None:
+            database.close()
+        if was_open:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _opened(self) -> Any:
+        with self._lock:
+            self._check_open()
+            if self._database is None:
+                rocksdict = import_rocksdict()
+                # Read once from end to end: a cache would only take memory from the table.
+                options = engine_options(RocksDBOptions(block_cache_bytes=8 << 20))
+                with translated_errors(self.path):
+                    self._database = rocksdict.Rdict(
+                        str(self.path), options, access_type=rocksdict.AccessType.read_only(False)
+                    )
+            return self._database
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Closed(f"the snapshot {self.path.name} was closed: take another one")
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            value = google_crc32c.extend(value, piece)
+    return value

@@ -1,0 +1,208 @@
+"""When an operator's table is materialized: a pure decision over the length of its log, with back-off after failures.
+
+Flink knows a timer alone (``state.changelog.periodic-materialize.interval``), so a busy job's log outgrows its state
+between two ticks and a restored idle operator keeps its log for ever. Here the timer is one reason among five.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dstl.errors import Invalid
+from dstl.options import TriggerOptions
+from dstl.runtime import Runtime
+
+__all__ = [
+    "Action",
+    "Decision",
+    "MaterializationTrigger",
+    "Phase",
+    "Reason",
+    "TriggerOptions",
+    "UnmaterializedLog",
+]
+
+
+class Phase(StrEnum):
+    """Where the materialization of one operator stands. ``WAITING`` and ``BACKING_OFF`` lead to ``RUNNING``; that to
+    ``WAITING`` (success) or ``BACKING_OFF`` (failure)."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    BACKING_OFF = "backing_off"
+
+
+class Reason(StrEnum):
+    """Why a materialization starts; also a metric's label."""
+
+    LOG_TO_STATE = "log_to_state"
+    REPLAY = "replay"
+    SEGMENTS = "segments"
+    INTERVAL = "interval"
+    AGE = "age"
+    RETRY = "retry"
+
+
+class Action(StrEnum):
+    """What the caller does now."""
+
+    WAIT = "wait"
+    START = "start"
+    ABANDON = "abandon"
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaterializedLog:
+    """The log behind the newest base of one operator, and the state it belongs to.
+
+    Attributes:
+        bytes: Stored bytes of log that recovery would replay; 0 means that there is nothing to materialize.
+        segments: Segments that they lie in.
+        oldest_at: When the oldest of these changes was appended, on the caller's clock; for a restored log the moment
+            of the restore. Ignored when ``bytes`` is 0.
+        state_bytes: Bytes of the table.
+        replay_bytes_per_s: Measured rate of replay; None: none was measured yet.
+    """
+
+    bytes: int
+    segments: int
+    oldest_at: float
+    state_bytes: int
+    replay_bytes_per_s: float | None = None
+
+    def replay_seconds(self, options: TriggerOptions) -> float:
+        """Estimate how long a recovery would take for this log."""
+        rate = self.replay_bytes_per_s or options.replay_bytes_per_s
+        return self.bytes / rate + self.segments * options.replay_segment_s
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do, and when to ask again.
+
+    Attributes:
+        action: What to do now.
+        reason: Why, for ``START``.
+        ask_again_at: Nothing changes before this moment unless the log grows: ask at the earlier of the two.
+    """
+
+    action: Action
+    reason: Reason | None = None
+    ask_again_at: float = math.inf
+
+
+class MaterializationTrigger:
+    """Decides for one operator. The caller reports what it did: ``started``, then ``succeeded`` or ``failed``.
+
+    Invariants:
+        1. At most one materialization runs: nothing starts between ``started`` and its end.
+        2. Nothing starts without log, and any log is materialized at last: an idle operator's restored log too.
+        3. A failure never makes the next start earlier.
+
+    Pure: time is an argument, randomness injected. Not thread-safe.
+
+    Args:
+        options: The thresholds.
+        runtime: Its generator spreads the starts; its clock is not read.
+        now: The moment of the (re)start, in seconds of a monotonic clock.
+    """
+
+    def __init__(self, options: TriggerOptions, runtime: Runtime, now: float) -> None:
+        self._options = options
+        self._rng = runtime.rng
+        first = self._rng.uniform(0.0, 1.0)
+        self._interval_due = now + options.interval_s * first
+        self._not_before = now + min(options.start_jitter_s, options.interval_s) * self._rng.uniform(0.0, 1.0)
+        self._started_at = now
+        self._failures = 0
+        self._phase = Phase.WAITING
+
+    @property
+    def phase(self) -> Phase:
+        """Where the materialization stands."""
+        return self._phase
+
+    @property
+    def failures(self) -> int:
+        """Failures in a row."""
+        return self._failures
+
+    @property
+    def exhausted(self) -> bool:
+        """True once more failures than tolerated came in a row; it goes on trying all the same."""
+        return self._failures > self._options.tolerated_failures
+
+    def decide(self, now: float, log: UnmaterializedLog) -> Decision:
+        """Say what to do at this moment."""
+        if self._phase is Phase.RUNNING:
+            deadline = self._started_at + self._options.timeout_s
+            return Decision(Action.ABANDON) if now >= deadline else Decision(Action.WAIT, ask_again_at=deadline)
+        if log.bytes <= 0:
+            return Decision(Action.WAIT)
+        reason, due = self._due(now, log)
+        due = max(due, self._not_before)
+        if now >= due:
+            return Decision(Action.START, reason)
+        return Decision(Action.WAIT, ask_again_at=due)
+
+    def overdue(self, now: float, log: UnmaterializedLog) -> bool:
+        """Return whether the watchdog barks: the log is older than ``overdue_s``, whoever is to blame."""
+        return log.bytes > 0 and now - log.oldest_at > self._options.overdue_s
+
+    def started(self, now: float) -> None:
+        """Report that a materialization began.
+
+        Raises:
+            Invalid: One is running.
+        """
+        if self._phase is Phase.RUNNING:
+            raise Invalid("a materialization of this operator is running: end it first")
+        self._phase = Phase.RUNNING
+        self._started_at = now
+        self._interval_due = now + self._options.interval_s
+
+    def succeeded(self, now: float) -> None:
+        """Report that it is complete.
+
+        Raises:
+            Invalid: None is running.
+        """
+        self._end(Phase.WAITING)
+        self._failures = 0
+        self._not_before = now + self._options.min_pause_s
+
+    def failed(self, now: float) -> bool:
+        """Report that it failed, or was abandoned; return whether the failure is tolerated.
+
+        Raises:
+            Invalid: None is running.
+        """
+        self._end(Phase.BACKING_OFF)
+        self._failures += 1
+        # The exponent is bounded, so that years of failures do not overflow a float.
+        wait = min(self._options.backoff_cap_s, self._options.backoff_base_s * 2.0 ** min(self._failures - 1, 60))
+        self._not_before = now + wait * self._rng.uniform(0.5, 1.0)
+        return not self.exhausted
+
+    def _end(self, phase: Phase) -> None:
+        if self._phase is not Phase.RUNNING:
+            raise Invalid("no materialization of this operator is running")
+        self._phase = phase
+
+    def _due(self, now: float, log: UnmaterializedLog) -> tuple[Reason, float]:
+        """Return the first reason that holds, or the one that will hold first, and when."""
+        options = self._options
+        if self._phase is Phase.BACKING_OFF:
+            return Reason.RETRY, now
+        if options.max_segments is not None and log.segments >= options.max_segments:
+            return Reason.SEGMENTS, now
+        if options.replay_s is not None and log.replay_seconds(options) >= options.replay_s:
+            return Reason.REPLAY, now
+        ratio = options.log_to_state_ratio
+        if ratio is not None and log.bytes >= max(options.min_log_bytes, ratio * log.state_bytes):
+            return Reason.LOG_TO_STATE, now
+        if options.max_age_s is not None and log.oldest_at + options.max_age_s < self._interval_due:
+            return Reason.AGE, log.oldest_at + options.max_age_s
+        return Reason.INTERVAL, self._interval_due

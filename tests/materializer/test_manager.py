@@ -1,0 +1,303 @@
+"""The materialization manager: when it starts, what it leaves alone, and what it does when the store fails."""
+
+import asyncio
+import json
+import logging
+import struct
+
+from materialization_world import EAGER, World
+
+from dstl.runtime import LoopClock
+from dstl.state.ttl import write_time_ms
+from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from materializer.expiry import ExpiredAt
+from materializer.trigger import Phase
+
+NEVER = EAGER.model_copy(update={"interval_s": 1e6, "log_to_state_ratio": None, "replay_s": None})
+
+
+async def _until(condition, seconds: float = 5.0) -> None:
+    for _ in range(int(seconds / 0.005)):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("did not come true in time")
+
+
+async def _bases(store: MemoryStore) -> set[str]:
+    return {info.name async for info in store.list() if info.name.endswith(".base")}
+
+
+def _counters(world: World) -> dict[str, float]:
+    return world.members[0].recorder.counters
+
+
+async def test_a_restored_log_is_materialized_without_any_batch_and_named_by_the_next(seed: int) -> None:
+    world = World(seed, options=NEVER)
+    try:
+        await world.start(1)
+        await world.batch_of(30)
+        await world.batch_of(30)
+        world.options = EAGER.model_copy(update={"interval_s": 0.05})
+        await world.start(1)
+        await _until(lambda: _counters(world)["completedMaterialization"] >= 2)
+        assert not world.newest.materialized
+        await asyncio.sleep(0.15)
+        assert _counters(world)["startedMaterialization"] == 2, "an operator whose last one waits was started again"
+        checkpoint = await world.batch_of(1)
+        assert {handle.operator for handle in checkpoint.materialized} == {"left", "right"}
+        assert world.members[0].recorder.gauges["lastDurationOfMaterialization"] > 0
+        await world.check(checkpoint)
+    finally:
+        await world.close()
+
+
+async def test_one_runs_at_a_time(seed: int) -> None:
+    slow = FaultyStore(MemoryStore(clock=LoopClock()), latency=lambda verb, size, rng: 0.02 if verb == "put" else 0.0)
+    world = World(seed, store=slow)
+    world.memory = slow.inner
+    try:
+        await world.start(1)
+        manager = world.members[0].manager
+        most = 0
+        for _ in range(6):
+            await world.batch_of(30)
+            for _ in range(5):
+                phases = [manager.phase(op) for op in ("left", "right")]
+                most = max(most, phases.count(Phase.RUNNING))
+                await asyncio.sleep(0.003)
+        assert most == 1
+    finally:
+        await world.close()
+
+
+async def test_a_batch_waits_for_no_upload(seed: int) -> None:
+    slow = FaultyStore(MemoryStore(clock=LoopClock()), latency=lambda verb, size, rng: 0.0)
+    world = World(seed, store=slow, inline_threshold=1 << 20)
+    world.memory = slow.inner
+    try:
+        await world.start(1)
+        await world.batch_of(30)
+        await world.batch_of(30)
+        await world.materialized()
+        slow._latency = lambda verb, size, rng: 3600.0 if verb == "put" else 0.0
+        await world.batch_of(30)
+        await world.batch_of(30)
+        await _until(lambda: world.members[0].manager.running is not None)
+        running, started = world.members[0].manager.running, _counters(world)["startedMaterialization"]
+        for _ in range(3):
+            await world.batch_of(30)
+        assert world.members[0].manager.running == running
+        assert _counters(world)["startedMaterialization"] == started
+    finally:
+        await world.close()
+
+
+async def test_failures_delay_and_leave_nothing_behind(seed: int) -> None:
+    memory = MemoryStore(clock=LoopClock())
+    store = FaultyStore(memory, rules=[FaultRule(Fault.UNAVAILABLE, "put", chance=0.7, only=".base")], seed=seed)
+    options = EAGER.model_copy(update={"file_bytes": 1 << 16, "backoff_base_s": 0.002, "tolerated_failures": 1})
+    world = World(seed, store=store, options=options, inline_threshold=1 << 20)
+    world.memory = memory
+    try:
+        await world.start(1)
+        await world.batch_of(200)
+        for _ in range(200):
+            await world.batch_of(1)
+            await asyncio.sleep(0.005)
+            if _counters(world)["failedMaterialization"] >= 2:
+                break
+        assert _counters(world)["failedMaterialization"] >= 2
+        store.rules.clear()
+        before = _counters(world)["completedMaterialization"]
+        for _ in range(400):
+            await world.batch_of(1)
+            await asyncio.sleep(0.005)
+            if _counters(world)["completedMaterialization"] >= before + 2:
+                break
+        await world.batch_of(1)
+        await world.batch_of(1)
+        await world.materialized()
+        await world.check(world.newest)
+        named = {handle.name for checkpoint in world.completed for handle in checkpoint.materialized}
+        waiting = {
+            name
+            for bases in world.members[0].backend.bases.values()
+            if bases.finished
+            for name in bases.finished.report.objects()
+        }
+        for _ in range(50):
+            await asyncio.sleep(0.005)
+            if await _bases(memory) <= named | waiting:
+                break
+        assert await _bases(memory) <= named | waiting, "files of failed materializations were left behind"
+    finally:
+        await world.close()
+
+
+async def test_one_that_takes_too_long_is_abandoned_and_tried_again(seed: int, caplog) -> None:
+    memory = MemoryStore(clock=LoopClock())
+    store = FaultyStore(memory, rules=[FaultRule(Fault.STUCK, "put", chance=1.0, only=".base", delay_s=0.01)])
+    options = EAGER.model_copy(
+        update={"timeout_s": 0.05, "backoff_base_s": 0.001, "backoff_cap_s": 0.01, "tolerated_failures": 0}
+    )
+    world = World(seed, store=store, options=options, inline_threshold=1 << 20)
+    world.memory = memory
+    try:
+        with caplog.at_level(logging.ERROR):
+            await world.start(1)
+            await world.batch_of(30)
+            await world.batch_of(3)
+            await _until(lambda: _counters(world)["failedMaterialization"] >= 2)
+        assert "took too long" in caplog.text
+        store.rules.clear()
+        await _until(lambda: _counters(world)["completedMaterialization"] >= 1)
+        await world.batch_of(3)
+        assert world.newest.materialized
+        await world.check(world.newest)
+    finally:
+        await world.close()
+
+
+async def test_a_finished_one_that_finds_no_batch_in_time_is_dropped_with_its_files(seed: int) -> None:
+    world = World(seed, options=EAGER.model_copy(update={"publish_within_s": 0.05}))
+    try:
+        await world.start(1)
+        await world.batch_of(30)
+        await world.batch_of(0)
+        await world.materialized()
+        stale = await _bases(world.memory)
+        assert stale
+        await asyncio.sleep(0.1)
+        checkpoint = await world.batch_of(1)
+        assert not checkpoint.materialized
+        assert _counters(world)["materializationsDropped"] >= 1
+        await asyncio.sleep(0.02)
+        assert not stale & await _bases(world.memory)
+        before = _counters(world)["startedMaterialization"]
+        await world.batch_of(1)
+        await world.materialized()
+        assert _counters(world)["startedMaterialization"] > before
+        await world.check(world.newest)
+    finally:
+        await world.close()
+
+
+async def test_replaced_tables_end_what_runs_and_its_files_go(seed: int) -> None:
+    slow = FaultyStore(MemoryStore(clock=LoopClock()), latency=lambda verb, size, rng: 0.03 if verb == "put" else 0.0)
+    world = World(seed, store=slow, inline_threshold=1 << 20)
+    world.memory = slow.inner
+    try:
+        await world.start(1)
+        await world.batch_of(30)
+        await world.batch_of(3)
+        await _until(lambda: world.members[0].manager.running is not None)
+        member = world.members[0]
+        newest = world.newest
+        member.backend.replace_tables({}, newest.checkpoint_id, member.owned)
+        assert member.manager.running is None
+        await asyncio.sleep(0.15)
+        assert not await _bases(world.memory)
+        assert member.storage.budget.used == 0
+    finally:
+        slow._latency = None
+        await world.close()
+
+
+async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) -> None:
+    world = World(seed, options=NEVER.model_copy(update={"overdue_s": 0.03}))
+    try:
+        await world.start(1)
+        await world.batch_of(30)
+        await world.batch_of(3)
+        await asyncio.sleep(0.05)
+        with caplog.at_level(logging.WARNING):
+            await world.batch_of(3)
+            await world.batch_of(3)
+        barks = sorted(record.getMessage().split(" is ")[0] for record in caplog.records)
+        assert barks == ["the log of left", "the log of right"]
+        assert world.members[0].recorder.gauges["oldestUnmaterializedSeconds"] > 0.03
+    finally:
+        await world.close()
+
+
+async def test_base_files_take_their_bytes_from_the_budget_and_go_up_as_background(seed: int) -> None:
+    world = World(seed)
+    try:
+        await world.start(1)
+        member = world.members[0]
+        seen: list[tuple[bool, int]] = []
+        submit = member.uploader.submit
+
+        def watched(name_of, data, *, critical=True, **more):
+            if name_of(0).endswith(".base"):
+                seen.append((critical, member.storage.budget.used - len(data)))
+            return submit(name_of, data, critical=critical, **more)
+
+        member.uploader.submit = watched
+        await world.batch_of(30)
+        await world.batch_of(3)
+        await world.materialized()
+        assert seen
+        assert all(not critical and rest >= 0 for critical, rest in seen)
+    finally:
+        await world.close()
+
+
+async def test_turned_off_nothing_is_materialized(seed: int) -> None:
+    world = World(seed, options=EAGER.model_copy(update={"enabled": False}))
+    try:
+        await world.start(1)
+        for _ in range(4):
+            await world.batch_of(30)
+        assert not world.newest.materialized
+        assert not _counters(world)["startedMaterialization"]
+    finally:
+        await world.close()
+
+
+def _timed(written_ms: int) -> bytes:
+    return b"\x81" + struct.pack("<q", written_ms) + b"payload"
+
+
+def test_the_materializer_reads_write_times_as_the_state_layer_writes_them() -> None:
+    from dstl.state.value_codec import HAS_WRITE_TIME, WRITE_TIME
+
+    value = bytes([HAS_WRITE_TIME | 1]) + WRITE_TIME.pack(1234) + b"x"
+    assert write_time_ms(value) == 1234
+    assert ExpiredAt(1234)(value)
+    assert not ExpiredAt(1233)(value)
+    assert not ExpiredAt(1 << 60)(b"\x01" + WRITE_TIME.pack(1) + b"x")
+    assert not ExpiredAt(1 << 60)(b"")
+
+
+async def test_expired_entries_leave_the_base_and_the_table_and_replay_brings_none_back(seed: int) -> None:
+    metadata = json.dumps({"states": [{"id": 0, "ttl_ms": 1000}, {"id": 1, "ttl_ms": 0}]}).encode()
+    world = World(seed, partitions=1)
+
+    async def write(*rows) -> None:
+        winners = world.run_attempts({"left": list(rows)}, metadata)
+        checkpoint = await world.checkpoint(winners)
+        world.take(checkpoint, {"left": list(rows)})
+        await world.materialized()
+
+    try:
+        await world.start(1)
+        born = world.time_ms
+        await write((3, 0, 0, b"mortal", b"", _timed(born)), (3, 1, 0, b"immortal", b"", _timed(born)))
+        await write((4, 0, 0, b"other", b"", _timed(born)))
+        table = world.members[0].backend.table("left")
+        assert table.get_many(0, [3], [b"mortal"]) == [_timed(born)]
+        world.time_ms = born + 5000
+        await write((5, 0, 0, b"young", b"", _timed(born + 4900)))
+        await write((5, 0, 0, b"young", b"", _timed(born + 4950)))
+        for _ in range(4):
+            await write((3, 1, 0, b"change", b"", world.rng.randbytes(4)))
+        assert table.get_many(0, [3, 5], [b"mortal", b"young"]) == [None, _timed(born + 4950)]
+        found = await world.content_of(world.newest)
+        assert (3, 0, b"mortal", b"") not in found["left"]
+        assert (3, 1, b"immortal", b"") in found["left"]
+        assert (5, 0, b"young", b"") in found["left"]
+    finally:
+        await world.close()

@@ -1,0 +1,325 @@
+"""Random batches, materializations, failed and repeated checkpoints, crashes and rescaling: every retained checkpoint
+restores to what a dictionary says, into any number of TaskManagers."""
+
+import asyncio
+import random
+
+import pytest
+from materialization_world import EAGER, GROUPS, World, held
+
+from dstl.errors import CorruptData
+from dstl.options import MaterializationOptions
+from dstl.runtime import LoopClock
+from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from materializer.operator_bases import OperatorBases
+
+
+def _options(rng: random.Random) -> MaterializationOptions:
+    return EAGER.model_copy(
+        update={
+            "interval_s": rng.choice((1e-6, 0.003, 0.02)),
+            "min_pause_s": rng.choice((0.0, 0.005)),
+            "file_bytes": rng.choice((1 << 16, 200)),
+            "min_live_share": rng.choice((0.0, 0.5, 0.9)),
+        }
+    )
+
+
+async def _schedule(world: World, steps: int) -> None:
+    rng = world.rng
+    await world.start(rng.randrange(1, 4))
+    for _ in range(steps):
+        action = rng.choices(("batch", "loser", "abort", "replace", "wait", "crash", "rewind"), (10, 3, 2, 2, 6, 2, 1))[
+            0
+        ]
+        if action == "batch":
+            await world.batch_of(rng.choice((0, 3, 40)))
+        elif action == "loser":
+            world.run_attempts(world.random_changes(10))
+            await world.batch_of(10)
+        elif action == "abort":
+            applied = world.random_changes(12)
+            winners = world.run_attempts(applied)
+            await world.checkpoint(winners, commit=False)
+            checkpoint = await world.checkpoint(winners)
+            world.take(checkpoint, applied)
+            await world.subsume()
+        elif action == "replace":
+            # Spark runs the same batch again after its checkpoint: the first one is subsumed at once.
+            first = await world.checkpoint(world.run_attempts(world.random_changes(8)))
+            world.registry.register(first.checkpoint_id, held(first))
+            applied = world.random_changes(8)
+            second = await world.checkpoint(world.run_attempts(applied))
+            world.take(second, applied)
+            await world.delete(world.registry.unregister(first.checkpoint_id))
+            await world.subsume()
+        elif action == "wait":
+            await world.materialized()
+        elif action == "crash" and world.completed:
+            await world.start(rng.randrange(1, 4))
+        elif action == "rewind" and len(world.completed) > 1:
+            # Spark has not committed the last batch: it runs again from the checkpoint before.
+            gone = world.completed[-1]
+            await world.start(rng.randrange(1, 4), world.completed[-2])
+            await world.batch_of(10)
+            await world.delete(world.registry.unregister(gone.checkpoint_id))
+        for checkpoint in world.completed[-1:]:
+            await world.check(checkpoint, rng.randrange(1, 4))
+    for checkpoint in world.completed:
+        for size in (1, 3):
+            await world.check(checkpoint, size)
+
+
+@pytest.mark.parametrize("run", range(6))
+async def test_every_checkpoint_restores_to_the_model(seed: int, run: int) -> None:
+    world = World(seed * 1000 + run, options=_options(random.Random(seed * 1000 + run)))
+    try:
+        await _schedule(world, 30)
+        materialized = [c for c in world.completed if c.materialized]
+        assert world.completed
+        assert materialized or run
+        for checkpoint in world.completed:
+            names = {h.name for h in checkpoint.materialized} | {s.segment[0] for s in checkpoint.segments}
+            assert not names & world.deleted
+    finally:
+        await world.close()
+
+
+@pytest.mark.parametrize("run", range(1))
+async def test_every_checkpoint_restores_to_the_model_in_rocksdb(seed: int, run: int, tmp_path) -> None:
+    pytest.importorskip("rocksdict")
+    world = World(seed * 1000 + run, options=_options(random.Random(seed)), table="rocksdb", directory=tmp_path)
+    try:
+        await _schedule(world, 8)
+    finally:
+        await world.close()
+
+
+async def test_the_log_is_truncated_behind_two_generations_and_the_rest_restores(seed: int) -> None:
+    world = World(seed)
+    try:
+        await world.start(1)
+        for _ in range(4):
+            await world.batch_of(60)
+            await world.materialized()
+        for _ in range(3):
+            await world.batch_of(20)
+            await world.materialized()
+        newest = world.newest
+        assert newest is not None
+        generations = {handle.checkpoint for handle in newest.materialized}
+        assert len(generations) >= 2
+        oldest_kept = min(segment.checkpoint for segment in newest.segments)
+        assert oldest_kept > min(generations), "log that every base contains is still there"
+        assert all(log.from_sqn > 0 for log in newest.logs)
+        await world.check(newest, 3)
+    finally:
+        await world.close()
+
+
+@pytest.mark.parametrize("missing", ["damaged", "missing"])
+async def test_a_damaged_current_base_falls_back_to_the_previous_one_and_more_log(seed: int, missing: str) -> None:
+    world = World(seed)
+    try:
+        await world.start(2)
+        for _ in range(5):
+            await world.batch_of(40)
+            await world.materialized()
+        newest = world.newest
+        current: dict[tuple[str, int], tuple[int, str]] = {}
+        for handle in newest.materialized:
+            for group, _, _ in handle.parts:
+                key = (handle.operator, group)
+                current[key] = max(current.get(key, (-1, "")), (handle.checkpoint, handle.name))
+        # One file: it may be the current base of one key group and the older one of another.
+        damaged = [world.rng.choice(sorted({name for _, name in current.values()}))]
+        data = bytearray(await world.memory.get(damaged[0]))
+        await world.memory.delete(damaged)
+        if missing == "damaged":
+            part = next(p for h in newest.materialized if h.name == damaged[0] for p in h.parts if p[2])
+            data[part[1] + world.rng.randrange(part[2])] ^= 1 << world.rng.randrange(8)
+            await world.memory.put(damaged[0], bytes(data))
+        await world.check(newest, 1)
+        await world.check(newest, 3)
+        reports = await world.start(1)
+        assert set(reports[0].fallbacks) <= set(damaged)
+        # The next materialization replaces what was damaged, and then it is gone from the manifests.
+        for _ in range(3):
+            await world.batch_of(5)
+            await world.materialized()
+        if reports[0].fallbacks:
+            assert damaged[0] not in {h.name for h in world.newest.materialized}
+        await world.check(world.newest, 2)
+    finally:
+        await world.close()
+
+
+async def test_when_every_base_of_a_key_group_is_damaged_the_error_names_checkpoint_and_files(seed: int) -> None:
+    world = World(seed)
+    try:
+        await world.start(1)
+        for _ in range(5):
+            await world.batch_of(40)
+            await world.materialized()
+        names = {handle.name for handle in world.newest.materialized}
+        await world.memory.delete(sorted(names))
+        with pytest.raises(CorruptData, match=f"checkpoint {world.newest.checkpoint_id} .*every base of key group"):
+            await world.content_of(world.newest)
+    finally:
+        await world.close()
+
+
+async def test_before_the_log_was_truncated_the_log_alone_is_enough(seed: int) -> None:
+    world = World(seed)
+    try:
+        await world.start(1)
+        await world.batch_of(40)
+        await world.batch_of(40)
+        await world.materialized()
+        checkpoint = await world.batch_of(5)
+        assert checkpoint.materialized
+        assert not checkpoint.truncated
+        await world.memory.delete(sorted({handle.name for handle in checkpoint.materialized}))
+        await world.check(checkpoint)
+    finally:
+        await world.close()
+
+
+async def test_rescaling_one_to_three_to_two_with_bases(seed: int) -> None:
+    world = World(seed)
+    try:
+        for size in (1, 3, 2):
+            await world.start(size)
+            for _ in range(4):
+                await world.batch_of(30)
+                await world.materialized()
+            await world.check(world.newest, size)
+    finally:
+        await world.close()
+
+
+async def test_a_log_of_several_task_managers_is_cut_only_when_all_have_bases(seed: int) -> None:
+    """Prevents that one TaskManager's base lets go of another's log."""
+    world = World(seed, partitions=1)
+    try:
+        await world.start(1)
+        for _ in range(3):
+            await world.batch_of(60)
+        await world.start(2)
+        slow = world.members[1].manager
+        slow._closed = True  # this one never materializes
+        for _ in range(4):
+            await world.batch_of(20)
+            await world.materialized()
+        old = [log for log in world.newest.logs if log.first_key_group == 0 and log.last_key_group == GROUPS - 1]
+        assert old
+        assert all(log.from_sqn == 0 for log in old)
+        await world.check(world.newest, 2)
+        slow._closed = False
+        for _ in range(4):
+            await world.batch_of(20)
+            await world.materialized()
+        left = {log.log_id for log in world.newest.logs}
+        assert not left & {log.log_id for log in old}
+        await world.check(world.newest, 2)
+    finally:
+        await world.close()
+
+
+async def test_an_older_log_that_another_needs_is_not_replayed_over_a_newer_base(seed: int) -> None:
+    """Prevents that a value comes back which a truncated, newer log had replaced."""
+    world = World(seed, partitions=1)
+
+    async def write(value: bytes) -> None:
+        rows = {"left": [(3, 0, 0, b"k", b"", value), (12, 0, 0, b"other", b"", value)]}
+        checkpoint = await world.checkpoint(world.run_attempts(rows))
+        world.take(checkpoint, rows)
+        await world.subsume()
+        await world.materialized()
+
+    never = EAGER.model_copy(update={"enabled": False})
+    try:
+        world.options = never
+        await world.start(1)
+        await write(b"old")
+        await world.start(2)  # the log of everything is now needed by both
+        first = world.members[0].manager
+        first._options = EAGER
+        first.look()
+        await world.materialized()
+        await write(b"new")
+        for _ in range(6):
+            rows = {"left": [(4, 0, 0, b"x", b"", world.rng.randbytes(4))]}
+            checkpoint = await world.checkpoint(world.run_attempts(rows))
+            world.take(checkpoint, rows)
+            await world.materialized()
+        newest = world.newest
+        assert any(log.from_sqn == 0 and log.last_key_group == GROUPS - 1 for log in newest.logs)
+        held_by = {log.log_id for log in newest.logs if log.last_key_group < 8 and log.from_sqn > 0}
+        assert held_by, "the newer log of the first TaskManager is not truncated: this test shows nothing"
+        assert world.models[newest.checkpoint_id]["left"][3, 0, b"k", b""] == b"new"
+        await world.check(newest)
+        await world.check(newest, 2)
+    finally:
+        await world.close()
+
+
+async def test_key_groups_that_do_not_change_are_not_uploaded_again(seed: int) -> None:
+    world = World(seed, partitions=1)
+    try:
+        await world.start(1)
+        await world.batch_of(300)
+        for _ in range(6):
+            # One key group of one operator changes.
+            rows = {"left": [(3, 0, 0, b"k", b"", world.rng.randbytes(8))]}
+            checkpoint = await world.checkpoint(world.run_attempts(rows))
+            world.take(checkpoint, rows)
+            await world.materialized()
+        last = max(handle.materialization_id for handle in world.newest.materialized if handle.operator == "left")
+        written = {g for h in world.newest.materialized if h.materialization_id == last for g, _, _ in h.parts}
+        assert written == {3}
+        await world.check(world.newest)
+    finally:
+        await world.close()
+
+
+async def test_restoring_twice_gives_the_same_bookkeeping(seed: int) -> None:
+    world = World(seed)
+    try:
+        await world.start(1)
+        for _ in range(4):
+            await world.batch_of(40)
+            await world.materialized()
+        first = await world.start(1)
+        second = await world.start(1)
+        for operator, bases in first[0].bases.items():
+            again: OperatorBases = second[0].bases[operator]
+            assert again.generations == bases.generations
+            assert again.log(1).bytes == bases.log(1).bytes
+        assert first[0].bytes == second[0].bytes
+    finally:
+        await world.close()
+
+
+async def test_a_checkpoint_fails_cleanly_while_the_store_is_down_and_bases_come_later(seed: int) -> None:
+    memory = MemoryStore(clock=LoopClock())
+    rule = FaultRule(Fault.UNAVAILABLE, "put", chance=0.3)
+    store = FaultyStore(memory, rules=[rule], seed=seed)
+    options = EAGER.model_copy(update={"backoff_base_s": 0.001})
+    world = World(seed, store=store, inline_threshold=1 << 20, options=options)
+    world.memory = memory
+    try:
+        await world.start(2)
+        for _ in range(12):
+            await world.batch_of(30)
+            await asyncio.sleep(0.005)
+            await world.materialized()
+        assert world.newest.materialized
+        await world.check(world.newest, 2)
+        failed = sum(member.recorder.counters["failedMaterialization"] for member in world.members)
+        done = sum(member.recorder.counters["completedMaterialization"] for member in world.members)
+        assert done > 0
+        assert failed >= 0
+    finally:
+        await world.close()

@@ -1,0 +1,114 @@
+"""Materialization under the real coordinator, over real sockets: batches, lost TaskManagers, rescaling, deletions."""
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "checkpoint"))
+
+import service_world
+from service_world import Driver, Events, Model, retained, state_of, without_empty
+
+from dstl.changelog.names import SegmentNames
+from dstl.options import MaterializationOptions
+from dstl.runtime import SystemClock
+from dstl.store.memory import MemoryStore
+from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from handles.checkpoint import referenced_objects
+
+EAGER = MaterializationOptions(interval_s=1e-6, start_jitter_s=0, min_pause_s=0, file_bytes=1 << 16)
+TWO = {"counts": 4, "sums": 3}
+
+
+class MaterializingTaskManager(service_world.TaskManager):
+    def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
+        backend = super()._open_backend(query_id)
+        materialize(
+            backend,
+            uploader=self._uploader,
+            names=SegmentNames(query_id, self.runtime.new_id(), self.runtime),
+            store=self.store,
+            options=EAGER,
+            runtime=self.runtime,
+        )
+        return backend
+
+
+@pytest.fixture(autouse=True)
+def _materializing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_world, "TaskManager", MaterializingTaskManager)
+
+
+def _events(rng: random.Random, batch: int) -> Events:
+    def value(n: int) -> bytes | None:
+        return None if rng.random() < 0.15 else f"{batch}/{n}".encode()
+
+    return {uid: {f"key-{rng.randrange(60)}".encode(): value(n) for n in range(25)} for uid in TWO}
+
+
+async def _check(store: MemoryStore, model: Model) -> None:
+    found = await retained(store)
+    assert without_empty(await state_of(found[-1], store)) == without_empty(model)
+    names = {info.name async for info in store.list()}
+    for checkpoint in found:
+        assert set(referenced_objects(checkpoint)) <= names, "something that a retained checkpoint needs was deleted"
+
+
+@pytest.mark.parametrize("task_managers", [1, 3])
+async def test_a_long_run_stays_short_and_restores(seed: int, task_managers: int) -> None:
+    store, model, rng = MemoryStore(clock=SystemClock()), {}, random.Random(seed)
+    driver = await Driver(store, seed=seed, operators=TWO, task_managers=task_managers).start()
+    try:
+        for batch in range(25):
+            await driver.run_batch("run", batch, _events(rng, batch), model)
+            await asyncio.sleep(0.01)
+        newest = (await retained(store))[-1]
+        assert len(newest.segments) < 20, "the log was never truncated"
+        assert sum(report.materializations for report in driver.checkpoints) >= 4
+        assert driver.checkpoints[-1].estimated_recovery_seconds > 0
+        await _check(store, model)
+    finally:
+        await driver.close()
+    driver = await Driver(store, seed=seed + 1, operators=TWO, task_managers=4 - task_managers).start()
+    try:
+        for batch in range(25, 32):
+            await driver.run_batch("run-2", batch, _events(rng, batch), model)
+            await asyncio.sleep(0.01)
+        await _check(store, model)
+    finally:
+        await driver.close()
+
+
+async def test_a_task_manager_is_lost_between_batches_again_and_again(seed: int) -> None:
+    store, model, rng = MemoryStore(clock=SystemClock()), {}, random.Random(seed)
+    driver = await Driver(store, seed=seed, operators=TWO, task_managers=2).start()
+    try:
+        for batch in range(16):
+            await driver.run_batch("run", batch, _events(rng, batch), model)
+            await asyncio.sleep(rng.choice((0.0, 0.01)))
+            if rng.random() < 0.3:
+                victim = rng.choice([m for m in driver.members.values() if m.member_id not in driver.lost])
+                await victim.kill()
+        await _check(store, model)
+    finally:
+        await driver.close()
+
+
+async def test_a_driver_restart_in_the_same_process_keeps_bases(seed: int) -> None:
+    store, model, rng = MemoryStore(clock=SystemClock()), {}, random.Random(seed)
+    driver = await Driver(store, seed=seed, operators=TWO).start()
+    try:
+        batch = 0
+        for run in range(4):
+            for _ in range(5):
+                await driver.run_batch(f"run-{run}", batch, _events(rng, batch), model)
+                await asyncio.sleep(0.01)
+                batch += 1
+        await _check(store, model)
+        assert (await retained(store))[-1].materialized
+    finally:
+        await driver.close()

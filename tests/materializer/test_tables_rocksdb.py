@@ -1,0 +1,187 @@
+"""The RocksDB table: the contract, and what only it promises."""
+
+import os
+import shutil
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import google_crc32c
+import pytest
+
+from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from dstl.testing.table_changes import changes, clear, content, put
+from dstl.testing.table_contract import TableContract
+from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable, open_table
+
+SMALL = RocksDBOptions(block_cache_bytes=8 << 20, write_buffer_bytes=1 << 20)
+
+
+class TestRocksDBStateTable(TableContract):
+    def open_table(self, directory: Path) -> StateTable:
+        return open_table("rocksdb", directory, rocksdb=SMALL)
+
+
+def test_without_the_extra_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    with pytest.raises(Invalid, match=r"pip install 'dstl-pyspark\[rocksdb\]'"):
+        open_table("rocksdb", tmp_path / "t")
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_table_needs_a_directory_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="needs a directory"):
+        open_table("rocksdb")
+    with pytest.raises(Invalid, match="no state table of kind 'lmdb'"):
+        open_table("lmdb")  # type: ignore[arg-type]
+    with closing(open_table("rocksdb", tmp_path / "t", rocksdb=SMALL)), pytest.raises(Invalid, match="of its own"):
+        open_table("rocksdb", tmp_path / "t", rocksdb=SMALL)
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Unavailable, match=r"cannot make .*file"):
+        open_table("rocksdb", tmp_path / "file", rocksdb=SMALL)
+
+
+def test_nothing_is_left_on_disk_after_close(tmp_path: Path) -> None:
+    table = open_table("rocksdb", tmp_path / "t", rocksdb=SMALL)
+    table.apply(changes(put(1, 0, b"a", b"", b"1")))
+    snapshot = table.snapshot()
+    list(snapshot.entries(1))
+    table.restore(1, snapshot.entries(1))
+    table.close()
+    snapshot.close()
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_a_forked_child_is_told_and_does_not_hang(tmp_path: Path) -> None:
+    """rocksdict hangs in a child process; ours says so, whatever the child calls, and lets it end."""
+    table = RocksDBStateTable(tmp_path / "t", SMALL)
+    table.apply(changes(put(1, 0, b"a", b"", b"1")))
+    told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b""
+        for call in (lambda: table.get_many(0, [1], [b"a"]), table.snapshot, lambda: table.apply(changes())):
+            try:
+                call()
+            except Invalid as error:
+                said += b"." if "fork" in str(error) else b"?"
+        table.close()
+        os.write(told[1], said)
+        os._exit(0)
+    os.close(told[1])
+    with os.fdopen(told[0], "rb") as pipe:
+        assert pipe.read() == b"..."
+    assert os.waitpid(child, 0)[1] == 0
+    assert table.get_many(0, [1], [b"a"]) == [b"1"]
+    table.close()
+
+
+def _large(table: RocksDBStateTable, first: int, count: int, tag: bytes) -> None:
+    table.apply(changes(*[put(i % 8, 0, b"%08d" % i, b"", tag * 50) for i in range(first, first + count)]))
+
+
+def test_only_new_files_need_to_be_uploaded(tmp_path: Path) -> None:
+    """A small change to a large state names one small new file; known files keep size and checksum."""
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        _large(table, 0, 20_000, b"base")
+        with closing(table.snapshot()) as first:
+            base = {file.name: file for file in first.files() if file.shared}
+        _large(table, 0, 100, b"new!")
+        with closing(table.snapshot()) as second:
+            files = second.files()
+            now = {file.name: file for file in files if file.shared}
+            new = [now[name] for name in now.keys() - base.keys()]
+            assert len(new) == 1
+            assert new[0].size * 10 < sum(file.size for file in base.values())
+            assert all(now[name] == base[name] for name in base.keys() & now.keys())
+            assert {file.name for file in files if not file.shared} >= {"CURRENT"}
+            assert all((second.path / file.name).stat().st_size == file.size for file in files)
+            with pytest.raises(Closed):
+                first.files()
+
+
+def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        _large(table, 0, 500, b"x")
+        for _ in range(2):
+            with closing(table.snapshot()) as snapshot:
+                for file in snapshot.files():
+                    assert google_crc32c.value((snapshot.path / file.name).read_bytes()) == file.checksum
+
+
+def test_a_table_opens_on_the_files_of_a_snapshot(tmp_path: Path) -> None:
+    """Incremental restore and rescaling: only the files that ``files`` lists, only the key groups asked for."""
+    downloaded = tmp_path / "downloaded"
+    downloaded.mkdir()
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        _large(table, 0, 5_000, b"base")
+        table.apply(changes(put(3, 1, b"m\0", b"\0u", b"1"), put(4, 1, b"n", b"", b"2"), clear(3, 0, b"%08d" % 3)))
+        with closing(table.snapshot()) as snapshot:
+            truth = content(snapshot, range(8))
+            for file in snapshot.files():
+                shutil.copy(snapshot.path / file.name, downloaded / file.name)
+    with closing(RocksDBStateTable.from_checkpoint(tmp_path / "all", downloaded, range(8), SMALL)) as table:
+        assert list(table.key_groups()) == list(range(8))
+        with closing(table.snapshot()) as snapshot:
+            assert content(snapshot, range(8)) == truth
+        table.apply(changes(put(7, 0, b"more", b"", b"1")))
+        assert table.get_many(0, [7], [b"more"]) == [b"1"]
+    with closing(RocksDBStateTable.from_checkpoint(tmp_path / "some", downloaded, [0, 3, 4], SMALL)) as table:
+        assert list(table.key_groups()) == [0, 3, 4]
+        with closing(table.snapshot()) as snapshot:
+            assert content(snapshot, range(8)) == {a: v for a, v in truth.items() if a[0] in (0, 3, 4)}
+    assert {path.name for path in downloaded.iterdir()} >= {"CURRENT"}, "the downloaded files stay"
+
+
+@pytest.mark.parametrize("damage", ["CURRENT", "MANIFEST", ".sst", "flip"])
+def test_damaged_files_are_detected(tmp_path: Path, damage: str) -> None:
+    downloaded = tmp_path / "downloaded"
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        _large(table, 0, 5_000, b"base")
+        with closing(table.snapshot()) as snapshot:
+            shutil.copytree(snapshot.path, downloaded)
+    if damage == "flip":
+        victim = next(downloaded.glob("*.sst"))
+        data = bytearray(victim.read_bytes())
+        for at in range(0, len(data), 512):
+            data[at] ^= 0x55
+        victim.write_bytes(data)
+    else:
+        for victim in [path for path in downloaded.iterdir() if damage in path.name]:
+            victim.unlink()
+    with pytest.raises(CorruptData, match="restore"):  # noqa: SIM117
+        with closing(RocksDBStateTable.from_checkpoint(tmp_path / "new", downloaded, range(8), SMALL)) as table:
+            table.get_many(0, [i % 8 for i in range(5_000)], [b"%08d" % i for i in range(5_000)])
+
+
+def test_pages_out_of_order_are_refused_and_leave_the_key_group(tmp_path: Path) -> None:
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        table.apply(changes(put(1, 0, b"a", b"", b"1"), put(1, 0, b"b", b"", b"2")))
+        with closing(table.snapshot()) as snapshot:
+            pages = list(snapshot.entries(1, page_rows=1))
+            with pytest.raises(Invalid, match="out of order"):
+                table.restore(1, reversed(pages))
+            with pytest.raises(Invalid, match="out of order"):
+                table.restore(1, [*pages, pages[-1]])
+        assert table.get_many(0, [1, 1], [b"a", b"b"]) == [b"1", b"2"]
+
+
+def test_preparing_takes_the_flush_out_of_the_snapshot(tmp_path: Path) -> None:
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        _large(table, 0, 1_000, b"x")
+        table.prepare_snapshot()
+        _large(table, 1_000, 10, b"x")
+        with closing(table.snapshot()) as snapshot:
+            assert len(content(snapshot, range(8))) == 1_010
+
+
+def test_memory_stays_within_the_options(tmp_path: Path) -> None:
+    """Writes of many times the write buffer do not pile up in memory."""
+    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
+        for turn in range(10):
+            _large(table, turn * 2_000, 2_000, os.urandom(20))
+        held = table._db.property_int_value("rocksdb.size-all-mem-tables")
+        assert held <= SMALL.max_write_buffers * SMALL.write_buffer_bytes * 1.5
