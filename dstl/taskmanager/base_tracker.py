@@ -1,0 +1,130 @@
+"""Bases and log lengths of a TaskManager's operators, between its batches and its materializations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from dstl.changelog.log_segment import LogSegment
+from dstl.runtime import Runtime
+from handles.checkpoint import CheckpointId
+from handles.materialized_handle import MaterializationReport
+from materializer.expiry import expired_at, times_to_live
+from materializer.manager import PeriodicMaterializationManager
+from materializer.operator_bases import FinishedMaterialization, LoggedChanges, OperatorBases
+from materializer.tables import Expired
+
+__all__ = ["BaseTracker", "PendingBases"]
+
+
+@dataclass(frozen=True, slots=True)
+class PendingBases:
+    """What becomes true of bases and log once a checkpoint is followed by another batch.
+
+    Attributes:
+        finished: Materializations that the checkpoint names.
+        logged: Stored bytes and segments that it added, by operator.
+    """
+
+    finished: tuple[FinishedMaterialization, ...]
+    logged: Mapping[str, tuple[int, int]]
+
+    @property
+    def reports(self) -> tuple[MaterializationReport, ...]:
+        """For the coordinator."""
+        return tuple(each.report for each in self.finished)
+
+
+class BaseTracker:
+    """Keeps :class:`OperatorBases` true to the checkpoint that the tables hold.
+
+    Attributes:
+        bases: By operator.
+        manager: Materializes, where materialization is on.
+        base_time_ms: Processing time of the checkpoint that the tables hold; None where it is not known.
+
+    Args:
+        runtime: Its clock says how old the log is.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.bases: dict[str, OperatorBases] = {}
+        self.manager: PeriodicMaterializationManager | None = None
+        self.base_time_ms: int | None = None
+        self._generations = 2
+        self._runtime = runtime
+        self._metadata: dict[str, bytes] = {}
+        self._times_to_live: dict[str, dict[int, int]] = {}
+
+    def attach(self, manager: PeriodicMaterializationManager, generations: int) -> None:
+        """Materialize from now on, keeping so many generations of bases."""
+        self.manager = manager
+        self._generations = generations
+
+    def expired(self, operator: str) -> Expired:
+        """Return which values of an operator have expired at the checkpoint that the tables hold."""
+        return expired_at(self._times_to_live.get(operator, {}), self.base_time_ms)
+
+    def declared(self, operator: str, metadata: bytes) -> None:
+        """Take an operator's states, as a task sends them with its changes."""
+        if self._metadata.get(operator) == metadata:
+            return
+        self._metadata[operator] = metadata
+        try:
+            registry = json.loads(metadata)
+            self._times_to_live[operator] = times_to_live(registry)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            # Not ours to judge: without a time to live everything is kept.
+            self._times_to_live.pop(operator, None)
+
+    def pending(self, persisted: Iterable[tuple[str, tuple[LogSegment, ...]]]) -> PendingBases:
+        """Return what a checkpoint will change.
+
+        Args:
+            persisted: Operator and segments of each log that the checkpoint holds.
+        """
+        rows = [(operator, segment) for operator, segments in persisted for segment in segments]
+        raw: dict[int, int] = {}
+        for _, segment in rows:
+            raw[id(segment.location)] = raw.get(id(segment.location), 0) + segment.nbytes
+        stored: dict[str, float] = {}
+        places: dict[str, set[int]] = {}
+        for operator, segment in rows:
+            share = segment.nbytes / max(1, raw[id(segment.location)])
+            stored[operator] = stored.get(operator, 0.0) + segment.location.size * share
+            places.setdefault(operator, set()).add(id(segment.location))
+        logged = {operator: (max(1, round(size)), len(places[operator])) for operator, size in stored.items()}
+        return PendingBases(tuple(self.manager.take_reports()) if self.manager else (), logged)
+
+    def followed(self, checkpoint: CheckpointId, pending: PendingBases, time_ms: int | None) -> None:
+        """Take notice that the tables hold a checkpoint now: what it names are bases, and its changes are log."""
+        for finished in pending.finished:
+            bases = self.bases.get(finished.report.operator)
+            if bases is not None:
+                bases.accept(finished, self._generations)
+        now = self._runtime.clock.now()
+        for operator, (nbytes, segments) in pending.logged.items():
+            self.bases.setdefault(operator, OperatorBases()).logged(LoggedChanges(checkpoint, nbytes, segments, now))
+        self.base_time_ms = time_ms if time_ms is not None else self.base_time_ms
+        if self.manager is not None:
+            self.manager.look()
+
+    def replaced(
+        self, bases: dict[str, OperatorBases], registries: Mapping[str, Mapping[str, object]], rate: float | None
+    ) -> None:
+        """Take notice that the tables were replaced by restored ones.
+
+        Args:
+            bases: Of the restored checkpoint.
+            registries: The states of each operator, as plain data.
+            rate: Bytes per second of the restore; None where nothing was read.
+        """
+        self.bases = bases
+        self.base_time_ms = None
+        self._metadata.clear()
+        self._times_to_live = {operator: times_to_live(registry) for operator, registry in registries.items()}
+        if self.manager is not None:
+            self.manager.reset()
+            self.manager.replay_bytes_per_s = rate or self.manager.replay_bytes_per_s
+            self.manager.look()

@@ -1,0 +1,176 @@
+"""Frames and handshake of every socket between drivers, TaskManagers and workers.
+
+A frame is ``u32 body length | u32 header length | header (msgpack map) | payload (raw bytes)``, big-endian; the body is
+header length field, header and payload. A request names its method; a reply holds either ``ok`` fields or an
+``error`` pair. Nothing is ever unpickled.
+
+The handshake proves to both sides that the other knows the application's secret, without sending it: the server
+sends a nonce, the client answers with its own nonce and ``HMAC-SHA256(secret, "client" + both)``, and the server with
+``HMAC-SHA256(secret, "server" + both)``, or with an ``error`` that says why it refuses. Until then no frame is longer
+than :data:`MAX_HANDSHAKE`, in either direction.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import struct
+from typing import Any
+
+import msgpack
+
+from dstl.errors import AccessDenied, CorruptData, Invalid, error_from_wire, error_to_wire
+
+__all__ = [
+    "MAX_FRAME",
+    "MAX_HANDSHAKE",
+    "NONCE_BYTES",
+    "PREFIX_BYTES",
+    "PROTOCOL_VERSION",
+    "Secret",
+    "decode_body",
+    "encode_frame",
+    "error_reply",
+    "frame_length",
+    "new_nonce",
+    "proof",
+    "raise_for",
+    "set_tcp_options",
+    "verify_proof",
+]
+
+PROTOCOL_VERSION = 1
+MAX_FRAME = 256 << 20
+"""No frame is longer, in bytes: a bigger length is refused before anything is allocated."""
+MAX_HANDSHAKE = 1024
+"""No frame of a handshake is longer, in bytes: whoever is not authenticated makes nobody allocate."""
+PREFIX_BYTES = 4
+NONCE_BYTES = 32
+_MAX_HEADER = 16 << 20
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+class Secret:
+    """A shared key that never shows itself: not in a repr, a log line or an error.
+
+    It may be pickled into the closure of a Spark task; Spark ships closures as opaque bytes.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) < 16:
+            raise Invalid("the application's secret must have at least 16 bytes")
+        self._key = key
+
+    def __repr__(self) -> str:
+        return "Secret(***)"
+
+    def __reduce__(self) -> tuple[type[Secret], tuple[bytes]]:
+        return Secret, (self._key,)
+
+    def reveal(self) -> bytes:
+        """Return the key: for the handshake and for handing it to a child process over a pipe."""
+        return self._key
+
+    @staticmethod
+    def generate() -> Secret:
+        """Return a new random secret of 32 bytes."""
+        return Secret(secrets.token_bytes(32))
+
+
+def new_nonce() -> bytes:
+    """Return :data:`NONCE_BYTES` unpredictable bytes."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def proof(secret: Secret, side: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
+    """Return one side's proof that it knows the secret."""
+    return hmac.digest(secret.reveal(), side.encode() + server_nonce + client_nonce, "sha256")
+
+
+def verify_proof(secret: Secret, side: str, server_nonce: bytes, client_nonce: bytes, given: object) -> None:
+    """Check the other side's proof, whatever it sent as one, in constant time.
+
+    Raises:
+        AccessDenied: It does not match.
+    """
+    if not isinstance(given, bytes) or not hmac.compare_digest(proof(secret, side, server_nonce, client_nonce), given):
+        raise AccessDenied(f"the {side} does not know this application's secret; is it of another application?")
+
+
+def encode_frame(header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
+    """Return the buffers of one frame, to be written in order.
+
+    Raises:
+        Invalid: The frame would be longer than :data:`MAX_FRAME`.
+    """
+    packed = msgpack.packb(header, use_bin_type=True)
+    body = 4 + len(packed) + len(payload)
+    if body > MAX_FRAME:
+        raise Invalid(f"a message of {body} bytes is above the limit of {MAX_FRAME}: send it in parts")
+    return [struct.pack(">II", body, len(packed)), packed, payload]
+
+
+def frame_length(prefix: bytes, limit: int = MAX_FRAME) -> int:
+    """Return the body length that a frame's first :data:`PREFIX_BYTES` bytes declare.
+
+    Raises:
+        CorruptData: It is out of bounds; the connection must be closed.
+    """
+    (length,) = struct.unpack(">I", prefix)
+    if not 4 <= length <= limit:
+        raise CorruptData(f"a frame declares {length} bytes; the limit is {limit}")
+    return int(length)
+
+
+def decode_body(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Split a frame's body into header and payload.
+
+    Raises:
+        CorruptData: It is not a frame of ours.
+    """
+    view = memoryview(body)
+    if len(view) < 4:
+        raise CorruptData(f"a frame has a body of {len(view)} bytes")
+    (length,) = struct.unpack(">I", view[:4])
+    if length > min(_MAX_HEADER, len(view) - 4):
+        raise CorruptData(f"a frame declares a header of {length} bytes in a body of {len(view)}")
+    try:
+        header = msgpack.unpackb(view[4 : 4 + length], raw=False, strict_map_key=False)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        # A TypeError: a map under a key that cannot be one.
+        raise CorruptData(f"a frame's header is not msgpack: {error}") from None
+    if not isinstance(header, dict):
+        raise CorruptData("a frame's header is not a map")
+    return header, view[4 + length :]
+
+
+def error_reply(error: BaseException) -> dict[str, Any]:
+    """Return the header of a reply that raises ``error`` again at the caller's side."""
+    return {"error": list(error_to_wire(error))}
+
+
+def raise_for(header: dict[str, Any]) -> None:
+    """Raise the error that a reply carries, if it carries one."""
+    match header.get("error"):
+        case None:
+            return
+        case [str(kind), str(message)]:
+            raise error_from_wire(kind, message)
+    raise CorruptData("a reply carries an error that is none")
+
+
+def set_tcp_options(sock: socket.socket) -> None:
+    """Send small frames at once, and notice within about a minute that the other host has gone without a word.
+
+    Does nothing to a unix socket.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # macOS names one of them differently, and has a default
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,395 @@
+"""The state of one TaskManager: committed tables, the log, and overlays of what is not committed yet.
+
+Base tables never contain uncommitted state. What a task writes is its *attempt*: appended to the log and kept as a
+pending overlay. When the checkpoint of its batch completes, the overlays that count are set aside, and they are folded
+into the tables when the next batch begins; until then the same batch can be run again from the same parent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from dstl.changelog.storage import PersistResult, StateChangelogStorage
+from dstl.changelog.writer import StateChangelogWriter
+from dstl.errors import Fenced, Invalid, Unavailable
+from dstl.runtime import Runtime
+from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
+from handles.checkpoint import CheckpointId
+from handles.key_group import KeyGroupRange, range_of_partition
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumber, SequenceNumberRange
+from materializer.operator_bases import OperatorBases
+from materializer.tables import Expired, StateTable
+
+__all__ = ["AttemptKey", "Contribution", "PersistedAttempt", "TaskManagerStateBackend"]
+
+AttemptKey = tuple[str, int]
+"""An operator's uid and a Spark task attempt id."""
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One task attempt: its change sets in the log, and the overlay they will become."""
+
+    operator: str
+    batch_id: int
+    parallelism: int
+    writer: StateChangelogWriter | None = None
+    from_sqn: SequenceNumber = 0
+    partition: int | None = None
+    persisted: bool = False
+    to_sqn: SequenceNumber = 0
+    overlay: list[pa.RecordBatch] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class PersistedAttempt:
+    """A winner's part of a checkpoint.
+
+    Attributes:
+        operator: The operator's uid.
+        log_id: Its log.
+        key_groups: Key groups the log may hold here.
+        range: Sequence numbers of its changes.
+    """
+
+    operator: str
+    log_id: str
+    key_groups: KeyGroupRange
+    range: SequenceNumberRange
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a TaskManager persisted for a checkpoint.
+
+    Attributes:
+        attempts: The winners' changes.
+        result: Where they lie.
+        pending: Materializations to be named by the checkpoint, and the log that it adds.
+        open_logs: Logs that may go on.
+    """
+
+    attempts: tuple[PersistedAttempt, ...]
+    result: PersistResult
+    pending: PendingBases
+    open_logs: tuple[str, ...]
+
+
+class TaskManagerStateBackend:
+    """All operators' state for the key groups of one TaskManager. One event loop; not thread-safe.
+
+    Invariants:
+        1. Tables hold exactly the state of checkpoint :attr:`base` once :meth:`fold` has run, as every look at them
+           makes it.
+        2. A log's sequence numbers that a checkpoint names are dense: a writer with dropped changes is closed, and the
+           partition's next attempt opens a log of its own.
+
+    Args:
+        storage: The log of this TaskManager.
+        open_table: Makes an empty table for an operator.
+        runtime: Source of log ids, and clock.
+        max_parallelism: Number of key groups of the job.
+
+    Attributes:
+        tracker: Bases of the operators; a materialization manager is attached to it.
+    """
+
+    def __init__(
+        self,
+        storage: StateChangelogStorage,
+        open_table: Callable[[str], StateTable],
+        runtime: Runtime,
+        *,
+        max_parallelism: int,
+    ) -> None:
+        self.storage = storage
+        self.open_table = open_table
+        self._runtime = runtime
+        self._max_parallelism = max_parallelism
+        self._tables: dict[str, StateTable] = {}
+        self._unfolded: deque[tuple[str, pa.RecordBatch]] = deque()
+        self._attempts: dict[AttemptKey, _Attempt] = {}
+        self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
+        self._contribution: tuple[list[AttemptKey], Contribution] | None = None
+        self._completed: tuple[CheckpointId, list[AttemptKey]] | None = None
+        self._pending: tuple[PendingBases, int | None] | None = None
+        self.tracker = BaseTracker(runtime)
+        self.key_groups = KeyGroupRange.all(max_parallelism)
+        self.base: CheckpointId | None = None
+
+    @property
+    def tables(self) -> Mapping[str, StateTable]:
+        """The committed tables by operator."""
+        self.fold()
+        return self._tables
+
+    @property
+    def bases(self) -> Mapping[str, OperatorBases]:
+        """Bases and log by operator, as they are in checkpoint :attr:`base`."""
+        return self.tracker.bases
+
+    def expired(self, operator: str) -> Expired:
+        """Return which values of an operator have expired at checkpoint :attr:`base`."""
+        return self.tracker.expired(operator)
+
+    def table(self, operator: str) -> StateTable:
+        """Return an operator's table, an empty one for a new operator."""
+        self.fold()
+        return self._opened(operator)
+
+    def fold(self) -> None:
+        """Bring the tables up to checkpoint :attr:`base`, now rather than at the next look at them."""
+        while self._unfolded:
+            operator, changes = self._unfolded[0]
+            self._opened(operator).apply(changes)
+            self._unfolded.popleft()
+
+    def _opened(self, operator: str) -> StateTable:
+        if operator not in self._tables:
+            self._tables[operator] = self.open_table(operator)
+        return self._tables[operator]
+
+    def can_resume(self, parent: CheckpointId | None) -> bool:
+        """True where a run can go on from ``parent`` with the tables that are here."""
+        return parent == self.base or (self._completed is not None and parent == self._completed[0])
+
+    def resume(self, parent: CheckpointId | None) -> None:
+        """Start a run on ``parent``: every attempt and log of the run before is dropped.
+
+        Raises:
+            Unavailable: The tables hold another checkpoint; they must be restored.
+        """
+        self._advance(parent)
+        self._completed = None
+        # What became of it is unknown here, so it is neither confirmed nor reset: its objects are left to the cleaner.
+        self._contribution = None
+        self._drop(list(self._attempts))
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def replace_tables(
+        self,
+        tables: dict[str, StateTable],
+        base: CheckpointId | None,
+        owned: KeyGroupRange,
+        *,
+        bases: Mapping[str, OperatorBases] | None = None,
+        registries: Mapping[str, Mapping[str, object]] | None = None,
+        replay_bytes_per_s: float | None = None,
+    ) -> None:
+        """Take restored tables, and forget everything that was here before.
+
+        Args:
+            tables: By operator.
+            base: The checkpoint that they hold.
+            owned: The key groups that they hold.
+            bases: By operator, the bases that they were restored from and the log after them.
+            registries: The operators' states as plain data.
+            replay_bytes_per_s: How fast they were restored; None where that is not known.
+        """
+        self._completed = None
+        self.base = base
+        self.resume(base)
+        self._unfolded.clear()
+        for table in self._tables.values():
+            table.close()
+        self._tables = tables
+        self.key_groups = owned
+        self.tracker.replaced(dict(bases or {}), registries or {}, replay_bytes_per_s)
+
+    def open_attempt(self, key: AttemptKey, batch_id: int, parent: CheckpointId | None, parallelism: int) -> None:
+        """Let an attempt read and write, on top of its parent checkpoint.
+
+        Raises:
+            Unavailable: The tables hold another checkpoint.
+        """
+        self._advance(parent)
+        self._drop([k for k, a in self._attempts.items() if a.batch_id < batch_id])
+        if key not in self._attempts:
+            self._attempts[key] = _Attempt(key[0], batch_id, parallelism)
+
+    def check_attempt(self, key: AttemptKey) -> None:
+        """Refuse an attempt that is over.
+
+        Raises:
+            Fenced: Another attempt or batch has taken its place.
+        """
+        if key not in self._attempts:
+            raise Fenced(f"attempt {key[1]} of operator {key[0]} is over: another attempt or batch has taken its place")
+
+    def write(self, key: AttemptKey, partition: int, changes: pa.RecordBatch, metadata: bytes) -> None:
+        """Append a part of an attempt's change set to its log and its overlay.
+
+        Args:
+            key: The attempt.
+            partition: Its partition: the same in every call.
+            changes: Columns of ``CHANGE_SCHEMA``.
+            metadata: The operator's states; goes into the log once per attempt, so that a segment explains itself.
+
+        Raises:
+            Fenced: The attempt is over, or has been persisted.
+            Invalid: The changes are of another partition or TaskManager, or not changes at all.
+        """
+        self.check_attempt(key)
+        attempt = self._attempts[key]
+        if attempt.persisted:
+            raise Fenced(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
+        self._check_key_groups(key, partition, changes)
+        if attempt.writer is None:
+            attempt.writer = self._writer_for(attempt, partition)
+            attempt.partition = partition
+            attempt.from_sqn = attempt.writer.next_sequence_number()
+            attempt.writer.append_metadata(metadata)
+            self.tracker.declared(key[0], metadata)
+        elif attempt.partition != partition:
+            raise Invalid(
+                f"operator {key[0]}: attempt {key[1]} writes to partitions {attempt.partition} and {partition}"
+            )
+        attempt.writer.append_batch(changes)
+        attempt.overlay.append(changes)
+
+    async def persist(self, winners: Mapping[str, Sequence[int]]) -> Contribution:
+        """Make the winners' changes durable, or seal them to be inlined: at most one new segment.
+
+        Raises:
+            Unavailable: A winner's changes are not here any more, or the store took nothing.
+        """
+        chosen: list[tuple[AttemptKey, _Attempt]] = []
+        for operator, attempt_ids in winners.items():
+            for attempt_id in attempt_ids:
+                attempt = self._attempts.get((operator, attempt_id))
+                if attempt is None:
+                    raise Unavailable(f"the changes of attempt {attempt_id} of {operator} are lost: restart the query")
+                chosen.append(((operator, attempt_id), attempt))
+        for _, attempt in chosen:
+            attempt.persisted = True
+        requests = [(a.writer, a.from_sqn) for _, a in chosen if a.writer is not None]
+        result = await self.storage.persist_all(requests)
+        attempts = tuple(
+            PersistedAttempt(
+                attempt.operator,
+                attempt.writer.log_id,
+                self._owned_part(attempt),
+                result.ranges[attempt.writer.log_id],
+            )
+            for _, attempt in chosen
+            if attempt.writer is not None
+        )
+        for _, attempt in chosen:
+            if attempt.writer is not None:
+                attempt.to_sqn = result.ranges[attempt.writer.log_id].to_sqn
+        contribution = Contribution(
+            attempts,
+            result,
+            self.tracker.pending((each.operator, result.segments[each.log_id]) for each in attempts),
+            tuple({*(w.log_id for w in self._writers.values()), *(each.log_id for each in attempts)}),
+        )
+        self._contribution = ([key for key, _ in chosen], contribution)
+        return contribution
+
+    def complete(
+        self,
+        checkpoint_id: CheckpointId,
+        winners: Mapping[str, Sequence[int]],
+        located: Mapping[str, SegmentHandle],
+        time_ms: int | None = None,
+    ) -> None:
+        """Take notice that the manifest is durable: the coordinator owns what it names, losers are dropped.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            winners: Per operator, the attempts whose changes it holds.
+            located: By seal id, where an inlined segment lies now.
+            time_ms: The batch's processing time, Unix milliseconds; None where it is not known.
+
+        Raises:
+            Unavailable: These winners were not persisted here: the tables must be restored.
+        """
+        keys = [(operator, attempt_id) for operator, ids in winners.items() for attempt_id in ids]
+        if self._contribution is None or self._contribution[0] != keys:
+            raise Unavailable(f"checkpoint {checkpoint_id} was not persisted by this TaskManager: restore it")
+        contribution, self._contribution = self._contribution[1], None
+        self.storage.confirm(contribution.result, located)
+        for key in keys:
+            attempt = self._attempts[key]
+            if attempt.writer is not None and attempt.partition is not None:
+                self._writers[attempt.operator, attempt.partition] = attempt.writer
+        self._completed = (checkpoint_id, keys)
+        self._pending = (contribution.pending, time_ms)
+        self._drop([key for key in self._attempts if key not in set(keys)])
+
+    def abort(self) -> None:
+        """Take notice that the last persisted checkpoint failed: its changes are ours again and stay pending."""
+        pending, self._contribution = self._contribution, None
+        if pending is not None:
+            self.storage.reset(pending[1].result)
+
+    def close(self) -> None:
+        """Drop everything that no checkpoint has, and close tables and logs. Idempotent."""
+        self._drop(list(self._attempts))
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+        self._unfolded.clear()
+        for table in self._tables.values():
+            table.close()
+        self._tables.clear()
+
+    def _advance(self, parent: CheckpointId | None) -> None:
+        """Count the completed overlays as folded if the parent contains them; :meth:`fold` does it."""
+        if self._completed is not None and parent == self._completed[0]:
+            for key in self._completed[1]:
+                attempt = self._attempts.pop(key)
+                self._unfolded.extend((attempt.operator, changes) for changes in attempt.overlay)
+                if attempt.writer is not None:
+                    # The coordinator's from now on; nobody here asks for it again.
+                    attempt.writer.truncate(attempt.to_sqn)
+            self.base, self._completed = self._completed[0], None
+            if self._pending is not None:
+                self.tracker.followed(self.base, *self._pending)
+                self._pending = None
+        if parent != self.base:
+            raise Unavailable(
+                f"this TaskManager holds the state of checkpoint {self.base}, not of {parent}: restore it"
+            )
+
+    def _writer_for(self, attempt: _Attempt, partition: int) -> StateChangelogWriter:
+        """Return the partition's log if no other attempt uses it, else a log of its own."""
+        current = self._writers.get((attempt.operator, partition))
+        if current is not None and all(other.writer is not current for other in self._attempts.values()):
+            return current
+        return self.storage.create_writer(self._runtime.new_id())
+
+    def _check_key_groups(self, key: AttemptKey, partition: int, changes: pa.RecordBatch) -> None:
+        """Refuse changes where no restore would look for them."""
+        if not changes.num_rows:
+            return
+        owned = range_of_partition(partition, self._max_parallelism, self._attempts[key].parallelism)
+        found = np.asarray(changes.column("key_group"))
+        low, high = int(found.min()), int(found.max())
+        if low not in owned or high not in owned or low not in self.key_groups or high not in self.key_groups:
+            raise Invalid(
+                f"operator {key[0]}: attempt {key[1]} writes key groups {low}-{high}; partition {partition} has "
+                f"{owned}, this TaskManager {self.key_groups}"
+            )
+
+    def _owned_part(self, attempt: _Attempt) -> KeyGroupRange:
+        assert attempt.partition is not None
+        of_partition = range_of_partition(attempt.partition, self._max_parallelism, attempt.parallelism)
+        return of_partition.intersect(self.key_groups) or of_partition
+
+    def _drop(self, keys: Sequence[AttemptKey]) -> None:
+        """Drop attempts' changes from the log; a log that loses changes is closed, so that logs stay dense."""
+        for key in keys:
+            attempt = self._attempts.pop(key)
+            if attempt.writer is not None and attempt.partition is not None:
+                attempt.writer.truncate_and_close(attempt.from_sqn)
+                if self._writers.get((attempt.operator, attempt.partition)) is attempt.writer:
+                    del self._writers[attempt.operator, attempt.partition]

@@ -1,0 +1,198 @@
+"""One task attempt's view of its operator's state: bulk reads from, and writes to, the TaskManagers that own it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dstl.taskmanager.client import Connection
+from dstl.taskmanager.columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from handles.key_group import KeyGroupRange
+
+if TYPE_CHECKING:
+    # At run time it would bring pydantic into every worker.
+    from handles.checkpoint import CheckpointId
+
+__all__ = ["StateClient"]
+
+Entry = tuple[bytes, bytes]
+Timer = tuple[int, bytes, bytes]
+
+
+class StateClient:
+    """The state source of a task (``dstl.state.source.StateSource``), over sockets. Not thread-safe.
+
+    Args:
+        owners: Which connection serves which key groups; together they cover all.
+        operator: The operator's uid.
+        attempt: Spark's task attempt id.
+    """
+
+    def __init__(self, owners: Sequence[tuple[KeyGroupRange, Connection]], operator: str, attempt: int) -> None:
+        self._owners = list(owners)
+        self._who: dict[str, Any] = {"operator": operator, "attempt": attempt}
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._partition: int | None = None
+
+    def open(self, batch: int, parent: CheckpointId | None, parallelism: int) -> None:
+        """Begin the attempt on every TaskManager.
+
+        Raises:
+            Unavailable: One of them does not hold the parent's state.
+        """
+        for _, connection in self._owners:
+            connection.call("open_attempt", **self._who, batch=batch, parent=parent, parallelism=parallelism)
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of everything written so far; empty where nothing was."""
+        return self._digest.digest() if self._partition is not None else b""
+
+    @property
+    def partition(self) -> int | None:
+        """The partition that was written to; None before the first write."""
+        return self._partition
+
+    def write(self, partition: int, changes: pa.RecordBatch, metadata: bytes) -> None:
+        """Send a part of the change set, sorted by key group; waits while the TaskManager's log is over its budget.
+
+        Args:
+            partition: The operator's partition that all its keys belong to.
+            changes: Columns of ``CHANGE_SCHEMA``.
+            metadata: The operator's states, for the log's own record.
+
+        Raises:
+            Fenced: Another attempt has taken this one's place.
+        """
+        self._partition = partition
+        key_groups = changes.column("key_group")
+        for owned, connection in self._owners:
+            part = changes
+            if len(self._owners) > 1:
+                part = changes.filter(
+                    pc.and_(pc.greater_equal(key_groups, owned.start), pc.less_equal(key_groups, owned.end))
+                )
+            if part.num_rows:
+                sink = pa.BufferOutputStream()
+                with pa.ipc.new_stream(sink, part.schema) as writer:
+                    writer.write_batch(part)
+                data = memoryview(sink.getvalue())
+                self._digest.update(data)
+                connection.call("write", data, **self._who, partition=partition, metadata=metadata)
+
+    def fetch_many(
+        self, states: Sequence[int], key_groups: Sequence[int], keys: Sequence[bytes]
+    ) -> list[list[bytes | None]]:
+        """Return, for each point state, the values of all keys."""
+        columns: list[list[bytes | None]] = [[None] * len(keys) for _ in states]
+        for rows, groups, part, connection in self._split(key_groups, keys):
+            _, payload = connection.call("fetch_many", _pack(groups, part), **self._who, states=list(states))
+            found = msgpack.unpackb(payload)
+            if rows is None:
+                return list(found)
+            for column, values in zip(columns, found, strict=True):
+                for row, value in zip(rows, values, strict=True):
+                    column[row] = value
+        return columns
+
+    def fetch_values(self, state: int, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
+        """Return the values of all keys of one point state as a binary array, null where there is none.
+
+        Args:
+            state: The state's number.
+            key_groups: One per key.
+            keys: Binary, without nulls.
+        """
+        parts: list[tuple[npt.NDArray[np.intp] | None, pa.Array]] = []
+        for owned, connection in self._owners:
+            rows = None
+            groups, part = pa.array(key_groups), keys
+            if len(self._owners) > 1:
+                rows = np.flatnonzero((key_groups >= owned.start) & (key_groups <= owned.end))
+                if not len(rows):
+                    continue
+                groups, part = groups.take(pa.array(rows)), part.take(pa.array(rows))
+            _, payload = connection.call(
+                "fetch_values", write_columns(KEY_COLUMNS, [groups, part]), **self._who, state=state
+            )
+            parts.append((rows, read_columns(payload, VALUE_COLUMN)[0]))
+        if len(parts) == 1:
+            return parts[0][1]
+        positions = np.concatenate([rows for rows, _ in parts if rows is not None] or [np.empty(0, np.intp)])
+        found = pa.concat_arrays([values for _, values in parts] or [pa.array([], pa.binary())])
+        return found.take(pa.array(np.argsort(positions)))
+
+    def fetch_entries(
+        self, state: int, key_groups: Sequence[int], keys: Sequence[bytes], max_bytes: int
+    ) -> list[list[Entry] | None]:
+        """Return all entries of each key; None where they are more than ``max_bytes``."""
+        result: list[list[Entry] | None] = [None] * len(keys)
+        for rows, groups, part, connection in self._split(key_groups, keys):
+            _, payload = connection.call(
+                "fetch_entries", _pack(groups, part), **self._who, state=state, max_bytes=max_bytes
+            )
+            for row, entries in zip(rows or range(len(keys)), msgpack.unpackb(payload, use_list=False), strict=True):
+                result[row] = list(entries) if entries is not None else None
+        return result
+
+    def fetch_entry(self, state: int, key_group: int, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
+        """Return the values of some user keys of one key."""
+        _, payload = self._owner(key_group).call(
+            "fetch_entry", _pack(key, list(user_keys)), **self._who, state=state, key_group=key_group
+        )
+        return list(msgpack.unpackb(payload))
+
+    def scan_entries(self, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int) -> list[Entry]:
+        """Return the next entries of one key in user key order."""
+        _, payload = self._owner(key_group).call(
+            "scan_entries", _pack(key, after), **self._who, state=state, key_group=key_group, max_bytes=max_bytes
+        )
+        return list(msgpack.unpackb(payload, use_list=False))
+
+    def scan_timers(
+        self, state: int, key_groups: Sequence[int], until: bytes, after: Timer | None, limit: int
+    ) -> list[Timer]:
+        """Return the next due timers of all owners, ordered by (expiry, key group, key)."""
+        due: list[Timer] = []
+        for owned, connection in self._owners:
+            groups = [group for group in key_groups if group in owned]
+            if groups:
+                _, payload = connection.call(
+                    "scan_timers", _pack(groups, until, after), **self._who, state=state, limit=limit
+                )
+                due += msgpack.unpackb(payload, use_list=False)
+        due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
+        return due[:limit]
+
+    def _owner(self, key_group: int) -> Connection:
+        return next(connection for owned, connection in self._owners if key_group in owned)
+
+    def _split(
+        self, key_groups: Sequence[int], keys: Sequence[bytes]
+    ) -> list[tuple[list[int] | None, Sequence[int], Sequence[bytes], Connection]]:
+        """Return the rows that each owner answers; None for all rows where there is one owner."""
+        if len(self._owners) == 1:
+            return [(None, key_groups, keys, self._owners[0][1])]
+        parts = []
+        for owned, connection in self._owners:
+            rows = [row for row, group in enumerate(key_groups) if group in owned]
+            if rows:
+                parts.append((rows, [key_groups[r] for r in rows], [keys[r] for r in rows], connection))
+        return parts  # type: ignore[return-value]
+
+
+def _pack(*fields: object) -> bytes:
+    packed: bytes = msgpack.packb(tuple(_plain(field) for field in fields))
+    return packed
+
+
+def _plain(field: object) -> object:
+    tolist = getattr(field, "tolist", None)
+    return tolist() if tolist is not None else field

@@ -1,0 +1,226 @@
+"""``python -m dstl.taskmanager`` as a process: how it begins, how it ends, and what it leaves behind."""
+
+import asyncio
+import base64
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl.errors import AccessDenied
+from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.launcher import TaskManagerConfig, TaskManagerProcess
+from dstl.taskmanager.protocol import Secret
+from dstl.taskmanager.server import Peer, Reply, RpcServer
+
+CANARY = b"canary-0123456789abcdef-canary"
+PATIENCE_S = 30.0
+
+
+class Coordinator:
+    """As much of one as a TaskManager needs: it takes the registration."""
+
+    def __init__(self, secret: Secret) -> None:
+        self.server = RpcServer(secret, {"register": self._register})
+        self.registered: asyncio.Queue[tuple[Address, int]] = asyncio.Queue()
+        self.lost = asyncio.Event()
+
+    async def _register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        peer.on_lost = self.lost.set
+        await self.registered.put((Address.from_wire(call["address"]), int(call["pid"])))
+        return {}, b""
+
+    async def member(self) -> tuple[Address, int]:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.registered.get()
+
+
+@pytest.fixture
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A short directory (socket paths are) that is the children's TMPDIR."""
+    path = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    monkeypatch.setenv("TMPDIR", str(path))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def coordinating() -> AsyncIterator[tuple[Coordinator, TaskManagerConfig]]:
+    coordinator = Coordinator(Secret(CANARY))
+    port = await coordinator.server.listen_tcp("127.0.0.1")
+    with tempfile.TemporaryDirectory() as location:
+        yield coordinator, TaskManagerConfig("tm-1", location, Address("127.0.0.1", port), Secret(CANARY))
+    await coordinator.server.close()
+
+
+async def wait_until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not done():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    return asyncio.get_running_loop().run_in_executor(None, work)
+
+
+def leftovers(directory: Path) -> list[Path]:
+    return list(directory.iterdir())
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def everything_to_be_seen(pid: int, *directories: Path) -> bytes:
+    """Return what others can see of a process: the process list, its own entry, and its files."""
+    seen = [subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, check=True).stdout]
+    seen += [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    seen += [file.read_bytes() for each in directories for file in each.rglob("*") if file.is_file()]
+    return b"\n".join(seen)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+
+
+async def test_it_registers_serves_its_own_socket_and_ends_with_its_pipe(scratch: Path) -> None:
+    async with coordinating() as (coordinator, config):
+        process = TaskManagerProcess(config)
+        address, pid = await coordinator.member()
+        assert pid == process.pid
+        assert process.is_alive
+        socket_path = Path(address.path)
+        assert socket_path.parent.parent == scratch
+        assert (mode(socket_path), mode(socket_path.parent)) == (0o600, 0o700)
+        assert address.port == 0, "it listens on TCP without being told to"
+        friend = await AsyncConnection.open(address, config.secret)
+        friend.close()
+        with pytest.raises(AccessDenied):
+            await AsyncConnection.open(address, Secret.generate())
+        await in_thread(process.stop)
+        assert not process.is_alive
+        assert process._process.returncode == 0
+        assert leftovers(scratch) == []
+        await in_thread(process.stop)
+
+
+async def test_it_ends_when_its_coordinator_does(scratch: Path) -> None:
+    async with coordinating() as (coordinator, config):
+        process = TaskManagerProcess(config)
+        await coordinator.member()
+        await coordinator.server.close()
+        await wait_until(lambda: not process.is_alive)
+        assert process._process.returncode == 0
+        assert leftovers(scratch) == []
+        process.stop()
+
+
+async def test_it_ends_when_its_parent_is_killed(scratch: Path) -> None:
+    """SIGKILL of the driver: nothing runs in it any more, but its end of the pipe closes."""
+    parent = (
+        "import sys, time\n"
+        "from dstl.taskmanager.launcher import TaskManagerConfig, TaskManagerProcess\n"
+        "process = TaskManagerProcess(TaskManagerConfig.from_json(sys.stdin.readline()))\n"
+        "time.sleep(60)\n"
+    )
+    async with coordinating() as (coordinator, config):
+        started = await in_thread(
+            lambda: subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, text=True)
+        )
+        assert started.stdin is not None
+        try:
+            started.stdin.write(config.to_json() + "\n")
+            started.stdin.flush()
+            _, pid = await coordinator.member()
+            started.send_signal(signal.SIGKILL)
+            await in_thread(started.wait)
+            async with asyncio.timeout(PATIENCE_S):
+                await coordinator.lost.wait()
+            await wait_until(lambda: is_gone(pid))
+            assert leftovers(scratch) == []
+        finally:
+            started.kill()
+            started.wait()
+            started.stdin.close()
+
+
+async def test_its_parent_may_die_before_it_has_registered(scratch: Path) -> None:
+    """A coordinator that accepts and says nothing holds the registration up; the pipe is watched all the same."""
+    async with coordinating() as (_, config):
+        silent = socket.create_server(("127.0.0.1", 0))
+        process = TaskManagerProcess(replace(config, coordinator=Address("127.0.0.1", silent.getsockname()[1])))
+        await wait_until(lambda: bool(leftovers(scratch)))
+        await asyncio.sleep(0.3)
+        await in_thread(lambda: process.stop(timeout=10))
+        assert process._process.returncode == 0, "it had to be killed"
+        assert leftovers(scratch) == []
+        silent.close()
+
+
+async def test_the_secret_is_in_no_process_list_no_environment_and_no_file(scratch: Path) -> None:
+    async with coordinating() as (coordinator, config):
+        process = TaskManagerProcess(config)
+        _, pid = await coordinator.member()
+        seen = await in_thread(lambda: everything_to_be_seen(pid, scratch, Path(config.location)))
+        assert b"dstl.taskmanager" in seen
+        for secret in (CANARY, base64.b64encode(CANARY), CANARY.hex().encode()):
+            assert secret not in seen
+        await in_thread(process.stop)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "code"),
+    [("", 0), ("\n", 2), ('{"secret": "canary"}\n', 2), ("canary\n", 2), ('["canary"]\n', 2)],
+)
+async def test_a_configuration_that_is_none_is_refused_without_repeating_it(
+    first_line: str, code: int, scratch: Path
+) -> None:
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "dstl.taskmanager"]
+        return subprocess.run(
+            command, input=first_line, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+
+    done = await in_thread(run)
+    assert done.returncode == code, done.stderr
+    assert "canary" not in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+    assert leftovers(scratch) == []
+
+
+async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with coordinating() as (coordinator, config):
+        await coordinator.server.close()
+        process = TaskManagerProcess(config)
+        await wait_until(lambda: not process.is_alive)
+        assert process._process.returncode == 1
+        assert leftovers(scratch) == []
+        process.stop()
+    said = capfd.readouterr().err
+    assert "nobody answers at 127.0.0.1" in said
+    assert "canary" not in said
+
+
+async def test_one_that_hangs_is_killed() -> None:
+    async with coordinating() as (coordinator, config):
+        process = TaskManagerProcess(config)
+        await coordinator.member()
+        os.kill(process.pid, signal.SIGSTOP)
+        await in_thread(lambda: process.stop(timeout=0.2))
+        assert not process.is_alive
+        async with asyncio.timeout(PATIENCE_S):
+            await coordinator.lost.wait()

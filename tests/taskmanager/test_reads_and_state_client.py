@@ -1,0 +1,122 @@
+"""Bounded reads of collections, and the worker's client over several TaskManagers against one table that has it all."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from backend_world import MAX_PARALLELISM, BackendWorld
+
+from dstl.errors import Fenced, Invalid
+from dstl.runtime import Runtime, SystemClock
+from dstl.taskmanager.client import Address, Connection
+from dstl.taskmanager.protocol import Secret
+from dstl.taskmanager.reads import bounded_entries, entries_after, timers_until
+from dstl.taskmanager.service import TaskManagerService
+from dstl.taskmanager.state_client import StateClient
+from dstl.testing.table_changes import changes, put
+from handles.key_group import KeyGroupRange, range_of_partition
+from materializer.tables import HeapStateTable
+
+
+def table_of(*rows: Any) -> HeapStateTable:
+    table = HeapStateTable()
+    table.apply(changes(*rows))
+    return table
+
+
+def paged(read: Callable[[Any], list[Any]], last: Callable[[Any], Any]) -> list[Any]:
+    found: list[Any] = []
+    after = None
+    while page := read(after):
+        found += page
+        after = last(page[-1])
+    return found
+
+
+@pytest.mark.parametrize("max_bytes", [1, 10, 35, 1000, 1 << 20])
+def test_pages_of_entries_join_to_all_of_one_key(max_bytes: int, seed: int) -> None:
+    rng = random.Random(seed)
+    mine = sorted({b"%04d" % rng.randrange(3000) for _ in range(700)})
+    rows = [
+        put(1, 0, key, user_key, b"v" * rng.randrange(9)) for key in (b"k", b"k\0", b"j", b"ka") for user_key in mine
+    ]
+    table = table_of(*rows)
+    found = paged(lambda after: entries_after(table, 0, 1, b"k", after, max_bytes), lambda entry: entry[0])
+    assert found == [(user_key, table.get_entry(0, 1, b"k", [user_key])[0]) for user_key in mine]
+    for page in (entries_after(table, 0, 1, b"k", None, max_bytes),):
+        assert len(page) == 1 or sum(len(v) for _, v in page[:-1]) <= max_bytes
+
+
+def test_keys_with_too_much_are_left_to_be_read_by_the_page() -> None:
+    small, large = [(b"u", b"v")], [(b"u", b"v" * 100)]
+    assert bounded_entries([small, large, [], small], 50) == [small, None, [], small]
+    ten = [[(b"u", b"v" * 9)]] * 6
+    assert bounded_entries(ten, 10) == [*ten[:4], None, None], "a reply holds at most four times as much"
+
+
+@pytest.mark.parametrize("limit", [1, 7, 10_000])
+def test_due_timers_come_once_and_in_the_order_in_which_they_fire(limit: int, seed: int) -> None:
+    rng = random.Random(seed)
+    timers = {(rng.randrange(4), b"%d" % rng.randrange(40), rng.randrange(50).to_bytes(8, "big")) for _ in range(1500)}
+    table = table_of(*[put(group, 3, key, at, b"\1") for group, key, at in timers])
+    until = (25).to_bytes(8, "big")
+    found = paged(lambda after: timers_until(table, 3, [0, 1, 3], until, after, limit), lambda timer: timer)
+    expected = sorted((t for t in timers if t[0] != 2 and t[2] <= until), key=lambda t: (t[2], t[0], t[1]))
+    assert found == expected
+
+
+async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) -> None:
+    rng = random.Random(seed)
+    rows = [
+        put(
+            rng.randrange(MAX_PARALLELISM), state, b"%d" % rng.randrange(9), b"%d" % n if state == 2 else b"", b"%d" % n
+        )
+        for n in range(300)
+        for state in (1, 2)
+    ]
+    rows += [put(n % 8, 3, b"%d" % n, (n % 5).to_bytes(8, "big"), b"\1") for n in range(40)]
+    whole = table_of(*rows)
+    secret, runtime = Secret.generate(), Runtime.seeded(seed, SystemClock())
+    async with contextlib.AsyncExitStack() as stack:
+        where: list[tuple[KeyGroupRange, Address]] = []
+        for place in range(3):
+            owned = range_of_partition(place, MAX_PARALLELISM, 3)
+            world = BackendWorld(seed + place)
+            world.backend.replace_tables({"b": table_of(*[r for r in rows if r[0] in owned])}, None, owned)
+            service = TaskManagerService(lambda _, w=world: w.backend, world.store, runtime, secret)
+            service._claimed = world.backend
+            stack.push_async_callback(world.close)
+            stack.push_async_callback(service.server.close)
+            where.append((owned, Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))))
+
+        def work() -> None:
+            connections = [(owned, Connection(address, secret, timeout=20.0)) for owned, address in where]
+            client = StateClient(connections, "b", 7)
+            with pytest.raises(Fenced):
+                client.fetch_many([1], [0], [b"1"])
+            client.open(0, None, 4)
+            asked = [(rng.randrange(MAX_PARALLELISM), b"%d" % rng.randrange(12)) for _ in range(60)]
+            groups, keys = [g for g, _ in asked], [k for _, k in asked]
+            assert client.fetch_many([1, 9], groups, keys) == [whole.get_many(1, groups, keys), [None] * 60]
+            assert client.fetch_entries(2, groups, keys, 1 << 20) == whole.get_entries(2, groups, keys)
+            assert client.fetch_entry(2, 5, b"3", [b"1", b"x"]) == whole.get_entry(2, 5, b"3", [b"1", b"x"])
+            assert client.scan_entries(2, 5, b"3", None, 1 << 20) == whole.get_entries(2, [5], [b"3"])[0]
+            until = (3).to_bytes(8, "big")
+            every = list(range(MAX_PARALLELISM))
+            assert client.scan_timers(3, every, until, None, 9) == timers_until(whole, 3, every, until, None, 9)
+            assert (client.digest, client.partition) == (b"", None)
+            client.write(1, changes(put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")), b"{}")
+            assert len(client.digest) == 16
+            with pytest.raises(Invalid, match="key groups"):
+                client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")
+            with pytest.raises(Invalid, match="not an Arrow stream"):
+                connections[0][1].call("write", b"rubbish", operator="b", attempt=7, partition=1, metadata=b"")
+            with pytest.raises(Invalid, match="not msgpack"):
+                connections[0][1].call("fetch_many", b"\xc1", operator="b", attempt=7, states=[1])
+            for _, connection in connections:
+                connection.close()
+
+        await asyncio.get_running_loop().run_in_executor(None, work)

@@ -1,0 +1,466 @@
+"""The state of one TaskManager: what is pending, what counts, what is dropped; and a machine with a model of it."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from backend_world import PARALLELISM, BackendWorld, Model, Task, after, content, groups_of, key_of, rows, winners_of
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dstl.errors import DstlError, Fenced, Invalid, Unavailable
+from dstl.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
+from handles.checkpoint import CompletedCheckpoint, log_coverage
+from handles.key_group import KeyGroupRange
+from materializer.restore import restore_tables
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        run_in_virtual_time(test(*args, **kwargs))
+
+    return run
+
+
+@asynccontextmanager
+async def world(**batching: object) -> AsyncIterator[BackendWorld]:
+    each = BackendWorld(1, **batching)
+    try:
+        yield each
+    finally:
+        await each.close()
+
+
+@virtual
+async def test_nothing_uncommitted_is_ever_in_the_tables() -> None:
+    async with world() as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"new")])
+        assert content(w.backend.table("a")) == {}
+        first = await w.checkpoint([task], 0, None)
+        assert content(w.backend.table("a")) == {}, "the batch may still be run again"
+        w.open("a", 0, 1, first)
+        assert content(w.backend.table("a")) == {key_of(1, 1): b"new"}
+
+
+@virtual
+async def test_the_attempts_of_an_aborted_batch_are_dropped_and_their_log_is_closed() -> None:
+    async with world() as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"never")])
+        w.backend.resume(None)  # a new run of the query, from the same parent
+        with pytest.raises(Fenced, match="is over"):
+            w.write(task, [(key_of(1, 2), b"never")])
+        again = w.open("a", 0, 0, None)
+        w.write(again, [(key_of(1, 1), b"once")])
+        first = await w.checkpoint([again], 0, None)
+        assert await w.restored(first) == {"a": {key_of(1, 1): b"once"}}
+        assert len(first.logs) == 1
+
+
+@virtual
+async def test_a_batch_that_is_run_again_replaces_one_partition_and_keeps_the_others() -> None:
+    async with world() as w:
+        tasks = [w.open("a", p, 0, None) for p in range(2)]
+        for task in tasks:
+            w.write(task, [(key_of(groups_of("a", task.partition)[0], 1), b"first")])
+        await w.checkpoint(tasks, 0, None)
+        again = w.open("a", 0, 0, None)
+        w.write(again, [(key_of(0, 2), b"second")])
+        replaced = await w.checkpoint([again, tasks[1]], 0, None)
+        expected = after({}, [again, tasks[1]])
+        assert await w.restored(replaced) == expected
+        w.open("a", 0, 1, replaced)
+        assert content(w.backend.table("a")) == expected["a"]
+
+
+@virtual
+async def test_of_two_speculative_attempts_one_counts_and_the_other_leaves_no_trace() -> None:
+    async with world() as w:
+        model: Model = {}
+        parent: CompletedCheckpoint | None = None
+        for batch in range(3):
+            slow, fast = w.open("a", 0, batch, parent), w.open("a", 0, batch, parent)
+            w.write(slow, [(key_of(1, 1), b"slow %d" % batch)])
+            w.write(fast, [(key_of(1, 2), b"fast %d" % batch)])
+            winner, loser = (slow, fast) if batch % 2 else (fast, slow)
+            parent = await w.checkpoint([winner], batch, parent)
+            model = after(model, [winner])
+            assert await w.restored(parent) == model
+            with pytest.raises(Fenced):
+                w.write(loser, [(key_of(1, 3), b"too late")])
+            log_coverage(parent)  # raises where a log has a gap
+
+
+@virtual
+async def test_a_persisted_attempt_takes_nothing_more() -> None:
+    """What came after would be in the tables and in no checkpoint, and leave a gap in the log."""
+    async with world() as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"in time")])
+        first = await w.checkpoint([task], 0, None)
+        with pytest.raises(Fenced, match="its changes are in a checkpoint"):
+            w.write(task, [(key_of(1, 1), b"late")])
+        w.open("a", 0, 1, first)
+        assert content(w.backend.table("a")) == {key_of(1, 1): b"in time"}
+
+
+@virtual
+async def test_after_a_failed_persist_the_changes_of_all_tasks_are_still_there() -> None:
+    async with world(inline_threshold=0) as w:
+        tasks = [w.open(uid, p, 0, None) for uid, many in PARALLELISM.items() for p in range(many)]
+        for task in tasks:
+            w.write(task, [(key_of(groups_of(task.operator, task.partition)[0], 1), b"x")])
+        w.down()
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                await w.persist(tasks)
+            w.backend.abort()
+        w.down(False)
+        # One task runs again, as Spark's retry does; the others' changes are taken as they are.
+        again = w.open("a", 0, 0, None)
+        w.write(again, [(key_of(0, 7), b"again")])
+        first = await w.checkpoint([again, *tasks[1:]], 0, None)
+        assert await w.restored(first) == after({}, [again, *tasks[1:]])
+
+
+@virtual
+async def test_an_attempt_without_rows_is_part_of_the_set_and_of_no_log() -> None:
+    async with world() as w:
+        empty, other = w.open("a", 0, 0, None), w.open("a", 1, 0, None)
+        w.write(other, [(key_of(5, 1), b"x")])
+        first = await w.checkpoint([empty, other], 0, None)
+        assert len(first.logs) == 1
+        second = await w.checkpoint([w.open("a", 0, 1, first)], 1, first)
+        assert await w.restored(second) == {"a": {key_of(5, 1): b"x"}}
+        assert second.segments == first.segments
+
+
+@virtual
+async def test_lost_changes_are_never_passed_over_in_silence() -> None:
+    async with world() as w:
+        task = w.open("a", 0, 0, None)
+        with pytest.raises(Unavailable, match=r"attempt 99 of a are lost: restart the query"):
+            await w.backend.persist({"a": [task.attempt, 99]})
+
+
+@virtual
+async def test_a_checkpoint_that_was_not_persisted_here_is_not_completed_here() -> None:
+    async with world() as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"x")])
+        with pytest.raises(Unavailable, match="restore it"):
+            w.backend.complete(7, winners_of([task]), {})
+        await w.persist([task])
+        with pytest.raises(Unavailable, match="restore it"):
+            w.backend.complete(7, {"a": [task.attempt, 5]}, {})
+        w.backend.resume(None)
+        with pytest.raises(Unavailable, match="restore it"):
+            w.backend.complete(7, winners_of([task]), {})
+
+
+@virtual
+async def test_a_state_of_another_checkpoint_is_refused() -> None:
+    async with world() as w:
+        first = await w.checkpoint([w.open("a", 0, 0, None)], 0, None)
+        assert w.backend.can_resume(None)
+        assert w.backend.can_resume(first.checkpoint_id)
+        assert not w.backend.can_resume(first.checkpoint_id + 1)
+        w.open("a", 0, 1, first)
+        with pytest.raises(Unavailable, match=r"holds the state of checkpoint 2, not of None: restore it"):
+            w.open("a", 0, 0, None)
+        with pytest.raises(Unavailable, match="not of 9"):
+            w.backend.resume(9)
+        assert not w.backend.can_resume(None)
+
+
+@pytest.mark.parametrize("groups", [[4], [0, 4], [8]])
+@virtual
+async def test_changes_outside_the_partition_are_refused_for_no_restore_would_find_them(groups: list[int]) -> None:
+    async with world() as w:
+        task = w.open("a", 0, 0, None)  # key groups 0-3
+        with pytest.raises(Invalid, match="writes key groups"):
+            w.write(task, [(key_of(group, 1), b"x") for group in groups])
+
+
+@virtual
+async def test_changes_outside_the_task_managers_key_groups_are_refused() -> None:
+    async with world() as w:
+        w.backend.replace_tables({}, None, KeyGroupRange(0, 1))
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"mine")])
+        with pytest.raises(Invalid, match="this TaskManager 0-1"):
+            w.write(task, [(key_of(2, 1), b"another's")])
+
+
+@virtual
+async def test_an_attempt_has_one_partition() -> None:
+    async with world() as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"x")])
+        with pytest.raises(Invalid, match="partitions 0 and 1"):
+            w.backend.write(task.key, 1, rows([(key_of(5, 1), b"x")]), b"{}")
+
+
+@virtual
+async def test_writes_wait_while_the_budget_is_full_and_go_on_when_the_store_takes_them() -> None:
+    async with world(byte_budget=1000, inline_threshold=0, preemptive_persist_threshold=1 << 20) as w:
+        w.down()
+        tasks = [w.open("b", p, 0, None) for p in range(4)]
+        done: list[int] = []
+
+        async def write(task: Task) -> None:
+            written = [(key_of(groups_of("b", task.partition)[0], n), b"x" * 50) for n in range(10)]
+            async with w.storage.reserve(700):
+                w.write(task, written)
+            done.append(task.partition)
+
+        writing = [asyncio.ensure_future(write(task)) for task in tasks]
+        await asyncio.sleep(1.0)
+        assert len(done) < 4, "nothing held the writers back"
+        assert w.recorder.counters["backpressuredAppends"] >= 1
+        w.down(False)
+        await asyncio.gather(*writing)
+        first = await w.checkpoint(tasks, 0, None)
+        assert await w.restored(first) == after({}, tasks)
+
+
+@virtual
+async def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_their_order() -> None:
+    """A pre-emptive upload of two logs fails; its change sets then lie in later segments than newer ones."""
+    async with world(preemptive_persist_threshold=150, inline_threshold=0, persist_size_threshold=1 << 20) as w:
+        left, right = w.open("a", 0, 0, None), w.open("a", 1, 0, None)
+        key_left, key_right = key_of(1, 1), key_of(5, 1)
+        for n in range(12):
+            w.down(n in (1, 2, 5, 8))
+            for task, key in ((left, key_left), (right, key_right)):
+                if (n + (task is left)) % 3:
+                    w.write(task, [(key, b"%03d" % n + b"." * 100)])
+                await asyncio.sleep(0.3)
+        w.down(False)
+        first = await w.checkpoint([left, right], 0, None)
+        assert len(first.segments) > 2
+        assert await w.restored(first) == after({}, [left, right])
+
+
+@virtual
+async def test_a_resumed_run_forgets_a_checkpoint_whose_fate_is_unknown_and_leaves_its_objects() -> None:
+    """The driver stopped between persist and commit; its manifest may come late, so its segments must stay."""
+    async with world(inline_threshold=0) as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"x" * 200)])
+        await w.persist([task])
+        held = {info.name async for info in w.disk.list()}
+        w.backend.resume(None)
+        await w.settle()
+        assert {info.name async for info in w.disk.list()} == held
+
+
+@virtual
+async def test_the_objects_of_an_aborted_checkpoint_go_with_its_attempts() -> None:
+    async with world(inline_threshold=0) as w:
+        task = w.open("a", 0, 0, None)
+        w.write(task, [(key_of(1, 1), b"x" * 200)])
+        await w.persist([task])
+        w.backend.abort()
+        w.backend.resume(None)
+        await w.settle()
+        assert [info.name async for info in w.disk.list()] == []
+
+
+class StateBackendMachine(RuleBasedStateMachine):
+    """Random histories of batches; every checkpoint, restored, is the model, and the tables are the parent's state."""
+
+    @initialize(
+        preempt=st.sampled_from([100, 400, 1 << 20]),
+        inline=st.sampled_from([0, 700, 1 << 16]),
+        seed=st.integers(0, 1 << 16),
+    )
+    def begin(self, preempt: int, inline: int, seed: int) -> None:
+        self.loop = VirtualTimeLoop()
+        asyncio.set_event_loop(self.loop)
+
+        async def make() -> BackendWorld:
+            return BackendWorld(
+                seed, preemptive_persist_threshold=preempt, inline_threshold=inline, byte_budget=1 << 30
+            )
+
+        self.world = self.run(make())
+        self.batch = 0
+        self.parent: CompletedCheckpoint | None = None
+        self.committed: Model = {}  # at the parent
+        self.live: list[Task] = []
+        self.over: list[Task] = []
+        self.completed: tuple[CompletedCheckpoint, list[Task]] | None = None
+        self.retained: list[tuple[CompletedCheckpoint, Model]] = []
+        self.values = 0
+        self.sealed: set[int] = set()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def act(self, call: Callable[..., Any], *args: object) -> Any:
+        """Call the backend on its loop."""
+
+        async def on_loop() -> Any:
+            return call(*args)
+
+        return self.run(on_loop())
+
+    @rule(
+        operator=st.sampled_from(sorted(PARALLELISM)),
+        partition=st.integers(0, 3),
+        written=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), max_size=6),
+    )
+    def run_task(self, operator: str, partition: int, written: list[tuple[int, int, bool]]) -> None:
+        task = self.act(self.world.open, operator, partition % PARALLELISM[operator], self.batch, self.parent)
+        self.live.append(task)
+        self._write(task, written)
+
+    @precondition(lambda self: self.live)
+    @rule(
+        data=st.data(),
+        written=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=1, max_size=6),
+    )
+    def write_more(self, data: st.DataObject, written: list[tuple[int, int, bool]]) -> None:
+        open_tasks = [task for task in self.live if task.attempt not in self.sealed]
+        if open_tasks:
+            self._write(data.draw(st.sampled_from(open_tasks)), written)
+
+    def _write(self, task: Task, written: list[tuple[int, int, bool]]) -> None:
+        groups = groups_of(task.operator, task.partition)
+        changes: list[tuple[bytes, bytes | None]] = []
+        for group, name, is_put in written:
+            self.values += 1
+            value = b"%d" % self.values + b"." * 60 if is_put else None
+            changes.append((key_of(groups[group % len(groups)], name), value))
+        # One part never names a key twice: the worker's overlay has squashed it.
+        if squashed := list(dict(changes).items()):
+            self.act(self.world.write, task, squashed)
+
+    @precondition(lambda self: self.over)
+    @rule(data=st.data())
+    def a_zombie_writes(self, data: st.DataObject) -> None:
+        task = data.draw(st.sampled_from(self.over))
+        key = key_of(groups_of(task.operator, task.partition)[0], 0)
+        with pytest.raises(Fenced):
+            self.act(self.world.backend.write, task.key, task.partition, rows([(key, b"zombie")]), b"{}")
+
+    @rule(down=st.booleans())
+    def the_store(self, down: bool) -> None:
+        self.world.down(down)
+
+    @rule(seconds=st.sampled_from([0.0, 0.02, 5.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    def _choose(self, data: st.DataObject) -> list[Task]:
+        by_place: dict[tuple[str, int], list[Task]] = {}
+        for task in self.live:
+            by_place.setdefault((task.operator, task.partition), []).append(task)
+        return [data.draw(st.sampled_from(tasks)) for _, tasks in sorted(by_place.items())]
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data(), commits=st.booleans())
+    def make_a_checkpoint(self, data: st.DataObject, commits: bool) -> None:
+        winners = self._choose(data)
+        self.sealed.update(task.attempt for task in winners)
+        try:
+            contribution = self.run(self.world.persist(winners))
+        except DstlError:
+            assert self.world.store.rules, "a persist failed while the store was up"
+            self.act(self.world.backend.abort)
+            return
+        if not commits:
+            self.act(self.world.backend.abort)
+            return
+        checkpoint = self.run(self.world.commit(winners, contribution, self.batch, self.parent))
+        if self.retained and self.retained[-1][0].batch_id == self.batch:
+            self.retained.pop()
+        model = after(self.committed, winners)
+        assert self.run(self.world.restored(checkpoint)) == model
+        self.retained.append((checkpoint, model))
+        self.completed = (checkpoint, winners)
+        self.over += [task for task in self.live if task not in winners]
+        self.live = list(winners)
+
+    @precondition(lambda self: self.completed is not None)
+    @rule()
+    def go_on(self) -> None:
+        assert self.completed is not None
+        self.parent, winners = self.completed
+        self.committed = after(self.committed, winners)
+        self._new_batch(self.batch + 1)
+
+    @rule()
+    def restart(self) -> None:
+        """A new run, from the parent: also where the batch had completed and Spark runs it again."""
+        self.act(self.world.backend.resume, self.parent.checkpoint_id if self.parent else None)
+        self._new_batch(self.batch)
+
+    @precondition(lambda self: self.completed is not None)
+    @rule()
+    def restart_behind_the_batch(self) -> None:
+        assert self.completed is not None
+        self.parent, winners = self.completed
+        self.committed = after(self.committed, winners)
+        self.act(self.world.backend.resume, self.parent.checkpoint_id)
+        self._new_batch(self.batch + 1)
+
+    @precondition(lambda self: self.retained)
+    @rule(data=st.data())
+    def restore(self, data: st.DataObject) -> None:
+        """The TaskManager is given to a run that goes on from some retained checkpoint."""
+        checkpoint, model = data.draw(st.sampled_from(self.retained[-2:]))
+        self.run(self._restore(checkpoint))
+        self.retained = self.retained[: self.retained.index((checkpoint, model)) + 1]
+        self.parent, self.committed = checkpoint, model
+        self._new_batch(checkpoint.batch_id + 1)
+
+    async def _restore(self, checkpoint: CompletedCheckpoint) -> None:
+        owned = self.world.backend.key_groups
+        found = await restore_tables(
+            checkpoint, self.world.disk, owned, self.world.backend.open_table, self.world.runtime
+        )
+        self.world.backend.replace_tables(found.tables, checkpoint.checkpoint_id, owned, bases=found.bases)
+
+    def _new_batch(self, batch: int) -> None:
+        self.over, self.live, self.completed = self.over + self.live, [], None
+        self.over = self.over[-6:]
+        self.batch = batch
+        # The first task of the batch is what lets the tables go on.
+        self.run_task("a", 0, [])
+
+    @invariant()
+    def the_tables_hold_the_parents_state(self) -> None:
+        if hasattr(self, "world"):
+            for uid in PARALLELISM:
+                assert content(self.world.backend.table(uid)) == self.committed.get(uid, {})
+
+    @invariant()
+    def what_is_retained_can_be_restored(self) -> None:
+        if hasattr(self, "world") and self.values % 7 == 0:
+            for checkpoint, model in self.retained[-2:]:
+                assert self.run(self.world.restored(checkpoint)) == model
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            for checkpoint, model in self.retained[-2:]:
+                assert self.run(self.world.restored(checkpoint)) == model
+            self.run(self.world.close())
+            self.loop.close()
+            asyncio.set_event_loop(None)
+
+
+TestStateBackendMachine = StateBackendMachine.TestCase
+TestStateBackendMachine.settings = settings(
+    max_examples=60,
+    stateful_step_count=35,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
