@@ -1,0 +1,1 @@
+"""Checkpoints: coordinator, manifest log, savepoints, cleaner."""

@@ -1,0 +1,80 @@
+"""What a coordinator tells of its work: the figures of a checkpoint, a start, a savepoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CheckpointReport", "RestoreReport", "SavepointReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """The figures of one completed checkpoint.
+
+    Attributes:
+        checkpoint_id: Its number.
+        batch_id: Its micro-batch.
+        seconds: From the acknowledgement that completed the set until every TaskManager knew: what the batch waited.
+        requests: Requests to the object store, by all TaskManagers and the driver; deletions, which are made for many
+            checkpoints at once, are not counted.
+        new_bytes: Bytes of segments that this checkpoint added.
+        full_bytes: Bytes of everything it refers to.
+        inlined: Segments that were written inside the manifest.
+        materializations: Finished ones that it is the first to name.
+        estimated_recovery_seconds: How long restoring it would take, at the rate of the last restore.
+    """
+
+    checkpoint_id: int
+    batch_id: int
+    seconds: float
+    requests: int
+    new_bytes: int
+    full_bytes: int
+    inlined: int
+    materializations: int = 0
+    estimated_recovery_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """The figures of one start of the query.
+
+    Attributes:
+        run_id: Spark's run id.
+        checkpoint_id: What was restored; None for an empty state.
+        seconds: From the first task's question until it could work.
+        bytes: Bytes read from the store.
+        changes: Change records replayed.
+        lost_batches: Batches whose effects the restored state lacks: 0, except where ``restore="previous"`` has chosen
+            an older checkpoint.
+        skipped: Why newer checkpoints were passed over.
+    """
+
+    run_id: str
+    checkpoint_id: int | None
+    seconds: float
+    bytes: int
+    changes: int
+    lost_batches: int = 0
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointReport:
+    """The figures of one savepoint that was made.
+
+    Attributes:
+        location: What ``restore_from`` takes: ``LOCATION/savepoints/NAME``.
+        checkpoint_id: The checkpoint that was copied.
+        batch_id: The micro-batch whose effects it holds.
+        bytes: Bytes of its files.
+        entries: Entries of all states.
+        seconds: How long it took.
+    """
+
+    location: str
+    checkpoint_id: int
+    batch_id: int
+    bytes: int
+    entries: int
+    seconds: float

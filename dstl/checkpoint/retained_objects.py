@@ -1,0 +1,95 @@
+"""Which stored objects the running query still needs, and the deletion of those that it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+
+from dstl.checkpoint.manifest_log import manifest_name, manifest_sequence
+from dstl.errors import DstlError
+from dstl.store.base import ObjectStore
+from handles.checkpoint import CompletedCheckpoint, referenced_objects
+from handles.shared_state_registry import SharedStateRegistry
+
+__all__ = ["RetainedObjects"]
+
+_log = logging.getLogger(__name__)
+_DELETE_TOGETHER = 16
+
+Hold = int
+"""A promise that a checkpoint's objects stay although it may be subsumed."""
+
+
+class RetainedObjects:
+    """Counts the retained checkpoints' references and deletes what becomes free, behind the checkpoints' back.
+
+    Manifests go before the objects that they name, many names at a time. What a driver that ends leaves is the
+    cleaner's. One event loop.
+
+    Args:
+        store: The query's location.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._registry = SharedStateRegistry()
+        self._freed: list[str] = []
+        self._holds = 0
+        self._deletions: set[asyncio.Task[None]] = set()
+
+    def retain(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
+        """Keep what these refer to, their own manifests included; again is the same."""
+        for checkpoint in checkpoints:
+            self._registry.register(checkpoint.checkpoint_id, _held(checkpoint))
+        self._freed = [name for name in self._freed if name not in self._registry]
+
+    def subsume(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
+        """Let go of these; what nobody else refers to is deleted soon."""
+        self._forget([checkpoint.checkpoint_id for checkpoint in checkpoints])
+
+    def hold(self, checkpoint: CompletedCheckpoint) -> Hold:
+        """Keep a retained checkpoint's objects until :meth:`release`, even if it is subsumed."""
+        self._holds += 1
+        # The registry's holders are numbers; a checkpoint's is above zero.
+        self._registry.register(-self._holds, _held(checkpoint))
+        return -self._holds
+
+    def release(self, hold: Hold) -> None:
+        """Let go of a hold."""
+        self._forget([hold])
+
+    async def settled(self) -> None:
+        """Return when the deletions that have begun have ended: what is being deleted is not to be found meanwhile."""
+        await asyncio.gather(*self._deletions, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Cancel the deletions that run. Idempotent."""
+        for task in list(self._deletions):
+            task.cancel()
+        await self.settled()
+
+    def _forget(self, holders: Sequence[int]) -> None:
+        self._freed += [name for holder in holders for name in self._registry.unregister(holder)]
+        if len(self._freed) >= _DELETE_TOGETHER:
+            freed, self._freed = self._freed, []
+            manifests = [name for name in freed if manifest_sequence(name) is not None]
+            others = [name for name in freed if manifest_sequence(name) is None]
+            task = asyncio.get_running_loop().create_task(self._delete(manifests, others))
+            self._deletions.add(task)
+            task.add_done_callback(self._deletions.discard)
+
+    async def _delete(self, *groups: Sequence[str]) -> None:
+        try:
+            for names in groups:
+                if names:
+                    await self._store.delete(names)
+        except DstlError as error:
+            _log.warning(
+                "%d objects of subsumed checkpoints were left to the cleaner: %s", sum(map(len, groups)), error
+            )
+
+
+def _held(checkpoint: CompletedCheckpoint) -> list[str]:
+    """Return what a checkpoint keeps alive, its own manifest included; oldest first."""
+    return [*referenced_objects(checkpoint), manifest_name(checkpoint.checkpoint_id)]

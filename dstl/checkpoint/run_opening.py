@@ -1,0 +1,195 @@
+"""How a run of the query takes its location over, and which checkpoint it goes on from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dstl.checkpoint.coordinator import CheckpointCoordinator, TaskAttempt
+from dstl.checkpoint.fleet import Fleet
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.savepoint_format import Savepoint
+from dstl.checkpoint.savepoint_restore import SavepointRestore
+from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.errors import CorruptData, Invalid, MissingState
+from dstl.runtime import Runtime
+from handles.checkpoint import CompletedCheckpoint
+
+__all__ = ["OpenedRun", "RunOpening"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """A run that may work.
+
+    Attributes:
+        coordinator: Its state machine; its first batch has begun.
+        parent: The checkpoint that it goes on from; None for an empty state.
+        found: All retained checkpoints.
+        restored: The figures of the restore: ``seconds``, ``bytes``, ``changes``.
+        lost_batches: Batches whose effects the parent lacks; above 0 only where an older checkpoint was chosen.
+        skipped: Why newer checkpoints were passed over.
+    """
+
+    coordinator: CheckpointCoordinator
+    parent: CompletedCheckpoint | None
+    found: Sequence[CompletedCheckpoint]
+    restored: Mapping[str, Any]
+    lost_batches: int
+    skipped: tuple[str, ...]
+
+
+class RunOpening:
+    """Opens the runs of one query, one at a time.
+
+    Args:
+        location: For messages.
+        log: The location's manifest log, this driver's view.
+        catalogue: The query's operators.
+        fleet: The TaskManagers.
+        runtime: Clock.
+        max_parallelism: Number of key groups.
+        timeout_s: How long to wait for the TaskManagers.
+        fall_back: Where the checkpoint of the batch before a run's first cannot be read or restored, go on from the
+            newest older one that can: what the batches in between did is lost, is logged, and is in the report.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        log: ManifestLog,
+        catalogue: StateCatalogue,
+        fleet: Fleet,
+        runtime: Runtime,
+        *,
+        max_parallelism: int,
+        timeout_s: float,
+        fall_back: bool = False,
+    ) -> None:
+        self._location = location
+        self._log = log
+        self._catalogue = catalogue
+        self._fleet = fleet
+        self._runtime = runtime
+        self._max_parallelism = max_parallelism
+        self._timeout_s = timeout_s
+        self._fall_back = fall_back
+        self._savepoint: tuple[SavepointRestore, Savepoint | None] | None = None
+
+    async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
+        """Let the query begin with a savepoint's state; None where it has checkpoints of its own, which come first.
+
+        Raises:
+            DstlError: As :meth:`SavepointRestore.load`.
+        """
+        scan = await self._log.scan()
+        is_new = not scan.retained and not scan.damaged
+        if not is_new:
+            _log.info("%s has checkpoints of its own: %s is not restored", self._location, restore)
+        self._savepoint = restore, await restore.load(self._max_parallelism) if is_new else None
+        return self._savepoint[1]
+
+    async def open(self, task: TaskAttempt, operators: Mapping[str, int]) -> OpenedRun:
+        """Fence every older driver off, choose the checkpoint, and bring the TaskManagers to it.
+
+        Args:
+            task: The first of its run.
+            operators: Parallelism of each operator.
+
+        Raises:
+            Invalid: The location is another query's, or its state does not fit this one.
+            Fenced: Somebody newer has taken over.
+            MissingState: The batch before the task's has no checkpoint, or a part of it is not there.
+            CorruptData: A manifest, or a part of the checkpoint, is damaged.
+            Unavailable: The store, or too few TaskManagers, answered.
+        """
+        owner = await self._log.owner()
+        if owner and owner != task.query_id:
+            raise Invalid(
+                f"{self._location} belongs to query {owner}; this is query {task.query_id}. Give this query a "
+                "location of its own, or start it with the checkpoint directory of its predecessor"
+            )
+        await self._log.fence(task.query_id)
+        skipped: list[str] = []
+        found = await self._found(task, operators, skipped)
+        coordinator, parent, restored = await self._prepared(task, operators, found, skipped)
+        lost = task.batch_id - 1 - parent.batch_id if parent else 0
+        if parent is not None and lost:
+            _log.warning(
+                "query %s goes on with batch %d from checkpoint %d of batch %d: what %d batches did to the state is "
+                "lost, as restore='previous' allows. Skipped: %s",
+                task.query_id,
+                task.batch_id,
+                parent.checkpoint_id,
+                parent.batch_id,
+                lost,
+                "; ".join(skipped) or "nothing, for nothing was there",
+            )
+        return OpenedRun(coordinator, parent, found, restored, lost, tuple(skipped) if lost else ())
+
+    async def _found(
+        self, task: TaskAttempt, operators: Mapping[str, int], skipped: list[str]
+    ) -> list[CompletedCheckpoint]:
+        """Return the retained checkpoints; with the first made of the savepoint, where there are none."""
+        if self._fall_back:
+            scan = await self._log.scan()
+            found = scan.retained
+            skipped += [str(error) for _, error in sorted(scan.damaged.items())]
+            for error in scan.damaged.values() if not found else ():
+                # Nothing older can be read: an empty state would not be an older one, but another one.
+                raise error
+        else:
+            found = await self._log.checkpoints()
+        self._check_max_parallelism(found)
+        if self._savepoint is None or skipped:
+            return found
+        restore, savepoint = self._savepoint
+        if not found and savepoint is not None:
+            first = await restore.first_checkpoint(
+                savepoint,
+                checkpoint_id=self._log.next_sequence,
+                batch_id=task.batch_id - 1,
+                query_id=task.query_id,
+                run_id=task.run_id,
+                operators=operators,
+                check=self._catalogue.open,
+            )
+            await self._log.commit(first, [])
+            found = [first]
+        await restore.settle(task.query_id, found)
+        return found
+
+    async def _prepared(
+        self,
+        task: TaskAttempt,
+        operators: Mapping[str, int],
+        found: Sequence[CompletedCheckpoint],
+        skipped: list[str],
+    ) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None, Mapping[str, Any]]:
+        """Bring the TaskManagers to the checkpoint of the batch before; where that may be, to an older one instead."""
+        while True:
+            coordinator = CheckpointCoordinator(operators)
+            coordinator.open_run(task.run_id, found, accept_older=self._fall_back)
+            parent = coordinator.begin(task, int(self._runtime.clock.wall() * 1000))
+            self._catalogue.open(parent)
+            self._fleet.begin_run()
+            try:
+                return coordinator, parent, await self._fleet.prepare(task.query_id, parent, self._timeout_s)
+            except (CorruptData, MissingState) as error:
+                older = [c for c in found if parent is not None and c.checkpoint_id < parent.checkpoint_id]
+                if not self._fall_back or not older:
+                    raise
+                skipped.append(str(error))
+                found = older
+
+    def _check_max_parallelism(self, found: Sequence[CompletedCheckpoint]) -> None:
+        for checkpoint in found[-1:]:
+            if checkpoint.max_parallelism != self._max_parallelism:
+                raise Invalid(
+                    f"{self._location} was made with max_parallelism={checkpoint.max_parallelism}; this backend "
+                    f"has {self._max_parallelism}. It is fixed for a job's life: pass the first one"
+                )

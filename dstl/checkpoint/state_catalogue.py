@@ -1,0 +1,130 @@
+"""What states each operator has: carried from checkpoint to checkpoint, merged from what its tasks report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dstl.errors import Invalid
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry
+
+__all__ = ["Registry", "StateCatalogue", "global_watermark"]
+
+Registry = Mapping[str, Any]
+"""The states of one operator as plain data; ``dstl.state`` owns its meaning."""
+
+
+class StateCatalogue:
+    """The operators of a query and their states. Pure.
+
+    Args:
+        merge: Returns what two registries know together; raises ``Invalid`` where they contradict each other.
+        allow_non_restored_state: An operator of the checkpoint that the query no longer has is carried along instead
+            of being refused.
+    """
+
+    def __init__(
+        self, merge: Callable[[Registry, Registry], Registry], *, allow_non_restored_state: bool = False
+    ) -> None:
+        self._merge = merge
+        self._allow_non_restored_state = allow_non_restored_state
+        self._expected: dict[str, OperatorEntry] = {}
+        self._registries: dict[str, Registry] = {}
+        self._resolvers: dict[str, Callable[[Registry | None], Registry]] = {}
+        self._delays: dict[str, int] = {}
+        self._watermarks: dict[str, int] = {}
+        self._carried: tuple[OperatorEntry, ...] = ()
+
+    def expect(
+        self,
+        operator: str,
+        parallelism: int,
+        key_types: str,
+        watermark_delay_ms: int | None = None,
+        resolve: Callable[[Registry | None], Registry] | None = None,
+    ) -> None:
+        """Add an operator of the query.
+
+        Args:
+            operator: Its uid.
+            parallelism: Its partitions.
+            key_types: Types of its grouping columns.
+            watermark_delay_ms: How far its watermark stays behind the latest event time; None without event time.
+            resolve: Returns its states, given those of the checkpoint that a run starts from; raises ``Invalid`` where
+                they contradict each other. Without it the tasks say which states there are.
+        """
+        if resolve is not None:
+            self._resolvers[operator] = resolve
+        if watermark_delay_ms is not None:
+            self._delays[operator] = watermark_delay_ms
+        self._expected[operator] = OperatorEntry(uid=operator, parallelism=parallelism, key_types=key_types)
+
+    def open(self, parent: CompletedCheckpoint | None) -> None:
+        """Take over what a checkpoint knows.
+
+        Raises:
+            Invalid: An operator is missing from the query, or its key columns have other types.
+        """
+        stored = {entry.uid: entry for entry in parent.operators} if parent else {}
+        missing = [entry for uid, entry in stored.items() if uid not in self._expected]
+        if missing and not self._allow_non_restored_state:
+            raise Invalid(
+                f"the checkpoint holds state of operator {missing[0].uid!r}, and the query only has "
+                f"{', '.join(map(repr, self._expected))}: give the operator its old name, or pass "
+                "allow_non_restored_state=True"
+            )
+        for uid, expected in self._expected.items():
+            if uid in stored and stored[uid].key_types != expected.key_types:
+                raise Invalid(
+                    f"operator {uid!r} groups by ({expected.key_types}), but its checkpoint by "
+                    f"({stored[uid].key_types}): group as before, or give the operator another name"
+                )
+        self._registries = {uid: e.registry for uid, e in stored.items() if uid in self._expected and e.registry}
+        for uid, resolve in self._resolvers.items():
+            self._registries[uid] = resolve(self._registries.get(uid))
+        self._carried = tuple(missing)
+        self._watermarks = {
+            uid: stored[uid].watermark_ms or 0 if uid in stored else 0 for uid in self._expected if uid in self._delays
+        }
+
+    def known(self, operator: str) -> Registry | None:
+        """Return the states of an operator; None for one that has none yet."""
+        return self._registries.get(operator)
+
+    def report(self, operator: str, registry: Registry) -> None:
+        """Take the states that a task's processor has declared.
+
+        Raises:
+            Invalid: Another task declared them differently.
+        """
+        known = self._registries.get(operator)
+        if known != registry:
+            self._registries[operator] = self._merge(known, registry) if known is not None else registry
+
+    def entries(self, event_times: Mapping[str, int]) -> list[OperatorEntry]:
+        """Return every operator with its states and watermark, for a manifest.
+
+        Args:
+            event_times: By operator, the latest event time of the batch, Unix milliseconds. A watermark never falls.
+        """
+        own = (
+            entry.model_copy(
+                update={
+                    "registry": dict(self._registries.get(uid, {})),
+                    "watermark_ms": self._watermark(uid, event_times.get(uid)),
+                }
+            )
+            for uid, entry in self._expected.items()
+        )
+        return [*own, *self._carried]
+
+    def _watermark(self, operator: str, event_time_ms: int | None) -> int | None:
+        before = self._watermarks.get(operator)
+        if before is None or event_time_ms is None:
+            return before
+        return max(before, event_time_ms - self._delays[operator])
+
+
+def global_watermark(operators: Sequence[OperatorEntry]) -> int | None:
+    """Return the watermark that all operators go by: the lowest, as Spark's default policy has it; None without any."""
+    return min((entry.watermark_ms for entry in operators if entry.watermark_ms is not None), default=None)

@@ -1,0 +1,322 @@
+"""A driver process in the simulated world: the real coordinator, and as much of Spark as runs a streaming query."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
+from dstl.errors import Fenced
+from dstl.options import CheckpointOptions
+from dstl.testing.simulation.faults import FaultKind
+from dstl.testing.simulation.process import Process
+from dstl.testing.simulation.spark import ConcurrentUpdate
+from dstl.testing.simulation.taskmanager import TaskManagerActor, TaskManagerOptions
+from dstl.testing.simulation.worker import TaskSpec, Worker
+
+if TYPE_CHECKING:
+    from dstl.testing.simulation.world import World
+
+__all__ = ["DriverActor", "DriverOptions", "QueryFailed"]
+
+_MOST_FAILURES = 4  # spark.task.maxFailures
+_HEARTBEAT_S = 60.0
+_MOST_REPLACEMENTS = 100  # as the launcher: then something ends every one
+
+
+class QueryFailed(Exception):
+    """A task failed too often, and its query with it."""
+
+
+@dataclass(frozen=True)
+class DriverOptions:
+    """How one driver is started; parallelism and TaskManagers may differ from its predecessor's."""
+
+    operators: tuple[str, ...]
+    parallelism: int
+    task_managers: int
+    checkpoints: CheckpointOptions
+    task_manager: TaskManagerOptions
+    together: bool
+    commit_attempts: int
+
+
+@dataclass(eq=False)
+class _Running:
+    """One attempt of a task that has not ended."""
+
+    spec: TaskSpec
+    slot: int
+    worker: Worker
+    ended: asyncio.Future[BaseException | None] = field(repr=False)
+
+
+class DriverActor:
+    """One driver: it starts TaskManagers and workers, runs batches, restarts its query or gives up."""
+
+    def __init__(self, world: World, process: Process, options: DriverOptions) -> None:
+        self.process = process
+        self.options = options
+        self.task_managers: dict[str, TaskManagerActor] = {}
+        self.workers: list[Worker] = []
+        self.service: CoordinatorService | None = None
+        self._world = world
+        self._rng = world.rng(process.name)
+        self._runs = self._stages = self._attempts = self._members = self._started_workers = 0
+        self._running: dict[int, _Running] = {}
+        self._retired: list[Worker] = []
+        process.on_death.append(self._died)
+
+    @property
+    def epoch(self) -> int:
+        """Number of the fence that its coordinator has won; 0 before."""
+        return self.service._log.epoch if self.service is not None else 0
+
+    async def run(self) -> None:
+        """Run the query, and run it again when it fails in a way that may pass."""
+        world, options = self._world, self.options
+        runtime = world.runtime(self.process.name)
+        store = world.store.client(self.process)
+        self.service = CoordinatorService(
+            store,
+            runtime,
+            options.task_manager.secret,
+            options=options.checkpoints,
+            max_parallelism=options.task_manager.max_parallelism,
+            task_managers=options.task_managers,
+            host="simulated",
+            merge_registries=lambda known, reported: {**known, **reported},
+            allow_non_restored_state=False,
+            on_event=self._on_event,
+            on_task_manager_lost=self._replace_task_manager,
+            materialization=options.task_manager.materialization,
+        )
+        # Often few, so that commits are given up by abort markers, which eight attempts rarely come to.
+        self.service._log._attempts = options.commit_attempts
+        await self.service.start()
+        for operator in options.operators:
+            self.service.expect(operator, options.parallelism, "binary")
+        for _ in range(options.task_managers):
+            self._start_task_manager()
+        try:
+            while True:
+                try:
+                    await self._query(f"run-{self.process.name}-{self._runs}")
+                except ConcurrentUpdate as error:
+                    world.trace("stopped", f"{self.process.name} {error}")
+                    return
+                except QueryFailed as error:
+                    fenced = isinstance(error.__cause__, Fenced)
+                    world.trace("query-failed", f"{self.process.name} {type(error.__cause__).__name__}")
+                    if self._rng.random() < (0.95 if fenced else 0.4):
+                        return
+                    world.count(FaultKind.RESTART_IN_DRIVER)
+                    await asyncio.sleep(self._rng.uniform(0.1, 2.0))
+                self._runs += 1
+        finally:
+            await self.service.close()
+            self.process.post(self.process.kill)
+
+    async def _query(self, run: str) -> None:
+        """Run batches from where Spark's log stands, until one fails."""
+        logs, world = self._world.logs, self._world
+        await asyncio.sleep(self._disk())
+        batch, end = logs.plan()
+        while True:
+            if end is None:
+                end = (logs.ends[-1] if logs.ends else 0) + self._rng.choice((0, 1, 2, 5, 9))
+                await asyncio.sleep(self._disk())
+                logs.write_offsets(batch, end)
+            else:
+                world.replays += 1
+            world.trace("batch", f"{self.process.name} {run} {batch}")
+            await self._batch(run, batch)
+            await asyncio.sleep(self._disk())
+            logs.commit(batch)
+            world.check.batch_committed(self.process.name, batch)
+            await asyncio.sleep(self._rng.uniform(0.0, 0.3))
+            batch, end = batch + 1, None
+
+    async def _batch(self, run: str, batch: int) -> None:
+        """Run the stages of a batch, and sometimes one of them twice."""
+        world, rng = self._world, self._rng
+        if world.plan.task_fault(rng, FaultKind.ABANDONED_STAGE):
+            world.count(FaultKind.ABANDONED_STAGE)
+            abandoned = asyncio.ensure_future(self._stage(run, batch, self.options.operators[0]))
+            await asyncio.sleep(rng.uniform(0.0, 0.2))
+            abandoned.cancel()
+            await asyncio.gather(abandoned, return_exceptions=True)
+        actions = 1
+        if world.plan.task_fault(rng, FaultKind.SECOND_ACTION):
+            world.count(FaultKind.SECOND_ACTION)
+            actions = 2
+        for _ in range(actions):
+            stages = [partial(self._stage, run, batch, operator) for operator in self.options.operators]
+            if self.options.together:
+                together = [asyncio.ensure_future(stage()) for stage in stages]
+                try:
+                    await asyncio.gather(*together)
+                finally:
+                    for each in together:
+                        each.cancel()
+                    await asyncio.gather(*together, return_exceptions=True)
+            else:
+                for stage in stages:
+                    await stage()
+
+    async def _stage(self, run: str, batch: int, operator: str) -> None:
+        """Run all tasks of one operator.
+
+        Raises:
+            QueryFailed: One of them failed too often.
+        """
+        self._stages += 1
+        stage, slots = self._stages, range(self.options.parallelism)
+        tasks = [asyncio.ensure_future(self._task(run, batch, operator, stage, slot)) for slot in slots]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for running in list(self._running.values()):
+                if running.spec.stage == stage:
+                    self._forget(running)
+
+    async def _task(self, run: str, batch: int, operator: str, stage: int, slot: int) -> None:
+        """Run attempts of one task until one has ended well."""
+        world, rng = self._world, self._rng
+        failures = 0
+        while True:
+            attempts = [self._launch(run, batch, operator, stage, slot)]
+            error: BaseException | None = None
+            if world.plan.task_fault(rng, FaultKind.SPECULATION):
+                await asyncio.wait([attempts[0].ended], timeout=rng.uniform(0.0, 0.3))
+                if not attempts[0].ended.done():
+                    world.count(FaultKind.SPECULATION)
+                    attempts.append(self._launch(run, batch, operator, stage, slot))
+            while True:
+                waiting = [each.ended for each in attempts if not each.ended.done()]
+                ended = [each.ended.result() for each in attempts if each.ended.done()]
+                error = next((each for each in ended if each is not None), None)
+                if None in ended or not waiting:
+                    error = None if None in ended else error
+                    break
+                done, _ = await asyncio.wait(waiting, timeout=_HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                for each in attempts if not done else ():
+                    if not each.worker.process.is_running and not each.ended.done():
+                        each.ended.set_result(ConnectionError("no heartbeat: the executor is lost (simulated)"))
+            for each in attempts:
+                self._forget(each)
+            if error is None and world.plan.task_fault(rng, FaultKind.LOST_RESULT):
+                world.count(FaultKind.LOST_RESULT)
+                error = ConnectionError("the task's result was lost (simulated)")
+            if error is None:
+                return
+            failures += 1
+            if failures >= _MOST_FAILURES:
+                raise QueryFailed(f"task {slot} of {operator} failed {failures} times") from error
+            await asyncio.sleep(rng.uniform(0.0, 0.1))
+
+    def _launch(self, run: str, batch: int, operator: str, stage: int, slot: int) -> _Running:
+        self._attempts += 1
+        options, attempt = self.options, self._attempts
+        spec = TaskSpec(
+            query="query",
+            run=run,
+            operator=operator,
+            batch=batch,
+            slot=slot,
+            stage=stage,
+            attempt=attempt,
+            parallelism=options.parallelism,
+            operations=self._world.logs.operations(batch, slot, options.parallelism),
+        )
+        worker = self._free_worker()
+        running = _Running(spec, slot, worker, asyncio.get_running_loop().create_future())
+        self._running[attempt] = running
+        worker.process.post(
+            lambda: worker.process.spawn(worker.execute(spec, partial(self._report, running)), f"task-{attempt}"),
+            delay=self._rng.uniform(0.0002, 0.005),
+        )
+        return running
+
+    def _report(self, running: _Running, error: BaseException | None) -> None:
+        """Called in the worker: tell the driver."""
+        self.process.post(_settle, running.ended, error, delay=self._rng.uniform(0.0002, 0.003))
+
+    def _forget(self, running: _Running) -> None:
+        """Spark has no more use for an attempt: its worker is killed a while later, and works on until then."""
+        if self._running.pop(running.spec.attempt, None) is not None and not running.ended.done():
+            process = running.worker.process
+            self._retired.append(running.worker)
+            self._world.loop.call_later(self._rng.uniform(0.0, 0.5), process.kill, context=self._world.context)
+
+    def _free_worker(self) -> Worker:
+        """Return a worker without a task, a new one where none is free."""
+        busy = {id(each.worker) for each in self._running.values() if not each.ended.done()}
+        self.workers = [w for w in self.workers if not w.process.is_dead and w not in self._retired]
+        for worker in self.workers:
+            if worker.process.is_running and id(worker) not in busy:
+                return worker
+        self._started_workers += 1
+        assert self.service is not None
+        process = self._world.process(f"{self.process.name}.worker-{self._started_workers}")
+        process.on_death.append(partial(self._worker_died, process))
+        worker = Worker(self._world, process, self.service.address, self.options.task_manager.secret)
+        self.workers.append(worker)
+        return worker
+
+    def _worker_died(self, process: Process) -> None:
+        for running in self._running.values():
+            if running.worker.process is process:
+                error = ConnectionError("the worker died (simulated)")
+                self.process.post(_settle, running.ended, error, delay=self._rng.uniform(0.001, 0.5))
+
+    def _start_task_manager(self) -> None:
+        self._members += 1
+        member_id = f"{self.process.name}.tm-{self._members}"
+        process = self._world.process(member_id)
+        actor = TaskManagerActor(self._world, process, member_id, self.options.task_manager)
+        self.task_managers[member_id] = actor
+        assert self.service is not None
+        coordinator = self.service.address
+        process.post(lambda: process.spawn(actor.run(coordinator), "main"), delay=self._rng.uniform(0.01, 0.5))
+        # The launcher sees its children end, also those that have never registered.
+        process.on_death.append(lambda: self.process.post(self._replace_task_manager, member_id, delay=1.0))
+
+    def _replace_task_manager(self, member_id: str) -> None:
+        gone = self.task_managers.pop(member_id, None)
+        if gone is not None:
+            gone.process.kill()
+            if self._members < _MOST_REPLACEMENTS:
+                self._start_task_manager()
+            else:
+                # The launcher gives up and every query of this driver fails, for as long as somebody restarts it.
+                self.process.post(self.process.kill)
+
+    def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
+        world = self._world
+        if isinstance(report, RestoreReport):
+            world.restores += 1
+            world.trace("restored", f"{self.process.name} {report.checkpoint_id}")
+        else:
+            world.check.checkpoint_reported(self.process.name, self.epoch, report)
+
+    def _died(self) -> None:
+        """What the operating system does after a driver: children see their input closed, executors end."""
+        world, rng = self._world, self._rng
+        for actor in self.task_managers.values():
+            actor.process.post(actor.parent_ended, delay=rng.uniform(0.0, 0.1))
+        for worker in (*self.workers, *self._retired):
+            world.loop.call_later(rng.uniform(0.0, 2.0), worker.process.kill, context=world.context)
+
+    def _disk(self) -> float:
+        return self._rng.uniform(0.001, 0.02)
+
+
+def _settle(future: asyncio.Future[BaseException | None], error: BaseException | None) -> None:
+    if not future.done():
+        future.set_result(error)

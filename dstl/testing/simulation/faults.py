@@ -1,0 +1,156 @@
+"""What can go wrong in a simulated world, and how much of it does in one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["FaultKind", "FaultPlan", "draw_plan"]
+
+
+class FaultKind(StrEnum):
+    """Every fault; the value is its name in reports."""
+
+    # The store.
+    SLOW_DOWN = "store-503"
+    UNAVAILABLE = "store-unavailable"
+    RESET = "store-reset"
+    LOST_RESPONSE = "store-lost-response"
+    LATE_PUT = "store-late-put"
+    LATE_AFTER_CANCEL = "store-late-put-after-cancel"
+    LATE_AFTER_DEATH = "store-put-of-a-dead-process"
+    SLOW = "store-slow"
+    STUCK = "store-stuck"
+    STALE_LIST = "store-stale-list"
+    SHORT_GET = "store-short-get"
+    PARTIAL_DELETE = "store-partial-delete"
+    OUTAGE = "store-outage"
+    # Network.
+    CONNECTION_RESET = "connection-reset"
+    PARTITION = "partition"
+    # Processes.
+    DRIVER_CRASH = "driver-crash"
+    DRIVER_PAUSE = "driver-pause"
+    SECOND_DRIVER = "second-driver"
+    TASK_MANAGER_CRASH = "task-manager-crash"
+    TASK_MANAGER_PAUSE = "task-manager-pause"
+    WORKER_CRASH = "worker-crash"
+    WORKER_PAUSE = "worker-pause"
+    CLOCK_SKEW = "clock-skew"
+    # Spark.
+    TASK_FAILURE = "task-failure"
+    LOST_RESULT = "task-result-lost"
+    SPECULATION = "speculative-task"
+    SECOND_ACTION = "second-action"
+    ABANDONED_STAGE = "abandoned-stage"
+    REORDERED_ROWS = "reordered-rows"
+    DUPLICATE_ACKNOWLEDGEMENT = "duplicate-acknowledgement"
+    STALE_ACKNOWLEDGEMENT = "stale-acknowledgement"
+    RESTART_IN_DRIVER = "query-restart-in-driver"
+    RESCALE = "rescale"
+
+
+_PER_REQUEST = (
+    FaultKind.SLOW_DOWN,
+    FaultKind.UNAVAILABLE,
+    FaultKind.RESET,
+    FaultKind.LOST_RESPONSE,
+    FaultKind.LATE_PUT,
+    FaultKind.SLOW,
+    FaultKind.STUCK,
+    FaultKind.STALE_LIST,
+    FaultKind.SHORT_GET,
+    FaultKind.PARTIAL_DELETE,
+)
+_OF_COMMITS = (FaultKind.RESET, FaultKind.LOST_RESPONSE, FaultKind.LATE_PUT, FaultKind.STUCK, FaultKind.UNAVAILABLE)
+_NEMESIS = (
+    FaultKind.OUTAGE,
+    FaultKind.CONNECTION_RESET,
+    FaultKind.PARTITION,
+    FaultKind.DRIVER_CRASH,
+    FaultKind.DRIVER_PAUSE,
+    FaultKind.SECOND_DRIVER,
+    FaultKind.TASK_MANAGER_CRASH,
+    FaultKind.TASK_MANAGER_PAUSE,
+    FaultKind.WORKER_CRASH,
+    FaultKind.WORKER_PAUSE,
+)
+_PER_TASK = (
+    FaultKind.TASK_FAILURE,
+    FaultKind.LOST_RESULT,
+    FaultKind.SPECULATION,
+    FaultKind.SECOND_ACTION,
+    FaultKind.ABANDONED_STAGE,
+    FaultKind.REORDERED_ROWS,
+    FaultKind.DUPLICATE_ACKNOWLEDGEMENT,
+    FaultKind.STALE_ACKNOWLEDGEMENT,
+)
+
+
+@dataclass
+class FaultPlan:
+    """The faults of one seed: a random subset at random strength, for a fault may hide what another would show.
+
+    Attributes:
+        per_request: Chance of each store fault, per request that it can happen to.
+        per_task: Chance of each of Spark's, per task or stage.
+        nemesis: Faults that strike from outside, one now and then.
+        nemesis_mean_s: Mean virtual seconds between two of them.
+        survives_cancel: Chance that a PUT lands although its caller was cancelled or killed before.
+        only: Part of the names whose requests fail; empty for all.
+        longest_delay_s: Most seconds by which a late PUT comes late, or a process is stopped.
+        healed: Set when the faults are over, for good.
+    """
+
+    per_request: Mapping[FaultKind, float] = field(default_factory=dict)
+    per_task: Mapping[FaultKind, float] = field(default_factory=dict)
+    nemesis: tuple[FaultKind, ...] = ()
+    nemesis_mean_s: float = 2.0
+    survives_cancel: float = 0.5
+    only: str = ""
+    longest_delay_s: float = 60.0
+    healed: bool = False
+
+    def request_fault(self, rng: random.Random, possible: tuple[FaultKind, ...], name: str) -> FaultKind | None:
+        """Draw what happens to one request; at most one thing does."""
+        if self.healed or not self.per_request or self.only not in name:
+            return None
+        drawn = rng.random()
+        for kind in possible:
+            drawn -= self.per_request.get(kind, 0.0)
+            if drawn < 0:
+                return kind
+        return None
+
+    def task_fault(self, rng: random.Random, kind: FaultKind) -> bool:
+        """Draw whether one of Spark's faults happens here."""
+        chance = self.per_task.get(kind, 0.0)
+        return not self.healed and chance > 0 and rng.random() < chance
+
+
+def draw_plan(rng: random.Random) -> FaultPlan:
+    """Return the plan of a seed."""
+    if rng.random() < 0.04:
+        return FaultPlan()
+    strength = rng.choice((0.3, 1.0, 1.0, 2.5))
+
+    def some(kinds: tuple[FaultKind, ...], low: float, high: float) -> dict[FaultKind, float]:
+        share = rng.choice((0.3, 0.6, 0.9))
+        return {kind: min(0.5, strength * rng.uniform(low, high)) for kind in kinds if rng.random() < share}
+
+    per_request, only = some(_PER_REQUEST, 0.005, 0.06), ""
+    if rng.random() < 0.12:
+        # The commit protocol alone, as hard as it can be: elsewhere so many faults let nothing get that far.
+        per_request = {kind: rng.uniform(0.1, 0.35) for kind in rng.sample(_OF_COMMITS, 2)}
+        only = "manifests/"
+    return FaultPlan(
+        per_request=per_request,
+        only=only,
+        per_task=some(_PER_TASK, 0.02, 0.10),
+        nemesis=tuple(kind for kind in _NEMESIS if rng.random() < 0.5),
+        nemesis_mean_s=rng.choice((0.5, 1.5, 4.0)),
+        survives_cancel=rng.choice((0.1, 0.5, 0.9)),
+        longest_delay_s=rng.choice((5.0, 30.0, 90.0)),
+    )

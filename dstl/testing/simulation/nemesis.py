@@ -1,0 +1,110 @@
+"""What strikes from outside: crashes, stops, second drivers, partitions, outages; and the hand that starts drivers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dstl.testing.simulation.faults import FaultKind
+from dstl.testing.simulation.process import Process
+
+if TYPE_CHECKING:
+    from dstl.testing.simulation.world import World
+
+__all__ = ["Nemesis", "supervise"]
+
+_MOST_DRIVERS = 12
+_STEPS = {"driver": 600, "tm": 150, "worker": 60}
+
+
+async def supervise(world: World) -> None:
+    """Keep a driver running, as a cluster manager does; a stopped one counts as lost after a while."""
+    rng = world.rng("supervisor")
+    while True:
+        if not world.running_drivers():
+            await asyncio.sleep(rng.uniform(0.2, 3.0))
+            if not world.running_drivers():
+                world.start_driver()
+        await asyncio.sleep(0.5)
+
+
+class Nemesis:
+    """Strikes now and then until it is told to stop.
+
+    Args:
+        world: Whom.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._rng = world.rng("nemesis")
+
+    async def run(self) -> None:
+        """Strike for ever."""
+        world = self._world
+        if not world.plan.nemesis:
+            return
+        while True:
+            await asyncio.sleep(self._rng.expovariate(1.0 / world.plan.nemesis_mean_s))
+            self._strike(self._rng.choice(world.plan.nemesis))
+
+    def _strike(self, kind: FaultKind) -> None:
+        world, rng = self._world, self._rng
+        match kind:
+            case FaultKind.DRIVER_CRASH:
+                self._crash([d.process for d in world.running_drivers()], "driver", kind)
+            case FaultKind.DRIVER_PAUSE:
+                self._pause([d.process for d in world.running_drivers()], "driver", kind)
+            case FaultKind.TASK_MANAGER_CRASH:
+                self._crash(world.running("tm"), "tm", kind)
+            case FaultKind.TASK_MANAGER_PAUSE:
+                self._pause(world.running("tm"), "tm", kind)
+            case FaultKind.WORKER_CRASH:
+                self._crash(world.running("worker"), "worker", kind)
+            case FaultKind.WORKER_PAUSE:
+                self._pause(world.running("worker"), "worker", kind)
+            case FaultKind.SECOND_DRIVER:
+                if world.running_drivers() and len(world.drivers) < _MOST_DRIVERS:
+                    world.count(kind)
+                    world.start_driver()
+            case FaultKind.CONNECTION_RESET:
+                if world.network.reset_one():
+                    world.count(kind)
+            case FaultKind.PARTITION:
+                living = [each for each in world.processes if not each.is_dead]
+                if len(living) >= 2:
+                    first, second = rng.sample(living, 2)
+                    world.network.partition(first, second, self._seconds())
+            case FaultKind.OUTAGE:
+                world.store.outage_until = world.loop.time() + self._seconds() / 3
+
+    def _crash(self, victims: list[Process], what: str, kind: FaultKind) -> None:
+        if not victims:
+            return
+        victim = self._rng.choice(victims)
+
+        def kill() -> None:
+            if not self._world.plan.healed:
+                self._world.count(kind)
+                self._world.trace("killed", victim.name)
+                victim.kill()
+
+        self._world.light_fuse(victim, _STEPS[what], kill)
+
+    def _pause(self, victims: list[Process], what: str, kind: FaultKind) -> None:
+        if not victims:
+            return
+        world, victim, seconds = self._world, self._rng.choice(victims), self._seconds()
+        dies = self._rng.random() < 0.2
+
+        def stop() -> None:
+            if not world.plan.healed:
+                world.count(kind)
+                world.trace("stopped", victim.name)
+                victim.stop()
+                world.loop.call_later(seconds, victim.kill if dies else victim.go_on, context=world.context)
+
+        world.light_fuse(victim, _STEPS[what], stop)
+
+    def _seconds(self) -> float:
+        return self._rng.uniform(0.1, self._world.plan.longest_delay_s)

@@ -1,0 +1,128 @@
+"""What of Spark matters to state: offsets are written before a batch runs, its commit after all its tasks ended well.
+
+The checkpoint directory of a query, its source, and the state that each batch must lead to.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from handles.key_group import partition_of
+
+__all__ = [
+    "OPERATIONS",
+    "WRITERS",
+    "ConcurrentUpdate",
+    "QueryLogs",
+    "decode_value",
+    "encode_value",
+    "key_group_of",
+    "keys_of",
+]
+
+Key = bytes
+
+OPERATIONS = 0
+"""The state that holds the operations of each key."""
+WRITERS = 1
+"""The state that holds, for each key, which attempt has written it last: it must be one whose changes count."""
+
+
+class ConcurrentUpdate(Exception):
+    """Another driver has written this entry of the query's log: Spark stops the query."""
+
+
+class QueryLogs:
+    """Offset log and commit log of one query, on a disk that never fails, and its endless source.
+
+    The source's record ``i`` is the operation ``i`` on key ``key_of(i)``: the processor appends ``i`` to the key's
+    state, so the right state after any batch is known, and shows every loss, repetition and disorder.
+
+    Args:
+        keys: Number of keys.
+        max_parallelism: Number of key groups.
+    """
+
+    def __init__(self, keys: int, max_parallelism: int) -> None:
+        self.keys = keys
+        self.max_parallelism = max_parallelism
+        self.ends: list[int] = []
+        self.committed = 0
+        self._states: dict[int, dict[Key, bytes]] = {}
+
+    def plan(self) -> tuple[int, int | None]:
+        """Return the batch that a starting query runs, and where it ends if that is written already."""
+        if len(self.ends) > self.committed:
+            return self.committed, self.ends[self.committed]
+        return self.committed, None
+
+    def write_offsets(self, batch: int, end: int) -> None:
+        """Write where a batch ends.
+
+        Raises:
+            ConcurrentUpdate: Another driver has.
+        """
+        if batch != len(self.ends):
+            raise ConcurrentUpdate(f"offsets of batch {batch} are there already")
+        self.ends.append(end)
+
+    def commit(self, batch: int) -> None:
+        """Write that a batch is done.
+
+        Raises:
+            ConcurrentUpdate: Another driver has.
+        """
+        if batch != self.committed:
+            raise ConcurrentUpdate(f"the commit of batch {batch} is there already")
+        self.committed += 1
+
+    def range_of(self, batch: int) -> range:
+        """Return the operations of a batch."""
+        return range(self.ends[batch - 1] if batch else 0, self.ends[batch])
+
+    def key_of(self, operation: int) -> Key:
+        """Return the key that an operation appends to."""
+        return b"key-%d" % ((operation * 2654435761 >> 5) % self.keys)
+
+    def operations(self, batch: int, partition: int, parallelism: int) -> dict[Key, list[int]]:
+        """Return what one task of a batch has to append, by key, in the order of the source."""
+        found: dict[Key, list[int]] = {}
+        for operation in self.range_of(batch):
+            key = self.key_of(operation)
+            group = key_group_of(key, self.max_parallelism)
+            if partition_of(group, self.max_parallelism, parallelism) == partition:
+                found.setdefault(key, []).append(operation)
+        return found
+
+    def state_after(self, batch: int) -> Mapping[Key, bytes]:
+        """Return the state of each key after a batch; -1 for the empty one."""
+        if batch < 0:
+            return {}
+        if batch not in self._states:
+            state = dict(self.state_after(batch - 1))
+            for operation in self.range_of(batch):
+                key = self.key_of(operation)
+                state[key] = state.get(key, b"") + encode_value([operation])
+            self._states[batch] = state
+        return self._states[batch]
+
+
+def key_group_of(key: Key, max_parallelism: int) -> int:
+    """Return the key group of a key: any fixed function does."""
+    return int(key[4:]) * 7 % max_parallelism
+
+
+def keys_of(logs: QueryLogs) -> Sequence[Key]:
+    """Return every key there is."""
+    return [b"key-%d" % number for number in range(logs.keys)]
+
+
+def encode_value(operations: Sequence[int]) -> bytes:
+    """Return operations as a state value; values join by being put one behind the other."""
+    return struct.pack(f"<{len(operations)}I", *operations)
+
+
+def decode_value(value: bytes) -> list[int]:
+    """Return the operations in a state value."""
+    return list(struct.unpack(f"<{len(value) // 4}I", value))

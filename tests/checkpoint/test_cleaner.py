@@ -1,0 +1,695 @@
+"""The cleaner: after any crash nothing is left, and whatever happens nothing is deleted that is needed."""
+
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from manifest_samples import QUERY, checkpoint, commit, kinds, names
+
+from dstl.changelog.names import SegmentNames
+from dstl.checkpoint.assembly import PersistedLog, PersistedSegment, TaskManagerPart, assemble
+from dstl.checkpoint.cleaner import CleanerReport, clean
+from dstl.checkpoint.cleaning_plan import Kept
+from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, TaskAttempt
+from dstl.checkpoint.manifest_format import encode_record
+from dstl.checkpoint.manifest_log import ManifestLog, manifest_name, manifest_sequence
+from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
+from dstl.runtime import Runtime
+from dstl.store import MemoryStore, ObjectInfo, ObjectStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from dstl.testing.manual_clock import ManualClock
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
+from handles.key_group import KeyGroupRange
+from handles.materialized_handle import MaterializedStateHandle
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumberRange
+from handles.shared_state_registry import SharedStateRegistry
+
+GRACE = 3600.0
+DAY = 86_400.0
+
+
+class Crash(BaseException):
+    """The process is gone; not an error that anybody could handle."""
+
+
+class CrashingStore:
+    """Counts what changes the store and dies at the n-th change, before or after it; checks every delete."""
+
+    def __init__(self, inner: MemoryStore, at: int = 0, *, after: bool = False) -> None:
+        self.inner = inner
+        self.at = at
+        self.after = after
+        self.changes = 0
+
+    @property
+    def location(self) -> str:
+        return self.inner.location
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        self._count(before=True)
+        info = await self.inner.put(name, data, if_absent=if_absent)
+        self._count(before=False)
+        return info
+
+    async def delete(self, doomed: Sequence[str]) -> None:
+        for name in doomed:
+            self._count(before=True)
+            await assert_not_needed(self.inner, name)
+            await self.inner.delete([name])
+            self._count(before=False)
+
+    async def get(self, name: str, byte_range: object = None) -> bytes:
+        return await self.inner.get(name)
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self.inner.head(name)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in self.inner.list(prefix, start_after=start_after):
+            yield info
+
+    async def close(self) -> None:
+        return None
+
+    def _count(self, *, before: bool) -> None:
+        if before:
+            self.changes += 1
+        if self.changes == self.at and before != self.after:
+            raise Crash
+
+
+async def assert_not_needed(store: ObjectStore, name: str) -> None:
+    """I5, delete safety: asked inside the store, at the instant of the delete."""
+    scan = await ManifestLog(store, Runtime.seeded(0, ManualClock())).scan()
+    needed = {n for c in scan.retained for n in (*referenced_objects(c), manifest_name(c.checkpoint_id))}
+    assert name not in needed, f"{name} is deleted and a retained checkpoint needs it"
+
+
+@dataclass
+class Driver:
+    """One driver process with one TaskManager: the real log, coordinator, registry and cleaner, in miniature."""
+
+    store: ObjectStore
+    clock: ManualClock
+    seed: int
+    parent: CompletedCheckpoint | None = None
+    freed: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.runtime = Runtime.seeded(self.seed, self.clock)
+        self.log = ManifestLog(self.store, self.runtime, attempts=2)
+        self.coordinator = CheckpointCoordinator({"op": 1})
+        self.registry = SharedStateRegistry()
+        self.writer_id = f"writer-{self.seed}"
+        self.names = SegmentNames(QUERY, self.writer_id, self.runtime)
+        self.log_id = self.runtime.new_id()
+        self.sqn = 0
+
+    async def start(self) -> int:
+        """Take over; return the batch to run next."""
+        await self.log.fence(QUERY)
+        found = await self.log.checkpoints()
+        self.coordinator.open_run(f"run-{self.seed}", found)
+        for each in found:
+            self.registry.register(each.checkpoint_id, [*referenced_objects(each), manifest_name(each.checkpoint_id)])
+        # Spark runs the last batch again: it cannot know whether its commit came through.
+        return found[-1].batch_id if found else 0
+
+    async def put_object(self, kind: str = "seg") -> str:
+        name = self.names.new_object(kind)(0) if kind != "seg" else self.names.new_object()(0)
+        await self.store.put(name, b"x" * 10)
+        return name
+
+    async def batch(self, batch_id: int, retain: int = 2) -> None:
+        """One micro-batch: a loser's segment, the winner's, sometimes inlined, the commit, and what it subsumes."""
+        run = f"run-{self.seed}"
+        task = TaskAttempt(QUERY, run, "op", batch_id, 0, batch_id, self.runtime.entropy.getrandbits(40))
+        parent = self.coordinator.begin(task, 0)
+        await self.put_object()
+        segment = PersistedSegment(SegmentHandle("", 6, 1), KeyGroupRange(0, 127), b"inline")
+        if batch_id % 3:
+            segment = PersistedSegment(SegmentHandle(await self.put_object(), 10, 1), KeyGroupRange(0, 127))
+        self.coordinator.acknowledge(Acknowledgement(task, 0, b"changes"))
+        trigger = self.coordinator.trigger()
+        assert trigger is not None
+        pieces = ((SequenceNumberRange(self.sqn, self.sqn + 1), 0),)
+        made, inlined = assemble(
+            _without_old_segments(parent, keep=3),
+            [TaskManagerPart((segment,), (PersistedLog(self.log_id, "op", KeyGroupRange(0, 127), pieces),))],
+            sequence=self.log.next_sequence,
+            batch_id=batch_id,
+            query_id=QUERY,
+            run_id=run,
+            max_parallelism=128,
+            created_at=0.0,
+            watermark_ms=None,
+            operators=[OperatorEntry(uid="op", parallelism=1, key_types="string")],
+        )
+        await self.log.commit(made, inlined, oldest=self.coordinator.oldest_after(trigger, retain))
+        self.sqn += 1
+        subsumed = self.coordinator.complete(trigger, made, retain)
+        self.registry.register(made.checkpoint_id, [*referenced_objects(made), manifest_name(made.checkpoint_id)])
+        self.freed += [name for c in subsumed for name in self.registry.unregister(c.checkpoint_id)]
+        if len(self.freed) >= 3:
+            freed, self.freed = self.freed, []
+            await self.store.delete(sorted(freed, key=lambda name: manifest_sequence(name) is None))
+
+    async def clean(self, *, dry_run: bool = False) -> CleanerReport:
+        async def live() -> Collection[str]:
+            return {self.writer_id}
+
+        return await clean(self.store, self.runtime, self.log, grace_s=GRACE, dry_run=dry_run, live_writer_ids=live)
+
+
+def _without_old_segments(parent: CompletedCheckpoint | None, keep: int) -> CompletedCheckpoint | None:
+    """What materialization does to a manifest: only the last segments of whole logs stay."""
+    if parent is None or len(parent.segments) <= keep:
+        return parent
+    last = parent.logs[-1]
+    own = [s for s in parent.segments if s.ranges[0][0] == len(parent.logs) - 1]
+    return parent.model_copy(
+        update={
+            "logs": (last,),
+            "segments": tuple(s.model_copy(update={"ranges": ((0, *s.ranges[0][1:]),)}) for s in own),
+        }
+    )
+
+
+async def leftovers(store: MemoryStore) -> list[str]:
+    """Everything that is neither needed nor a fence or abort marker."""
+    scan = await ManifestLog(store, Runtime.seeded(0, ManualClock())).scan()
+    needed = {n for c in scan.retained for n in (*referenced_objects(c), manifest_name(c.checkpoint_id))}
+    kind = await kinds(store)
+    marks = {manifest_name(s) for s, k in kind.items() if k != "checkpoint"}
+    return [name for name in await names(store) if name not in needed | marks]
+
+
+async def first_life(store: ObjectStore, clock: ManualClock) -> None:
+    driver = Driver(store, clock, 1)
+    await driver.start()
+    for batch in range(7):
+        await driver.batch(batch)
+        await clock.advance(60)
+        if batch == 4:
+            await clock.advance(2 * GRACE)
+            await driver.clean()
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_24852_two_sweeps_after_any_crash_leave_no_orphan(after: bool) -> None:
+    """FLINK-24852: whatever change of the store a process dies at, before or after it, nothing is left for ever."""
+    points = 0
+    while True:
+        points += 1
+        clock = ManualClock()
+        inner = MemoryStore(clock=clock)
+        store = CrashingStore(inner, points, after=after)
+        try:
+            await first_life(store, clock)
+        except Crash:
+            pass
+        else:
+            break
+        for life in (2, 3):
+            # The second life may be killed as well, in the middle of its sweep.
+            await clock.advance(100)
+            again = CrashingStore(inner, points % 9 + 3 if life == 2 else 0, after=after)
+            driver = Driver(again, clock, life)
+            try:
+                batch = await driver.start()
+                for each in range(batch, batch + 4):
+                    await driver.batch(each)
+                    await clock.advance(100)
+                await clock.advance(2 * GRACE)
+                await driver.batch(batch + 4)
+                await driver.batch(batch + 5)
+                await driver.clean()
+                await driver.clean()
+            except Crash:
+                assert life == 2
+        held = await leftovers(inner)
+        # What the living writer has put aside since its oldest retained checkpoint is not proven dead yet.
+        pending = [name for name in held if "/writer-3/" in name]
+        assert held == pending, f"crash at change {points}"
+        assert len(pending) <= 4
+        restored = await ManifestLog(inner, Runtime.seeded(9, clock)).checkpoints()
+        assert len(restored) >= 2
+        for name in (n for c in restored for n in referenced_objects(c)):
+            await inner.head(name)
+        last = Driver(CrashingStore(inner), clock, 4)
+        await last.start()
+        await clock.advance(2 * GRACE)
+        await last.clean()
+        assert await leftovers(inner) == [], f"crash at change {points}"
+    assert points > 25
+
+
+@dataclass
+class World:
+    clock: ManualClock
+    store: MemoryStore
+    runtime: Runtime
+    log: ManifestLog
+
+    async def put(self, kind: str = "seg", writer: str = "old-writer", query: str = QUERY) -> str:
+        made = SegmentNames(query, writer, self.runtime).new_object
+        name = made(kind)(0) if kind != "seg" else made()(0)  # type: ignore[arg-type]
+        await self.store.put(name, b"12345")
+        return name
+
+    async def commit(self, batch_id: int, *objects: str, oldest: int = 0) -> int:
+        return await commit(self.log, batch_id, oldest=oldest, objects=objects)
+
+    async def clean(
+        self, *, live: Collection[str] | None = (), store: ObjectStore | None = None, **options: object
+    ) -> CleanerReport:
+        async def ask() -> Collection[str]:
+            assert live is not None
+            return live
+
+        return await clean(
+            store or self.store,
+            self.runtime,
+            self.log,
+            live_writer_ids=None if live is None else ask,
+            **{"grace_s": GRACE, "dry_run": False} | options,  # type: ignore[arg-type]
+        )
+
+    async def has(self, name: str) -> bool:
+        return name in await names(self.store)
+
+
+@pytest.fixture
+async def world() -> World:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    runtime = Runtime.seeded(1, clock)
+    log = ManifestLog(store, runtime, attempts=2)
+    await log.fence(QUERY)
+    return World(clock, store, runtime, log)
+
+
+async def test_a_dry_run_says_what_and_why_and_deletes_nothing(world: World) -> None:
+    orphan, needed = await world.put(), await world.put()
+    await world.commit(0, needed)
+    await world.clock.advance(2 * GRACE)
+    before = await names(world.store)
+    report = await world.clean(dry_run=True)
+    assert [(d.info.name, d.reason) for d in report.plan.deletions] == [
+        (orphan, "no checkpoint needs it and its writer has ended")
+    ]
+    assert (report.deleted, report.orphan_bytes, report.dry_run) == (0, 5, True)
+    assert await names(world.store) == before
+    assert (await world.clean()).deleted == 1
+    assert not await world.has(orphan)
+    assert await world.has(needed)
+
+
+async def test_the_grace_period_goes_by_the_stores_clock(world: World) -> None:
+    orphan = await world.put()
+    await world.commit(0)
+    await world.clock.advance(GRACE - 1)
+    world.runtime = Runtime.seeded(3, ManualClock(wall=9e9))
+    assert not (await world.clean()).plan.deletions
+    await world.clock.advance(2)
+    assert (await world.clean()).deleted == 1
+    assert not await world.has(orphan)
+
+
+async def test_other_queries_and_unknown_names_are_never_touched(world: World) -> None:
+    strangers = [
+        await world.put(query="another-query"),
+        "savepoints/x/0001.base",
+        "README.md",
+        f"abcd/{QUERY}/w/not-unique.seg",
+        f"ABCD/{QUERY}/w/{'0' * 32}.seg",
+        f"abcd/{QUERY}/{'0' * 32}.seg",
+        f"abcd/{QUERY}/w/{'0' * 32}.seg.tmp",
+        "manifests/boundary",
+        "manifests/0000000000000000000x.dstl",
+        "probe/short",
+        "probe/a/0123456789abcdef0123456789abcdef",
+    ]
+    for name in strangers[1:]:
+        await world.store.put(name, b"?")
+    await world.commit(0)
+    await world.clock.advance(30 * DAY)
+    report = await world.clean()
+    assert report.deleted == 0
+    assert set(strangers) <= set(await names(world.store))
+    assert report.plan.kept == {Kept.OTHER_QUERY: 1, Kept.UNKNOWN: 10, Kept.LOG_RECORD: 1, Kept.REFERENCED: 1}
+
+
+async def test_fences_and_abort_markers_are_never_deleted(world: World) -> None:
+    """1 of reliability 3.4: a name that is deleted is forgotten by put-if-absent."""
+    for batch in range(6):
+        await world.commit(batch, oldest=max(0, world.log.next_sequence - 1))
+    marker = world.log.next_sequence
+    record = (await world.log.read(2)).model_copy(
+        update={"kind": "abort", "sequence": marker, "checkpoint": None, "oldest": marker - 1}
+    )
+    await world.store.put(manifest_name(marker), encode_record(record))
+    await world.log.fence(QUERY)
+    await world.commit(6, oldest=world.log.next_sequence)
+    await world.clock.advance(30 * DAY)
+    await world.clean()
+    assert sorted((await kinds(world.store)).values()) == ["abort", "checkpoint", "fence", "fence"]
+
+
+async def test_a_writer_that_lives_keeps_what_a_running_batch_may_name(world: World) -> None:
+    first = await world.put(writer="alive")
+    await world.commit(0, first)
+    await world.clock.advance(10 * DAY)
+    pending, dead = await world.put(writer="alive"), await world.put(writer="dead")
+    await world.clock.advance(10 * DAY)
+    report = await world.clean(live={"alive"})
+    assert [d.info.name for d in report.plan.deletions] == [dead]
+    assert report.plan.kept[Kept.PERHAPS_PENDING] == 1
+    await world.commit(1, pending)
+    assert await world.has(pending)
+
+
+async def test_an_attempt_of_the_first_batch_may_still_replace_a_partition_of_its_only_checkpoint(world: World) -> None:
+    retry = await world.put(writer="alive")
+    await world.clock.advance(DAY)
+    await world.commit(0)
+    await world.clock.advance(DAY)
+    assert (await world.clean(live={"alive"})).deleted == 0
+    assert await world.has(retry)
+
+
+async def test_a_living_writers_losers_go_once_their_batch_is_over(world: World) -> None:
+    """A TaskManager may live for months: its late losers must not wait for its end."""
+    await world.commit(0)
+    loser = await world.put(writer="alive")
+    await world.clock.advance(100)
+    await world.commit(1)
+    await world.clock.advance(2 * GRACE)
+    assert (await world.clean(live={"alive"})).deleted == 0, "batch 1 may still be replaced by a retry"
+    await world.commit(2, oldest=world.log.next_sequence - 1)
+    await world.clock.advance(2 * GRACE)
+    assert (await world.clean(live={"alive"})).deleted == 2, "the loser and the record of batch 0"
+    assert not await world.has(loser)
+
+
+async def test_nobody_asked_means_everybody_may_live(world: World) -> None:
+    """The command line beside a running query: what it cannot prove dead stays, however old."""
+    await world.commit(0)
+    await world.clock.advance(100)
+    pending = await world.put()
+    base = await world.put("base")
+    await world.clock.advance(30 * DAY)
+    assert (await world.clean(live=None)).deleted == 0
+    await world.commit(1)
+    await world.commit(2, oldest=world.log.next_sequence - 1)
+    report = await world.clean(live=None)
+    assert {(d.info.name, d.reason) for d in report.plan.deletions if "manifests" not in d.info.name} == {
+        (pending, "no checkpoint needs it and its batch is over"),
+        (base, "no checkpoint needs it and its materialization is over"),
+    }
+
+
+async def test_a_new_run_ends_the_attempts_of_the_old_one(world: World) -> None:
+    await world.commit(0)
+    orphan, base = await world.put(), await world.put("base")
+    await world.clock.advance(100)
+    await world.log.fence(QUERY)
+    await world.clock.advance(2 * GRACE)
+    report = await world.clean(live=None)
+    # A TaskManager outlives a run, and with it a finished materialization.
+    assert [d.info.name for d in report.plan.deletions] == [orphan]
+    assert await world.has(base)
+
+
+async def test_an_idle_stream_keeps_a_base_that_no_checkpoint_has_named_yet(world: World) -> None:
+    await world.commit(0)
+    await world.commit(1)
+    base = await world.put("base", writer="alive")
+    await world.clock.advance(30 * DAY)
+    assert (await world.clean(live={"alive"})).deleted == 0
+    assert await world.has(base)
+
+
+async def test_a_long_materialization_loses_none_of_its_first_files(world: World) -> None:
+    base = await world.put("base", writer="alive")
+    for batch in range(6):
+        await world.clock.advance(2 * GRACE)
+        await world.commit(batch)
+    assert (await world.clean(live={"alive"})).deleted == 0
+    assert await world.has(base)
+
+
+async def test_a_base_that_a_checkpoint_names_stays(world: World) -> None:
+    base = await world.put("base")
+    handle = MaterializedStateHandle(
+        operator="op", materialization_id=1, checkpoint=1, name=base, size=5, checksum=0, parts=((0, 0, 5),)
+    )
+    body = checkpoint(world.log.next_sequence, 0).model_copy(update={"materialized": (handle,)})
+    await world.log.commit(body, [])
+    await world.clock.advance(30 * DAY)
+    assert (await world.clean()).deleted == 0
+
+
+async def test_a_manifest_whose_inlined_segments_are_needed_stays(world: World) -> None:
+    await world.commit(0)
+    await world.commit(1, manifest_name(2))
+    await world.commit(2, manifest_name(2), oldest=3)
+    await world.clock.advance(30 * DAY)
+    assert (await world.clean()).deleted == 0
+    await world.commit(3, oldest=4)
+    await world.clock.advance(30 * DAY)
+    report = await world.clean()
+    assert [(d.info.name, d.reason) for d in report.plan.deletions] == [
+        (manifest_name(3), "its checkpoint is subsumed")
+    ]
+
+
+async def test_a_replaced_checkpoint_goes_when_its_driver_did_not_come_to_it(world: World) -> None:
+    for batch in (0, 1, 1):
+        await world.commit(batch)
+    await world.clock.advance(30 * DAY)
+    report = await world.clean()
+    assert [(d.info.name, d.reason) for d in report.plan.deletions] == [(manifest_name(3), "its batch was run again")]
+    assert [c.checkpoint_id for c in await world.log.checkpoints()] == [2, 4]
+
+
+async def test_a_checkpoint_that_a_late_request_revived_is_deleted_again(world: World) -> None:
+    await world.commit(0)
+    revived = await world.store.get(manifest_name(2))
+    for batch in range(1, 5):
+        await world.commit(batch, oldest=world.log.next_sequence - 1)
+    await world.store.delete([manifest_name(2)])
+    await world.store.put(manifest_name(2), revived)
+    await world.clock.advance(2 * GRACE)
+    report = await world.clean()
+    assert manifest_name(2) in [d.info.name for d in report.plan.deletions]
+    assert [c.batch_id for c in await world.log.checkpoints()] == [3, 4]
+
+
+async def test_a_zombie_driver_deletes_nothing(world: World) -> None:
+    """10 of reliability 3.4: a paused leader that acts on its old epoch (etcd#20418)."""
+    orphan = await world.put()
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+    newer = ManifestLog(world.store, Runtime.seeded(8, world.clock))
+    await newer.fence(QUERY)
+    with pytest.raises(Fenced, match=r"taken over by epoch 3; this driver \(1\) deletes nothing"):
+        await world.clean()
+    assert await world.has(orphan)
+
+
+async def test_a_damaged_manifest_stops_the_cleaner(world: World) -> None:
+    await world.put()
+    await world.commit(0)
+    await world.commit(1)
+    await world.clock.advance(2 * GRACE)
+    await world.store.put(manifest_name(2), b"rubbish")
+    before = await names(world.store)
+    with pytest.raises(CorruptData, match=f"nothing is deleted.*{manifest_name(2)}"):
+        await world.clean()
+    assert await names(world.store) == before
+
+
+async def test_a_damaged_record_below_the_boundary_stays_and_stops_nothing(world: World) -> None:
+    orphan = await world.put()
+    for batch in range(3):
+        await world.commit(batch, oldest=max(0, world.log.next_sequence - 1))
+    await world.store.put(manifest_name(1), b"it was a fence")
+    await world.clock.advance(2 * GRACE)
+    assert (await world.clean()).deleted == 2
+    assert not await world.has(orphan)
+    assert await world.has(manifest_name(1))
+
+
+async def test_a_location_that_no_query_has_used_is_refused(world: World) -> None:
+    stranger = MemoryStore(clock=world.clock)
+    await stranger.put(f"abcd/{QUERY}/w/{'0' * 32}.seg", b"x")
+    await world.clock.advance(30 * DAY)
+    log = ManifestLog(stranger, world.runtime)
+    with pytest.raises(Invalid, match="is not a location of DSTL"):
+        await clean(stranger, world.runtime, log, dry_run=False)
+    assert len(await names(stranger)) == 1
+
+
+class Hooked(CrashingStore):
+    """Does something at the end of the cleaner's list: races it."""
+
+    def __init__(self, inner: MemoryStore, then: Callable[[], object]) -> None:
+        super().__init__(inner)
+        self.then = then
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        async for info in super().list(prefix, start_after=start_after):
+            yield info
+        if not prefix:
+            await self.then()  # type: ignore[misc]
+
+
+async def test_1086_a_checkpoint_that_is_committed_while_the_cleaner_runs_loses_nothing(world: World) -> None:
+    """Arroyo#1086, litestream#1307: its segments were listed as orphans, and are needed when the deletes come."""
+    await world.commit(0)
+    await world.clock.advance(100)
+    pending = await world.put()
+    await world.clock.advance(2 * GRACE)
+
+    async def race() -> None:
+        await world.commit(1, pending)
+
+    report = await world.clean(store=Hooked(world.store, race), live=())
+    assert report.plan.kept[Kept.REFERENCED] == 2, "the log is read after the list"
+    assert await world.has(pending)
+
+
+async def test_a_manifest_that_vanishes_between_list_and_read_is_no_error(world: World) -> None:
+    for batch in range(4):
+        await world.commit(batch)
+    await world.clock.advance(2 * GRACE)
+
+    async def race() -> None:
+        await world.commit(4, oldest=4)
+        await world.store.delete([manifest_name(2), manifest_name(3)])
+
+    report = await world.clean(store=Hooked(world.store, race))
+    assert report.plan.deletions == ()
+    assert [c.batch_id for c in await world.log.checkpoints()] == [2, 3, 4]
+
+
+async def test_a_driver_that_takes_over_while_the_cleaner_lists_stops_it(world: World) -> None:
+    orphan = await world.put()
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+
+    async def race() -> None:
+        await ManifestLog(world.store, Runtime.seeded(8, world.clock)).fence(QUERY)
+
+    with pytest.raises(Fenced):
+        await world.clean(store=Hooked(world.store, race))
+    assert await world.has(orphan)
+
+
+async def test_writers_are_asked_after_the_list(world: World) -> None:
+    """RFC-29 of SlateDB, 4 of reliability 3.4: an object must not be listed and its writer already forgotten."""
+    order = []
+    await world.commit(0)
+
+    async def listed() -> None:
+        order.append("listed")
+
+    async def ask() -> Collection[str]:
+        order.append("asked")
+        return ()
+
+    await clean(Hooked(world.store, listed), world.runtime, world.log, live_writer_ids=ask)
+    assert order == ["listed", "asked"]
+
+
+async def test_a_pass_is_bounded_and_goes_from_records_to_the_oldest(world: World) -> None:
+    orphans = []
+    for _ in range(5):
+        orphans.append(await world.put())
+        await world.clock.advance(10)
+    for batch in range(3):
+        await world.commit(batch, oldest=max(0, world.log.next_sequence - 1))
+    await world.clock.advance(2 * GRACE)
+    report = await world.clean(max_deletions=3)
+    assert [d.info.name for d in report.plan.deletions] == [manifest_name(2), *orphans[:2]]
+    assert report.plan.kept[Kept.BOUND] == 3
+    assert (await world.clean(max_deletions=3)).deleted == 3
+    assert (await world.clean(max_deletions=3)).deleted == 0
+
+
+async def test_a_delete_that_fails_is_done_by_the_next_pass(world: World) -> None:
+    await world.put()
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+    rule = FaultRule(Fault.LOST_RESPONSE, "delete", nth=(1,), only=QUERY)
+    store = FaultyStore(world.store, [rule], clock=world.clock)
+    with pytest.raises(Unavailable):
+        await world.clean(store=store)
+    assert (await world.clean()).deleted == 0, "it was done, and only the answer was lost"
+
+
+async def test_a_hedge_that_lands_after_its_deletion_is_an_orphan_and_no_resurrection(world: World) -> None:
+    """A.3, 5: the loser was deleted, then its put arrived. Its name is its own, so nobody refers to it, ever."""
+    rule = FaultRule(Fault.LATE_PUT, "put", nth=(1,), delay_s=2 * DAY)
+    slow = FaultyStore(world.store, [rule], clock=world.clock)
+    loser = f"abcd/{QUERY}/dead-writer/{'5' * 32}.seg"
+    with pytest.raises(OutcomeUnknown):
+        await slow.put(loser, b"late")
+    winner = await world.put()
+    await world.store.delete([loser])
+    await world.commit(0, winner)
+    await world.clock.advance(DAY)
+    assert (await world.clean()).deleted == 0
+    await world.clock.advance(DAY + 1)
+    assert await world.has(loser)
+    assert (await world.clean()).plan.kept[Kept.YOUNG] == 1, "young again, by the store's clock"
+    await world.clock.advance(2 * GRACE)
+    assert [d.info.name for d in (await world.clean()).plan.deletions] == [loser]
+
+
+async def test_probes_that_were_not_finished_go(world: World) -> None:
+    await world.store.put(f"probe/{'a' * 32}", b"x")
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+    assert (await world.clean()).deleted == 1
+    assert not await names(world.store, "probe/"), "its own probe is gone as well"
+
+
+async def test_a_dry_run_needs_no_right_to_write(world: World) -> None:
+    orphan = await world.put()
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+    await world.commit(1)
+
+    class ReadOnly(CrashingStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            raise AccessDenied("s3:PutObject is not allowed")
+
+    report = await world.clean(store=ReadOnly(world.store), dry_run=True)
+    assert [d.info.name for d in report.plan.deletions] == [orphan]
+    with pytest.raises(AccessDenied):
+        await world.clean(store=ReadOnly(world.store))
+
+
+async def test_random_neighbours_never_lose_an_object(seed: int) -> None:
+    """Two queries' objects in one location, by accident: only the owner's orphans go."""
+    rng = random.Random(seed)
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    runtime = Runtime.seeded(seed, clock)
+    log = ManifestLog(store, runtime)
+    await log.fence(QUERY)
+    world = World(clock, store, runtime, log)
+    mine, others = [], []
+    for _ in range(60):
+        query = rng.choice([QUERY, "other", QUERY + "x", QUERY[:-1]])
+        (mine if query == QUERY else others).append(await world.put(rng.choice(["seg", "base"]), query=query))
+    needed = rng.sample(mine, len(mine) // 2)
+    await world.commit(0, *needed)
+    await clock.advance(2 * GRACE)
+    report = await world.clean()
+    assert {d.info.name for d in report.plan.deletions} == set(mine) - set(needed)
+    assert set(others) | set(needed) <= set(await names(store))

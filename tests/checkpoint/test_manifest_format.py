@@ -1,0 +1,357 @@
+"""The bytes of a record: nothing damaged, foreign, newer or hostile gets past the decoder."""
+
+import json
+import struct
+import tracemalloc
+from pathlib import Path
+
+import google_crc32c
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from manifest_samples import QUERY, record
+
+from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record, inline_offsets
+from dstl.errors import CorruptData, DstlError, Invalid
+from handles.checkpoint import (
+    CompletedCheckpoint,
+    LogEntry,
+    OperatorEntry,
+    SegmentEntry,
+    TruncatedEntry,
+    log_coverage,
+)
+from handles.materialized_handle import MaterializedStateHandle
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+INLINED = (b"first inlined segment", b"second")
+
+
+def full_record() -> ManifestRecord:
+    """Every field of the format, filled."""
+    body = CompletedCheckpoint(
+        checkpoint_id=9,
+        batch_id=41,
+        query_id=QUERY,
+        run_id="run-2",
+        parent=8,
+        max_parallelism=128,
+        created_at=1763640000.25,
+        watermark_ms=1763639990000,
+        operators=(
+            OperatorEntry(
+                uid="flights",
+                parallelism=4,
+                key_types="string,bigint",
+                registry={"states": [{"name": "délai", "ttl_ms": None}], "version": 1},
+                watermark_ms=1763639990000,
+            ),
+            OperatorEntry(uid="empty", parallelism=1, key_types=""),
+        ),
+        materialized=(
+            MaterializedStateHandle(
+                operator="flights",
+                materialization_id=3,
+                checkpoint=5,
+                name="bases/x",
+                size=900,
+                checksum=4294967295,
+                parts=((0, 0, 300), (1, 300, 600)),
+            ),
+        ),
+        truncated=(TruncatedEntry(operator="flights", first_key_group=0, last_key_group=1, checkpoint=5),),
+        logs=(
+            LogEntry(log_id="log-a", operator="flights", first_key_group=0, last_key_group=1, from_sqn=7),
+            LogEntry(log_id="log-b", operator="flights", first_key_group=2, last_key_group=127),
+            LogEntry(log_id="log-c", operator="empty", first_key_group=0, last_key_group=127),
+        ),
+        segments=(
+            SegmentEntry(
+                segment=("a1b2/q/w/0.seg", 1000, 1, 0),
+                first_key_group=0,
+                last_key_group=127,
+                ranges=((0, 7, 9), (1, 0, 2), (2, 0, 1)),
+                checkpoint=6,
+            ),
+            SegmentEntry(
+                segment=("manifests/00000000000000000009.dstl", 21, 2, 8),
+                first_key_group=2,
+                last_key_group=127,
+                ranges=((1, 2, 3), (0, 9, 10)),
+                checkpoint=9,
+            ),
+        ),
+    )
+    return ManifestRecord(
+        kind="checkpoint",
+        sequence=9,
+        epoch=4,
+        oldest=7,
+        put_id="0123456789abcdef0123456789abcdef",
+        query_id=QUERY,
+        created_at=1763640000.5,
+        checkpoint=body,
+    )
+
+
+def framed(plain: object, *, raw_length: int | None = None, body: bytes | None = None) -> bytes:
+    """A record that is well framed, whatever it holds."""
+    raw = plain if isinstance(plain, bytes) else json.dumps(plain).encode()
+    body = zstandard.ZstdCompressor().compress(raw) if body is None else body
+    front = b"DSTLMAN1" + body + struct.pack("<II", len(body), len(raw) if raw_length is None else raw_length)
+    return front + struct.pack("<I8s", google_crc32c.value(front), b"1NAMLTSD")
+
+
+def plain_of(found: ManifestRecord) -> dict[str, object]:
+    data = encode_record(found)
+    body_length, _ = struct.unpack_from("<II", data, len(data) - 20)
+    raw = zstandard.ZstdDecompressor().decompress(data[len(data) - 20 - body_length : len(data) - 20])
+    return json.loads(raw)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("each", [full_record(), record("fence", 1), record("abort", 3), record("checkpoint", 2)])
+def test_a_record_is_decoded_as_it_was_encoded(each: ManifestRecord) -> None:
+    assert decode_record(encode_record(each, INLINED), "m") == each
+
+
+def test_inlined_segments_are_where_their_handles_say() -> None:
+    data = encode_record(full_record(), INLINED)
+    for part, offset in zip(INLINED, inline_offsets([len(p) for p in INLINED]), strict=True):
+        assert data[offset : offset + len(part)] == part
+
+
+def test_every_flipped_bit_is_detected() -> None:
+    data = encode_record(full_record(), INLINED)
+    for at in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(CorruptData, match=r"manifest m is damaged.*restore the object, or choose an older"):
+                decode_record(bytes(damaged), "m")
+
+
+def test_every_truncation_and_extension_is_detected() -> None:
+    data = encode_record(full_record(), INLINED)
+    for length in range(len(data)):
+        with pytest.raises(CorruptData):
+            decode_record(data[:length], "m")
+    for tail in (b"\0", data, b"1NAMLTSD"):
+        with pytest.raises(CorruptData):
+            decode_record(data + tail, "m")
+
+
+def test_a_newer_version_is_refused_with_both_versions_named() -> None:
+    for version in (2, 77):
+        plain = plain_of(full_record()) | {"version": version, "unheard of": {}}
+        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 1: upgrade"):
+            decode_record(framed(plain), "m")
+
+
+def test_a_bomb_is_refused_before_it_expands() -> None:
+    """zstandard ignores ``max_output_size`` where a frame states its size: 8 KB once became 256 MB."""
+    zeros = zstandard.ZstdCompressor().compress(bytes(256 << 20))
+    assert len(zeros) < 20_000
+    stream = zstandard.ZstdCompressor().compressobj()
+    unsized = stream.compress(bytes(64 << 20)) + stream.flush()
+    tracemalloc.start()
+    try:
+        for body, raw_length in ((zeros, 256 << 20), (zeros, 1000), (unsized, 1000), (unsized, 64 << 20)):
+            with pytest.raises(CorruptData):
+                decode_record(framed(b"", body=body, raw_length=raw_length), "m")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+def test_nothing_may_stand_behind_the_body() -> None:
+    raw = json.dumps(plain_of(full_record())).encode()
+    body = zstandard.ZstdCompressor().compress(raw)
+    assert decode_record(framed(raw, body=body), "m") == full_record()
+    for extra in (b"\0", body):
+        with pytest.raises(CorruptData):
+            decode_record(framed(raw, body=body + extra), "m")
+
+
+def test_runs_that_would_expand_without_end_are_refused() -> None:
+    """A few bytes of runs may stand for many ranges: the bound is on the ranges."""
+    plain = plain_of(full_record())
+    body = plain["checkpoint"]
+    assert isinstance(body, dict)
+    body["logs"] = [body["logs"][0] | {"log_id": str(n), "from_sqn": 0} for n in range(2000)]
+    body["segments"] = [[f"s{n}", 1, 1, 0, 0, 1, 6, [0, 2000, 1] * 50] for n in range(50)]
+    with pytest.raises(CorruptData, match="cannot be"):
+        decode_record(framed(plain), "m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "checkpoint", "checkpoint": None},
+        {"kind": "fence"},
+        {"kind": "savepoint"},
+        {"version": 0},
+        {"version": "1"},
+        {"version": None},
+        {"sequence": 8},
+        {"sequence": 0},
+        {"epoch": 10},
+        {"oldest": 10},
+        {"oldest": -1},
+        {"query_id": "another"},
+        {"put_id": 7},
+        {"unheard_of": 1},
+    ],
+)
+def test_a_record_that_contradicts_itself_is_damaged(change: dict[str, object]) -> None:
+    with pytest.raises((CorruptData, Invalid)):
+        decode_record(framed(plain_of(full_record()) | change), "m")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logs": []},
+        {"logs": None},
+        {"segments": []},
+        {"segments": [["x", 1, 1, 0, 0, 127, 6, [0, 1]]]},
+        {"segments": [["x", 1, 1, 0, 0, 127, 6, [0, 4, 1]]]},
+        {"segments": [["x", 1, 1, 0, 0, 127, 6, [-1, 1, 1]]]},
+        {"segments": [["x", 1, 1, 0, 0, 127, 6, [0, 3, 0]]]},
+        {"segments": [["x", 1, 1, 0, 0, 127, 6, [0, 3, -4]]]},
+        {"segments": [["x", -1, 1, 0, 0, 127, 6, [0, 3, 1]]]},
+        {"segments": [["x", 1, 1, 0, 0, 128, 6, [0, 3, 1]]]},
+        {"segments": [["x", 1, 1, 0, 9, 3, 6, [0, 3, 1]]]},
+        {"segments": [["x", 1, 1, 0, 0, 127, 10, [0, 3, 1]]]},
+        {"segments": [["x", 1, 1]]},
+        {"segments": {"x": 1}},
+        {"segments": 7},
+        {"max_parallelism": 0},
+        {"max_parallelism": 1 << 40},
+        {"batch_id": -2},
+        {"checkpoint_id": 3},
+    ],
+)
+def test_a_checkpoint_that_cannot_be_is_damaged(change: dict[str, object]) -> None:
+    plain = plain_of(full_record())
+    body = plain["checkpoint"]
+    assert isinstance(body, dict)
+    plain["checkpoint"] = body | change
+    with pytest.raises(CorruptData):
+        decode_record(framed(plain), "m")
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.binary(max_size=200)
+    | st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda s: (
+            st.lists(s) | st.dictionaries(st.sampled_from(["version", "kind", "checkpoint", "segments", "sequence"]), s)
+        ),
+        max_leaves=20,
+    )
+)
+def test_whatever_is_framed_the_decoder_only_raises_its_own_errors(anything: object) -> None:
+    with pytest.raises(DstlError):
+        decode_record(framed(anything), "m")
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(CorruptData):
+        decode_record(framed(b"[" * 100_000 + b"]" * 100_000), "m")
+
+
+def test_what_no_reader_would_take_is_not_written() -> None:
+    """Found in review: the writer had no limit, so a manifest could be committed that nobody can read back."""
+    logs = tuple(LogEntry(log_id=str(n), operator="op", first_key_group=0, last_key_group=0) for n in range(1 << 10))
+    ranges = [tuple((log, at, at + 1) for log in range(1 << 10)) for at in range(1025)]
+    body = CompletedCheckpoint(
+        checkpoint_id=2,
+        batch_id=0,
+        query_id=QUERY,
+        run_id="r",
+        max_parallelism=1,
+        created_at=0.0,
+        logs=logs,
+        segments=tuple(
+            SegmentEntry.model_construct(
+                segment=(f"s{at}", 1, 1, 0), first_key_group=0, last_key_group=0, ranges=held, checkpoint=1
+            )
+            for at, held in enumerate(ranges)
+        ),
+    )
+    with pytest.raises(Invalid, match="materialize more often"):
+        encode_record(record("fence", 2).model_copy(update={"kind": "checkpoint", "checkpoint": body}))
+
+
+def test_the_golden_manifest_of_version_1_stays_readable() -> None:
+    """Never rewritten: a new version adds a file. (Written by this test's own records on the day of version 1.)"""
+    data = (GOLDEN / "manifest_v1.dstl").read_bytes()
+    assert decode_record(data, "golden") == full_record()
+    offset, _ = inline_offsets([len(p) for p in INLINED])
+    assert data[offset : offset + len(INLINED[0])] == INLINED[0]
+    fence = decode_record((GOLDEN / "manifest_v1_fence.dstl").read_bytes(), "golden")
+    assert fence == record("fence", 1)
+
+
+ranges_of_logs = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=5)
+
+
+@settings(deadline=None, max_examples=100)
+@given(ranges_of_logs, st.randoms(use_true_random=False), st.integers(0, 3))
+def test_ranges_survive_being_packed_as_runs(lengths: list[list[int]], rng, start: int) -> None:  # type: ignore[no-untyped-def]
+    """Any interleaving of logs over segments in which each log ascends."""
+    waiting = [list(each) for each in lengths]
+    following = [start] * len(lengths)
+    segments = []
+    while any(waiting):
+        held = []
+        for log in rng.sample(range(len(waiting)), rng.randint(1, len(waiting))):
+            if waiting[log]:
+                sets = waiting[log].pop(0)
+                held.append((log, following[log], following[log] + sets))
+                following[log] += sets
+        if held:
+            segments.append(
+                SegmentEntry(
+                    segment=(f"s{len(segments)}", 1, 1, 0),
+                    first_key_group=0,
+                    last_key_group=3,
+                    ranges=tuple(held),
+                    checkpoint=1,
+                )
+            )
+    body = CompletedCheckpoint(
+        checkpoint_id=2,
+        batch_id=0,
+        query_id=QUERY,
+        run_id="r",
+        max_parallelism=4,
+        created_at=0.0,
+        materialized=(
+            MaterializedStateHandle(
+                operator="op",
+                materialization_id=1,
+                checkpoint=1,
+                name="b",
+                size=4,
+                checksum=0,
+                parts=tuple((g, g, 1) for g in range(4)),
+            ),
+        ),
+        truncated=(TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=1),),
+        logs=tuple(
+            LogEntry(log_id=str(n), operator="op", first_key_group=0, last_key_group=3, from_sqn=start)
+            for n in range(len(lengths))
+        ),
+        segments=tuple(segments),
+    )
+    found = decode_record(
+        encode_record(record("fence", 2).model_copy(update={"kind": "checkpoint", "checkpoint": body})), "m"
+    )
+    assert found.checkpoint == body
+    assert {log: r.to_sqn for log, r in log_coverage(body).items()} == {
+        str(n): start + sum(each) for n, each in enumerate(lengths)
+    }

@@ -1,0 +1,414 @@
+"""Savepoints offline: made whole or not at all, read back whole, deleted by their owner alone."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from service_world import Driver, Events, Model, retained, state_of, without_empty
+
+from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.savepoint import create_savepoint, key_group_chunks, save_checkpoint
+from dstl.checkpoint.savepoint_deletion import delete_savepoint, list_savepoints
+from dstl.checkpoint.savepoint_format import Savepoint, descriptor_name
+from dstl.checkpoint.savepoint_objects import SavepointObjects
+from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
+from dstl.checkpoint.savepoint_verification import verify_savepoint
+from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
+from dstl.runtime import Runtime, SystemClock
+from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
+from dstl.store.local import LocalStore
+from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.key_group import KeyGroupRange
+
+TWO = {"counts": 4, "sums": 3}
+
+
+class HurriedClock(SystemClock):
+    """Waits a thousandth of what it is asked to: back-off without the wait."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 1000)
+
+
+def a_runtime(seed: int = 1) -> Runtime:
+    return Runtime.seeded(seed, HurriedClock())
+
+
+def events(rng: random.Random, batch: int, keys: int = 60) -> Events:
+    def value(n: int) -> bytes | None:
+        return None if rng.random() < 0.15 else f"{batch}/{n}".encode() * 10
+
+    return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in TWO}
+
+
+_jobs: dict[tuple[int, int, bool], tuple[dict[str, bytes], list[Model]]] = {}
+
+
+async def a_job(store: ObjectStore, seed: int, batches: int = 4, *, inlined: bool = True) -> list[Model]:
+    """Fill a store as a real job does, and return the job's state after each batch. Run once for all tests."""
+    if (seed, batches, inlined) not in _jobs:
+        _jobs[seed, batches, inlined] = await _run_job(MemoryStore(), seed, batches, inlined)
+    objects, states = _jobs[seed, batches, inlined]
+    for name, data in objects.items():
+        await store.put(name, data)
+    return [{uid: dict(values) for uid, values in state.items()} for state in states]
+
+
+async def _run_job(store: ObjectStore, seed: int, batches: int, inlined: bool) -> tuple[dict[str, bytes], list[Model]]:
+    driver = Driver(store, seed=seed, operators=TWO, **({} if inlined else {"inline_threshold": 0}))
+    rng, model, states = random.Random(seed), {}, []
+    try:
+        await driver.start()
+        for batch in range(batches):
+            await driver.run_batch("run-1", batch, events(rng, batch), model)
+            states.append({uid: dict(values) for uid, values in model.items()})
+    finally:
+        await driver.close()
+    return await contents(store), states
+
+
+async def state_in(savepoint: Savepoint, store: ObjectStore) -> Model:
+    """What a savepoint alone restores to."""
+    return await state_of(
+        savepoint_as_checkpoint(
+            savepoint,
+            names=list(savepoint.objects()),
+            checkpoint_id=1,
+            batch_id=-1,
+            query_id="other",
+            run_id="",
+            created_at=0.0,
+            operators=savepoint.operators,
+        ),
+        store,
+    )
+
+
+async def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
+    return {info.name: await store.get(info.name) async for info in store.list(prefix)}
+
+
+async def test_a_savepoint_is_self_contained_and_equal_to_its_checkpoint(seed: int) -> None:
+    job, elsewhere = MemoryStore(), MemoryStore()
+    states = await a_job(job, seed)
+    progress: list[tuple[int, int]] = []
+    made = await create_savepoint(job, elsewhere, a_runtime(), "mine", on_progress=lambda *each: progress.append(each))
+    assert without_empty(await state_in(made, elsewhere)) == without_empty(states[-1])
+    assert (made.batch_id, made.query_id, made.max_parallelism) == (3, "query-1", 128)
+    assert made.entries == sum(map(len, states[-1].values()))
+    assert progress[-1] == (128, 128)
+    assert await SavepointObjects(elsewhere, a_runtime()).descriptor("mine") == made
+    found = await contents(elsewhere)
+    assert set(found) == {descriptor_name("mine"), *made.objects()}
+    assert made.bytes == sum(len(found[name]) for name in made.objects())
+
+
+async def test_any_retained_checkpoint_can_be_saved_and_no_other(seed: int) -> None:
+    store = MemoryStore()
+    states = await a_job(store, seed, 5)
+    kept = await retained(store)
+    assert len(kept) == 3
+    for checkpoint in kept:
+        made = await create_savepoint(
+            store, store, a_runtime(), f"of-{checkpoint.batch_id}", checkpoint_id=checkpoint.checkpoint_id
+        )
+        assert without_empty(await state_in(made, store)) == without_empty(states[checkpoint.batch_id])
+    with pytest.raises(MissingState, match=f"checkpoint 99.*retains: {kept[0].checkpoint_id}, "):
+        await create_savepoint(store, store, a_runtime(), "none", checkpoint_id=99)
+    with pytest.raises(MissingState, match="retains: none"):
+        await create_savepoint(MemoryStore(), store, a_runtime(), "none")
+
+
+async def test_watermarks_of_query_and_operators_are_carried_over(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    checkpoint = (await retained(store))[-1]
+    operators = tuple(
+        each.model_copy(update={"watermark_ms": at}) for at, each in enumerate(checkpoint.operators, start=900)
+    )
+    marked = checkpoint.model_copy(
+        update={"watermark_ms": 900, "late_watermark_ms": 800, "sequence_base": 70, "operators": operators}
+    )
+    made = await save_checkpoint(store, store, a_runtime(), "mine", marked)
+    restored = savepoint_as_checkpoint(
+        made,
+        names=list(made.objects()),
+        checkpoint_id=2,
+        batch_id=-1,
+        query_id="other",
+        run_id="run",
+        created_at=0.0,
+        operators=made.operators,
+    )
+    assert (restored.watermark_ms, restored.late_watermark_ms, restored.operators) == (900, 800, operators)
+    assert restored.sequence_base == 70 + checkpoint.checkpoint_id
+
+
+async def test_equal_state_is_equal_bytes_however_it_was_cut(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    checkpoint = (await retained(store))[-1]
+    whole = await save_checkpoint(store, store, a_runtime(1), "whole", checkpoint)
+    cut = await save_checkpoint(store, store, a_runtime(2), "cut", checkpoint, chunk_bytes=500, file_bytes=2000)
+    assert len(cut.files) > len(whole.files) == 2
+
+    async def by_operator(made: Savepoint) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for file in made.files:
+            found[file.operator] = found.get(file.operator, b"") + await store.get(made.object_name(file))
+        return found
+
+    assert await by_operator(whole) == await by_operator(cut)
+
+
+@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (100, 1), (101, 2), (950, 10), (10**9, 128)])
+async def test_key_groups_are_cut_into_ranges_that_cover_each_once(size: int, count: int, seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed, 1)
+    checkpoint = (await retained(store))[-1].model_copy(update={"segments": ()})
+    entry = (await retained(store))[-1].segments[0]
+    sized = checkpoint.model_copy(update={"segments": (entry.model_copy(update={"segment": ("x", size, 0, 0)}),)})
+    chunks = key_group_chunks(sized, 100)
+    assert len(chunks) == count
+    assert [group for chunk in chunks for group in chunk] == list(KeyGroupRange.all(128))
+
+
+async def test_a_name_that_is_taken_is_refused_and_nothing_is_left(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    await create_savepoint(store, store, a_runtime(1), "taken")
+    before = await contents(store)
+    with pytest.raises(ObjectExists, match="'taken'"):
+        await create_savepoint(store, store, a_runtime(2), "taken")
+    assert await contents(store) == before
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a b", ".", "a.", "%2e", "x" * 200, "é"])
+async def test_a_name_that_cannot_be_is_refused_before_anything_is_read(name: str) -> None:
+    with pytest.raises(Invalid, match="not a savepoint name"):
+        await delete_savepoint(MemoryStore(), a_runtime(), name, commit=True)
+
+
+async def test_two_writers_of_one_name_make_one_savepoint(seed: int) -> None:
+    store = MemoryStore()
+    states = await a_job(store, seed)
+    results = await asyncio.gather(
+        *(create_savepoint(store, store, a_runtime(n), "both") for n in range(3)), return_exceptions=True
+    )
+    (made,) = [result for result in results if isinstance(result, Savepoint)]
+    assert all(isinstance(result, ObjectExists) for result in results if result is not made)
+    assert set(await contents(store, "savepoints/")) == {descriptor_name("both"), *made.objects()}
+    assert without_empty(await state_in(made, store)) == without_empty(states[-1])
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.UNAVAILABLE, Fault.SLOW_DOWN, Fault.RESET, Fault.LOST_RESPONSE, Fault.LATE_PUT]
+)
+async def test_faults_in_passing_are_ridden_out(fault: Fault, seed: int) -> None:
+    job, inner = MemoryStore(), MemoryStore()
+    states = await a_job(job, seed)
+    rules = [FaultRule(fault, "put", nth=(1, 2, 4), delay_s=0.01), FaultRule(Fault.UNAVAILABLE, "list", nth=(1, 2))]
+    faulty = FaultyStore(inner, rules, seed=seed)
+    made = await create_savepoint(job, faulty, a_runtime(), "mine")
+    assert len(faulty.fired) == 5
+    await faulty.drain()
+    assert without_empty(await state_in(made, inner)) == without_empty(states[-1])
+    assert (await verify_savepoint(inner, a_runtime(), "mine")).problems == ()
+
+
+async def test_a_store_that_refuses_leaves_no_half_savepoint(seed: int) -> None:
+    job, inner = MemoryStore(), MemoryStore()
+    await a_job(job, seed)
+    faulty = FaultyStore(inner, [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="savepoint.dstl")])
+    with pytest.raises(Unavailable, match="try again"):
+        await create_savepoint(job, faulty, a_runtime(), "mine")
+    assert await contents(inner) == {}
+
+
+async def test_a_descriptor_whose_fate_is_unknown_keeps_its_files(seed: int) -> None:
+    # It may land later: deleting what it names would leave a savepoint that cannot be restored.
+    job, inner = MemoryStore(), MemoryStore()
+    states = await a_job(job, seed)
+    rule = FaultRule(Fault.RESET, "put", chance=1.0, only="savepoint.dstl")
+    late = FaultRule(Fault.LATE_PUT, "put", nth=(8,), only="savepoint.dstl", delay_s=0.05)
+    faulty = FaultyStore(inner, [late, rule])
+    with pytest.raises(OutcomeUnknown, match="look with list"):
+        await create_savepoint(job, faulty, a_runtime(), "mine")
+    await faulty.drain()
+    made = await SavepointObjects(inner, a_runtime()).descriptor("mine")
+    assert without_empty(await state_in(made, inner)) == without_empty(states[-1])
+
+
+async def test_what_a_crash_leaves_is_invisible_and_is_deleted_once_it_is_old(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    made = await create_savepoint(store, store, a_runtime(), "whole")
+    (file, *_) = made.files
+    await store.put("savepoints/half/0123/000000.base", await store.get(made.object_name(file)))
+    assert {each.name: each.state for each in await list_savepoints(store, a_runtime())} == {
+        "half": "incomplete",
+        "whole": "complete",
+    }
+    with pytest.raises(MissingState, match="no savepoint 'half'"):
+        await SavepointObjects(store, a_runtime()).descriptor("half")
+    for commit in (False, True):
+        with pytest.raises(Invalid, match="may be being made"):
+            await delete_savepoint(store, a_runtime(), "half", commit=commit)
+    assert list(await contents(store, "savepoints/half/")) == ["savepoints/half/0123/000000.base"]
+    done = await delete_savepoint(store, a_runtime(), "half", commit=True, grace_s=0.0)
+    assert done.state == "incomplete"
+    assert await contents(store, "savepoints/half/") == {}
+    assert (await verify_savepoint(store, a_runtime(), "whole")).problems == ()
+
+
+async def test_a_deletion_is_dry_unless_it_is_committed_and_can_be_finished(seed: int, tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    await a_job(store, seed)
+    made = await create_savepoint(store, store, a_runtime(), "mine")
+    job = {name for name in await contents(store) if not name.startswith("savepoints/")}
+    before = await contents(store)
+    dry = await delete_savepoint(store, a_runtime(), "mine", commit=False)
+    assert not dry.committed
+    assert set(dry.objects) == {descriptor_name("mine"), *made.objects()}
+    assert await contents(store) == before
+    # A deletion that dies after its first request has hidden the savepoint, and is finished by the next.
+    faulty = FaultyStore(store, [FaultRule(Fault.UNAVAILABLE, "delete", chance=1.0, only=".base")])
+    with pytest.raises(Unavailable):
+        await delete_savepoint(faulty, a_runtime(), "mine", commit=True)
+    assert [each.state for each in await list_savepoints(store, a_runtime())] == ["deleting"]
+    with pytest.raises(ObjectExists, match="is being deleted"):
+        await create_savepoint(store, store, a_runtime(), "mine")
+    done = await delete_savepoint(store, a_runtime(), "mine", commit=True)
+    assert done.committed
+    assert set(await contents(store)) == job
+    with pytest.raises(MissingState):
+        await delete_savepoint(store, a_runtime(), "mine", commit=True)
+    assert await create_savepoint(store, store, a_runtime(), "mine")
+
+
+async def test_each_damaged_or_missing_object_is_reported_with_its_name_and_the_next_step(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    checkpoint = (await retained(store))[-1]
+    made = await save_checkpoint(store, store, a_runtime(), "mine", checkpoint, file_bytes=3000)
+    rng = random.Random(seed)
+    for file in made.files:
+        name = made.object_name(file)
+        data = await store.get(name)
+        at = rng.randrange(len(data))
+        others = {
+            "damaged": data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :],
+            "not the": data[: rng.randrange(1, len(data))],
+        }
+        swapped = next(other for other in made.files if other.name != file.name)
+        others["is damaged"] = await store.get(made.object_name(swapped))
+        for what, bad in others.items():
+            await replace(store, name, bad)
+            (problem,) = (await verify_savepoint(store, a_runtime(), "mine")).problems
+            assert what in problem
+            assert name in problem
+            assert "'mine'" in problem
+            assert "use another savepoint" in problem
+        await store.delete([name])
+        (problem,) = (await verify_savepoint(store, a_runtime(), "mine")).problems
+        assert f"{name} is not there" in problem
+        await store.put(name, data)
+    assert (await verify_savepoint(store, a_runtime(), "mine")).problems == ()
+
+
+async def replace(store: ObjectStore, name: str, data: bytes) -> None:
+    await store.delete([name])
+    await store.put(name, data)
+
+
+async def test_a_damaged_descriptor_is_listed_as_damaged_and_can_be_deleted(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    await create_savepoint(store, store, a_runtime(), "mine")
+    data = await store.get(descriptor_name("mine"))
+    await replace(store, descriptor_name("mine"), data[:40] + b"\0" + data[41:])
+    (listed,) = await list_savepoints(store, a_runtime())
+    assert (listed.state, listed.savepoint) == ("damaged", None)
+    assert "use another savepoint" in listed.detail
+    with pytest.raises(CorruptData, match=r"savepoint\.dstl is damaged"):
+        await verify_savepoint(store, a_runtime(), "mine")
+    await delete_savepoint(store, a_runtime(), "mine", commit=True)
+    assert await contents(store, "savepoints/") == {}
+
+
+class GoingOn:
+    """A job's location, read while the job goes on: something happens before one of the reads."""
+
+    def __init__(self, inner: ObjectStore, at_read: int, happens: Callable[[], Awaitable[None]]) -> None:
+        self.inner = inner
+        self.location = inner.location
+        self._left = at_read
+        self._happens = happens
+
+    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
+        self._left -= 1
+        if self._left == 0:
+            await self._happens()
+        return await self.inner.get(name, byte_range)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self.inner.list(prefix, start_after=start_after)
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self.inner.head(name)
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_checkpoint_that_is_subsumed_meanwhile_is_taken_anew_unless_it_was_named(
+    seed: int, named: bool
+) -> None:
+    store = MemoryStore()
+    states = await a_job(store, seed, 5)
+    before = await retained(store)
+    base = await create_savepoint(store, store, a_runtime(), "base")
+
+    async def materialize_and_subsume() -> None:
+        log = ManifestLog(store, a_runtime(9))
+        await log.fence("query-1")
+        newer = savepoint_as_checkpoint(
+            base,
+            names=list(base.objects()),
+            checkpoint_id=log.next_sequence,
+            batch_id=5,
+            query_id="query-1",
+            run_id="run-2",
+            created_at=0.0,
+            operators=base.operators,
+        )
+        await log.commit(newer, [], oldest=newer.checkpoint_id)
+        await store.delete([manifest_name(n) for n in range(1, log.epoch)])
+
+    # The scan reads every record; the next read is the first of a segment.
+    source = GoingOn(store, len(await contents(store, "manifests/")) + 1, materialize_and_subsume)
+    wanted = before[-1].checkpoint_id if named else None
+    if named:
+        with pytest.raises(MissingState, match=r"was subsumed by its job while it was copied.*StateBackend.savepoint"):
+            await create_savepoint(source, store, a_runtime(), "s", checkpoint_id=wanted)  # type: ignore[arg-type]
+        assert await contents(store, "savepoints/s/") == {}
+    else:
+        made = await create_savepoint(source, store, a_runtime(), "s", checkpoint_id=wanted)  # type: ignore[arg-type]
+        assert made.batch_id == 5
+        assert without_empty(await state_in(made, store)) == without_empty(states[-1])
+
+
+async def test_a_savepoint_of_a_damaged_checkpoint_is_refused_and_leaves_nothing(seed: int) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    newest = (await retained(store))[-1]
+    name = newest.segments[0].segment[0]
+    await store.delete([name])
+    with pytest.raises(MissingState, match=f"checkpoint {newest.checkpoint_id}.*cannot be restored"):
+        await create_savepoint(store, store, a_runtime(), "mine")
+    assert await contents(store, "savepoints/") == {}
+    manifest = manifest_name(newest.checkpoint_id)
+    await replace(store, manifest, (await store.get(manifest))[:-1])
+    with pytest.raises(CorruptData, match=manifest):
+        await create_savepoint(store, store, a_runtime(), "mine")

@@ -1,0 +1,114 @@
+"""``restore="previous"``: an older checkpoint takes a damaged one's place, never silently, never by default."""
+
+import contextlib
+import logging
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import service_world
+from service_world import Driver, retained, state_of, without_empty
+from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
+
+from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.errors import CorruptData, MissingState
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
+from handles.checkpoint import CompletedCheckpoint
+
+
+@contextlib.asynccontextmanager
+async def a_driver(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, *, previous: bool, seed: int = 11
+) -> AsyncIterator[Driver]:
+    monkeypatch.setattr(service_world, "SystemClock", HurriedClock)
+    driver = Driver(store, seed=seed, operators=TWO, fall_back=previous)
+    try:
+        yield await driver.start()
+    finally:
+        await driver.close()
+
+
+HARMS = ["manifest-flipped", "manifest-missing", "segment-missing", "segment-flipped", "record-swapped"]
+
+
+async def damage(store: ObjectStore, harm: str, seed: int) -> None:
+    """Harm what only the newest checkpoint needs."""
+    *_, before, newest = await retained(store)
+    manifest = manifest_name(newest.checkpoint_id)
+    (name, size, _, offset) = newest.segments[-1].segment
+    assert name not in {entry.segment[0] for entry in before.segments}
+    data = await store.get(manifest)
+    rng = random.Random(seed)
+    if harm == "manifest-missing":
+        await store.delete([manifest])
+    elif harm == "record-swapped":
+        await replace(store, manifest, await store.get(manifest_name(before.checkpoint_id)))
+    elif harm == "manifest-flipped":
+        at = rng.randrange(len(data))
+        await replace(store, manifest, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    elif harm == "segment-missing":
+        await store.delete([name])
+    else:
+        data = await store.get(name)
+        at = offset + rng.randrange(size)
+        await replace(store, name, data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_by_default_a_damaged_newest_checkpoint_is_an_error(
+    seed: int, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, rng = MemoryStore(), random.Random(seed)
+    await a_job(store, seed, inlined=False)
+    await damage(store, harm, seed)
+    async with a_driver(store, monkeypatch, previous=False) as driver:
+        with pytest.raises((CorruptData, MissingState)) as caught:
+            await driver.run_batch("run-2", 4, events(rng, 4), {})
+    assert "restore" in str(caught.value) or "older checkpoint" in str(caught.value)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+async def test_with_previous_the_one_before_is_taken_and_the_loss_is_told(
+    seed: int, harm: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, rng = MemoryStore(), random.Random(seed)
+    states = await a_job(store, seed, inlined=False)
+    await damage(store, harm, seed)
+    model = states[2]
+    async with a_driver(store, monkeypatch, previous=True) as driver:
+        with caplog.at_level(logging.WARNING, "dstl.checkpoint.run_opening"):
+            await driver.run_batch("run-2", 4, events(rng, 4), model)
+        (restored,) = driver.restores
+        assert restored.lost_batches == 1
+        assert (len(restored.skipped) == 0) == (harm == "manifest-missing")
+        assert "what 1 batches did to the state is lost" in caplog.text
+        # The batches after it follow the ordinary rule.
+        await driver.run_batch("run-2", 5, events(rng, 5), model)
+        assert len(driver.restores) == 1
+    assert without_empty(await state_of((await checkpoints(store))[-1], store)) == without_empty(model)
+
+
+async def checkpoints(store: ObjectStore) -> list[CompletedCheckpoint]:
+    """As ``retained``, in a log that holds a damaged record."""
+    return (await ManifestLog(store, a_runtime()).scan()).retained
+
+
+async def test_without_damage_previous_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rng = MemoryStore(), random.Random(seed)
+    model = (await a_job(store, seed))[-1]
+    async with a_driver(store, monkeypatch, previous=True) as driver:
+        await driver.run_batch("run-2", 4, events(rng, 4), model)
+        assert (driver.restores[0].lost_batches, driver.restores[0].skipped) == (0, ())
+    assert without_empty(await state_of((await retained(store))[-1], store)) == without_empty(model)
+
+
+async def test_an_empty_state_is_never_taken_for_an_older_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    await a_job(store, seed)
+    for name in await contents(store, "manifests/"):
+        await replace(store, name, (await store.get(name))[:-1])
+    for batch in (0, 4):
+        async with a_driver(store, monkeypatch, previous=True) as driver:
+            with pytest.raises(CorruptData, match="is damaged"):
+                await driver.run_batch("run-2", batch, {}, {})

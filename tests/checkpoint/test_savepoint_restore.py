@@ -1,0 +1,399 @@
+"""Starting a query from a savepoint: both modes over several checkpoints, crashes in between, and what is refused."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+import service_world
+from service_world import Driver, Model, TaskManager, retained, state_of, without_empty
+from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
+
+from dstl.changelog.names import SegmentNames
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.savepoint import create_savepoint
+from dstl.checkpoint.savepoint_deletion import delete_savepoint, list_savepoints
+from dstl.checkpoint.savepoint_format import descriptor_name, marker_name
+from dstl.checkpoint.savepoint_restore import RestoreMode, SavepointRestore
+from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
+from dstl.options import MaterializationOptions
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
+from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.checkpoint import referenced_objects
+
+MODES: tuple[RestoreMode, ...] = ("no_claim", "claim")
+NEW = "query-2"
+OFTEN = MaterializationOptions(interval_s=0.02, min_pause_s=0.0, start_jitter_s=0.0, log_to_state_ratio=None)
+
+
+class MaterializingTaskManager(TaskManager):
+    """A TaskManager that materializes all the time."""
+
+    def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
+        backend = super()._open_backend(query_id)
+        materialize(
+            backend,
+            uploader=self._uploader,
+            names=SegmentNames(query_id, self.runtime.new_id(), self.runtime),
+            store=self.store,
+            options=OFTEN,
+            runtime=self.runtime,
+        )
+        return backend
+
+
+class RestoringDriver(Driver):
+    """A driver whose query may begin with a savepoint."""
+
+    materializes = False
+
+    async def _launch(self) -> None:
+        if not self.materializes:
+            await super()._launch()
+            return
+        self._started += 1
+        member = MaterializingTaskManager(f"tm-{self._started}", self.inner, self.secret, self._seed + self._started)
+        self.members[member.member_id] = member
+        await member.start(self.service.address)
+
+    def who(self, run: str, operator: str, batch: int, slot: int, **more: object) -> object:  # type: ignore[override]
+        return super().who(run, operator, batch, slot, **{"query": NEW, **more})
+
+
+@contextlib.asynccontextmanager
+async def a_query(
+    location: ObjectStore,
+    source: ObjectStore | None = None,
+    *,
+    mode: RestoreMode = "no_claim",
+    name: str = "mine",
+    seed: int = 7,
+    materializes: bool = False,
+    **settings: object,
+) -> AsyncIterator[RestoringDriver]:
+    driver = RestoringDriver(location, seed=seed, **{"operators": TWO, **settings})  # type: ignore[arg-type]
+    driver.materializes = materializes
+    try:
+        await driver.start()
+        await driver.service.start_from(
+            SavepointRestore(location if source is None else source, location, name, mode, a_runtime(seed))
+        )
+        yield driver
+    finally:
+        await driver.close()
+
+
+async def saved(seed: int, location: ObjectStore) -> Model:
+    """Run a job, put a savepoint of it into another location, and return its state."""
+    job = MemoryStore()
+    state = (await a_job(job, seed))[-1]
+    await create_savepoint(job, location, a_runtime(seed), "mine")
+    return state
+
+
+async def newest_state(location: ObjectStore) -> Model:
+    return without_empty(await state_of((await retained(location))[-1], location))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("operators", "task_managers"), [(TWO, 1), ({"counts": 7, "sums": 1}, 3)])
+async def test_a_new_query_goes_on_from_a_savepoint_with_another_parallelism(
+    seed: int, mode: RestoreMode, operators: dict[str, int], task_managers: int
+) -> None:
+    location, rng = MemoryStore(), random.Random(seed)
+    model = await saved(seed, location)
+    async with a_query(location, mode=mode, operators=operators, task_managers=task_managers) as driver:
+        for batch in range(3):
+            # Every task checks what it reads against the model.
+            await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
+            assert await newest_state(location) == without_empty(model)
+        assert [report.batch_id for report in driver.checkpoints] == [0, 1, 2]
+        assert driver.restores[0].bytes > 0
+
+
+async def test_no_claim_is_self_contained_from_its_first_checkpoint_flink_38307(seed: int) -> None:
+    """Flink's changelog backend restores with NO_CLAIM, its default, and fails at the first checkpoint."""
+    elsewhere, location, rng = MemoryStore(), MemoryStore(), random.Random(seed)
+    model = await saved(seed, elsewhere)
+    untouched = await contents(elsewhere)
+    async with a_query(location, elsewhere, mode="no_claim") as driver:
+        await driver.run_batch("run-1", 0, events(rng, 10), model)
+        assert await contents(elsewhere) == untouched
+        await delete_savepoint(elsewhere, a_runtime(), "mine", commit=True)
+        for batch in range(1, 5):
+            await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
+    for checkpoint in await retained(location):
+        names = set(referenced_objects(checkpoint))
+        assert names <= set(await contents(location))
+        assert not [name for name in names if name.startswith("savepoints/")]
+    # The program is started again as it is, restore_from included: its own checkpoints come first.
+    async with a_query(location, elsewhere, mode="no_claim", seed=8) as driver:
+        await driver.run_batch("run-2", 5, events(rng, 20), model)
+        assert driver.restores[0].checkpoint_id is not None
+    assert await newest_state(location) == without_empty(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_over_several_materializations_every_checkpoint_restores_and_a_claimed_file_goes_when_unneeded(
+    seed: int, mode: RestoreMode
+) -> None:
+    location, rng = MemoryStore(), random.Random(seed)
+    model = await saved(seed, location)
+    named = 0
+    async with a_query(location, mode=mode, materializes=True, task_managers=2) as driver:
+        for batch in range(60):
+            await driver.run_batch("run-1", batch, events(rng, batch), model)
+            for checkpoint in await retained(location):
+                assert set(referenced_objects(checkpoint)) <= set(await contents(location))
+            assert await newest_state(location) == without_empty(model)
+            named = sum(report.materializations for report in driver.checkpoints)
+            left = [name for name in await contents(location, "savepoints/") if name.endswith(".base")]
+            if batch > 5 and named > 8 and (mode == "no_claim" or not left):
+                break
+            await asyncio.sleep(0.03)
+    assert named > 8, "nothing was materialized"
+    if mode == "no_claim":
+        assert [each.state for each in await list_savepoints(location, a_runtime())] == ["complete"]
+    else:
+        # The job needed its files no more, and has deleted them by the ordinary rules; the marker keeps the name.
+        assert list(await contents(location, "savepoints/")) == [marker_name("mine")]
+        done = await delete_savepoint(location, a_runtime(), "mine", commit=True)
+        assert done.state == "claimed"
+        assert await contents(location, "savepoints/") == {}
+
+
+async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_it_is_needed(seed: int) -> None:
+    location, rng = MemoryStore(), random.Random(seed)
+    model = await saved(seed, location)
+    files = [name for name in await contents(location) if name.endswith(".base")]
+    async with a_query(location, mode="claim") as driver:
+        for batch in range(4):
+            await driver.run_batch("run-1", batch, events(rng, batch), model)
+    assert set(files) <= set(await contents(location))
+    (listed,) = await list_savepoints(location, a_runtime())
+    assert (listed.state, listed.detail, listed.savepoint) == ("claimed", f"by query {NEW}", None)
+    for commit in (False, True):
+        with pytest.raises(Invalid, match=f"claimed by query {NEW}.*needs its files"):
+            await delete_savepoint(location, a_runtime(), "mine", commit=commit)
+    with pytest.raises(MissingState, match="no savepoint 'mine'"):
+        await SavepointRestore(location, MemoryStore(), "mine", "no_claim", a_runtime()).load(128)
+    async with a_query(location, mode="claim", seed=8) as driver:
+        await driver.run_batch("run-2", 4, events(rng, 4), model)
+    assert await newest_state(location) == without_empty(model)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/"),
+        FaultRule(Fault.RESET, "put", chance=1.0, only="0002.dstl"),
+        FaultRule(Fault.LOST_RESPONSE, "put", nth=(1,), only="0002.dstl"),
+        FaultRule(Fault.UNAVAILABLE, "delete", chance=1.0, only="savepoint"),
+        FaultRule(Fault.UNAVAILABLE, "get", chance=1.0, only=".base"),
+    ],
+    ids=["no-fence", "no-first-checkpoint", "lost-response", "descriptor-stays", "no-file"],
+)
+async def test_a_start_that_fails_anywhere_is_made_good_by_the_next(
+    seed: int, mode: RestoreMode, rule: FaultRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service_world, "SystemClock", HurriedClock)
+    inner, rng = MemoryStore(), random.Random(seed)
+    model = await saved(seed, inner)
+    faulty = FaultyStore(inner, [rule])
+    with contextlib.suppress(DstlError):
+        async with a_query(faulty, mode=mode) as driver:
+            await driver.run_batch("run-1", 0, events(rng, 10), dict(model))
+    await faulty.drain()
+    done = len(await retained(inner)) > 1
+    if done:
+        # It got through all the same: Spark would go on with batch 1.
+        model = await state_of((await retained(inner))[-1], inner)
+    async with a_query(inner, mode=mode, seed=8) as driver:
+        await driver.run_batch("run-2", 1 if done else 0, events(rng, 11), model)
+        await driver.run_batch("run-2", 2 if done else 1, events(rng, 12), model)
+    assert await newest_state(inner) == without_empty(model)
+    (listed,) = await list_savepoints(inner, a_runtime())
+    assert listed.state == ("complete" if mode == "no_claim" else "claimed")
+    assert (descriptor_name("mine") in await contents(inner)) == (mode == "no_claim")
+
+
+async def test_two_queries_cannot_claim_one_savepoint_and_a_deletion_cannot_overtake_a_claim(seed: int) -> None:
+    location = MemoryStore()
+    await saved(seed, location)
+
+    def restore(seed: int) -> SavepointRestore:
+        return SavepointRestore(location, location, "mine", "claim", a_runtime(seed))
+
+    async def claim(by: SavepointRestore, query_id: str) -> None:
+        savepoint = await by.load(128)
+        await by.first_checkpoint(
+            savepoint,
+            checkpoint_id=1,
+            batch_id=-1,
+            query_id=query_id,
+            run_id="run",
+            operators=list(TWO),
+            check=lambda _: None,
+        )
+
+    await claim(restore(1), "query-a")
+    await claim(restore(2), "query-a")
+    with pytest.raises(Invalid, match="taken by query query-a"):
+        await claim(restore(3), "query-b")
+    with pytest.raises(Invalid, match="by query query-a, which has no checkpoint yet"):
+        await delete_savepoint(location, a_runtime(), "mine", commit=True)
+    with pytest.raises(Invalid, match="was claimed by query query-a"):
+        await SavepointRestore(location, MemoryStore(), "mine", "no_claim", a_runtime()).load(128)
+    assert len(await contents(location, "savepoints/mine/")) == 4
+
+
+async def test_a_claim_needs_the_querys_own_location() -> None:
+    with pytest.raises(Invalid, match=r"memory://a.*memory://b.*restore_mode='no_claim'"):
+        SavepointRestore(MemoryStore("a"), MemoryStore("b"), "mine", "claim", a_runtime())
+    with pytest.raises(Invalid, match="neither 'no_claim' nor 'claim'"):
+        SavepointRestore(MemoryStore("a"), MemoryStore("b"), "mine", "legacy", a_runtime())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_an_operator_that_the_query_does_not_have_is_refused_before_anything_is_written(
+    seed: int, mode: RestoreMode
+) -> None:
+    location = MemoryStore()
+    await saved(seed, location)
+    before = await contents(location, "savepoints/")
+    with pytest.raises(Invalid, match=r"'sums'.*allow_non_restored_state=True"):
+        async with a_query(location, mode=mode, operators={"counts": 2}) as driver:
+            await driver.run_batch("run-1", 0, {}, {})
+    assert await contents(location, "savepoints/") == before
+    assert not await retained(location)
+    assert not [name for name in await contents(location) if name.endswith(".base") and "savepoints/" not in name]
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_allowed_the_state_of_such_an_operator_is_left_behind(seed: int, mode: RestoreMode) -> None:
+    location, rng = MemoryStore(), random.Random(seed)
+    model = await saved(seed, location)
+    savepoint = await SavepointRestore(location, location, "mine", mode, a_runtime()).load(128)
+    async with a_query(location, mode=mode, operators={"counts": 2}, allow_non_restored_state=True) as driver:
+        kept = {"counts": model["counts"]}
+        await driver.run_batch("run-1", 0, {"counts": events(rng, 10)["counts"]}, kept)
+        assert await newest_state(location) == without_empty(kept)
+    assert [entry.uid for entry in (await retained(location))[-1].operators] == ["counts"]
+    dropped = {savepoint.object_name(f) for f in savepoint.files if f.operator == "sums"}
+    assert dropped.issubset(await contents(location)) == (mode == "no_claim")
+
+
+async def test_another_number_of_key_groups_is_refused_with_both_sides_named(seed: int) -> None:
+    location = MemoryStore()
+    await saved(seed, location)
+    with pytest.raises(Invalid, match=r"max_parallelism=128, and this backend 64.*Pass max_parallelism=128"):
+        async with a_query(location, max_parallelism=64):
+            pass
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("harm", ["missing", "cut", "flipped"])
+async def test_a_damaged_file_is_refused_naming_savepoint_and_object(seed: int, mode: RestoreMode, harm: str) -> None:
+    location = MemoryStore()
+    await saved(seed, location)
+    savepoint = await SavepointRestore(location, location, "mine", mode, a_runtime()).load(128)
+    name = savepoint.object_name(savepoint.files[0])
+    data = await location.get(name)
+    if harm == "missing":
+        await location.delete([name])
+    else:
+        at = random.Random(seed).randrange(len(data))
+        await replace(
+            location, name, data[:-3] if harm == "cut" else data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        )
+    with pytest.raises((CorruptData, MissingState), match=name):
+        async with a_query(location, mode=mode) as driver:
+            await driver.run_batch("run-1", 0, {}, {})
+    if mode == "no_claim" or harm != "flipped":
+        # A claim does not read the files; the TaskManagers do, before a batch can begin.
+        assert not await retained(location)
+
+
+async def test_its_own_query_may_go_on_from_a_savepoint_in_another_location(seed: int) -> None:
+    # The move of a job to another bucket, or the way back to a checkpoint that was lost.
+    job, location, rng = MemoryStore(), MemoryStore(), random.Random(seed)
+    model = (await a_job(job, seed))[-1]
+    made = await create_savepoint(job, location, a_runtime(seed), "mine")
+    assert made.batch_id == 3
+    async with a_query(MemoryStore(), location) as another:
+        with pytest.raises(MissingState, match="query query-1 after batch 3, and batch 4 of query query-2"):
+            await another.run_batch("run-1", 4, {}, {})
+    driver = Driver(location, seed=9, operators=TWO)
+    try:
+        await driver.start()
+        await driver.service.start_from(SavepointRestore(location, location, "mine", "no_claim", a_runtime()))
+        await driver.run_batch("run-2", 4, events(rng, 4), model)
+    finally:
+        await driver.close()
+    assert await newest_state(location) == without_empty(model)
+
+
+async def test_list_elements_go_on_behind_the_restored_ones(seed: int) -> None:
+    """A list's elements are ordered by the log's numbers, which begin anew: without a base, new ones would come first,
+    and one with an old one's number would replace it."""
+    locations, rng = [MemoryStore() for _ in range(3)], random.Random(seed)
+    model = await saved(seed, locations[0])
+    before = (
+        await SavepointRestore(locations[0], locations[0], "mine", "no_claim", a_runtime()).load(128)
+    ).sequence_base
+    for source, location in itertools.pairwise(locations):
+        async with a_query(location, source) as driver:
+            for batch in range(3):
+                async with driver.attempt(driver.who("run-1", "counts", batch, 0), {}, {}) as attempt:  # type: ignore[arg-type]
+                    number = attempt.begun["sequence"]
+                assert isinstance(number, int)
+                assert number > before
+                before = number
+                await driver.run_batch("run-1", batch, events(rng, batch), model)
+        made = await create_savepoint(location, location, a_runtime(3), "mine")
+        assert made.sequence_base >= before
+        before = made.sequence_base
+
+
+async def test_a_held_checkpoint_outlives_its_subsumption_and_no_longer(seed: int) -> None:
+    location, rng = MemoryStore(), random.Random(seed)
+    model = await saved(seed, location)
+    async with a_query(location, mode="claim", materializes=True) as driver:
+        with pytest.raises(MissingState, match="wait for the first batch"):
+            driver.service.hold()
+        await driver.run_batch("run-1", 0, events(rng, 0), model)
+        then = {uid: dict(values) for uid, values in model.items()}
+        held, hold = driver.service.hold()
+        objects = {*referenced_objects(held)}
+        for batch in range(1, 80):
+            await driver.run_batch("run-1", batch, events(rng, batch), model)
+            live = {name for c in await retained(location) for name in referenced_objects(c)}
+            if not objects & live:
+                break
+            await asyncio.sleep(0.03)
+        assert not objects & live, "the held checkpoint was never subsumed"
+        assert objects <= set(await contents(location))
+        assert without_empty(await state_of(held, location)) == without_empty(then)
+        driver.service.release(hold)
+        for after in range(batch + 1, batch + 40):
+            await driver.run_batch("run-1", after, events(rng, after), model)
+            if not objects & set(await contents(location)):
+                break
+        assert not objects & set(await contents(location))
+
+
+async def test_a_fenced_start_leaves_the_savepoint_alone(seed: int) -> None:
+    location = MemoryStore()
+    await saved(seed, location)
+    async with a_query(location) as driver:
+        await ManifestLog(location, a_runtime(4)).fence("another-query")
+        with pytest.raises((Invalid, Fenced), match="belongs to query another-query"):
+            await driver.run_batch("run-1", 0, {}, {})
+    (listed,) = await list_savepoints(location, a_runtime())
+    assert listed.state == "complete"

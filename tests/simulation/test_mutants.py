@@ -1,0 +1,260 @@
+"""The museum of bugs: each known one, built in again, must be seen by the simulation within a bounded number of seeds.
+
+Numbers are those of ``reference/reliability.md`` 3.4 where the bug is one of its eleven; the others are of its rules or
+were found by the simulation itself.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from dstl.changelog.ledger import LogLedger, Ownership
+from dstl.changelog.names import SegmentNames
+from dstl.checkpoint import cleaning_plan
+from dstl.checkpoint.coordinator import CheckpointCoordinator, _covers, _Operator
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.service import CoordinatorService
+from dstl.errors import OutcomeUnknown, Unavailable
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
+from handles.shared_state_registry import SharedStateRegistry
+from materializer.manager import PeriodicMaterializationManager
+
+Patch = pytest.MonkeyPatch
+MOST_SEEDS = 120
+
+LOSSY = {FaultKind.LOST_RESPONSE: 0.15, FaultKind.LATE_PUT: 0.1, FaultKind.RESET: 0.1}
+TWO_DRIVERS = (FaultKind.SECOND_DRIVER, FaultKind.DRIVER_PAUSE)
+RETRIES = {FaultKind.SPECULATION: 0.3, FaultKind.TASK_FAILURE: 0.2, FaultKind.LOST_RESULT: 0.2}
+
+
+def cleaner_deletes_fences(patch: Patch) -> None:
+    """Number 1: the collector makes put-if-absent forget that a newer driver had the number."""
+    patch.setattr(cleaning_plan, "_record_reason", lambda sequence, scan, subsumed: "looks unused")
+
+
+def commit_takes_any_record_for_its_own(patch: Patch) -> None:
+    """Number 10: a driver that was paused believes it still leads, for it compares no put-id."""
+
+    async def check_ours(self: ManifestLog, record: object) -> None:
+        return None
+
+    patch.setattr(ManifestLog, "_check_ours", check_ours)
+    patch.setattr(ManifestLog, "_check_not_overtaken", check_ours)
+
+
+def driver_starts_without_a_fence(patch: Patch) -> None:
+    """Number 3: nothing in the log keeps the older driver out."""
+
+    async def fence(self: ManifestLog, query_id: str) -> int:
+        tail = await self.tail()
+        await self._learn_boundary(tail)
+        self.epoch, self.next_sequence, self.is_unknown = tail + 1, tail + 1, False
+        return self.epoch
+
+    patch.setattr(ManifestLog, "fence", fence)
+
+
+def names_shared_by_attempts(patch: Patch) -> None:
+    """Number 5: a zombie overwrites what its successor has stored under the same name."""
+    numbers = itertools.count()
+
+    def new_object(self: SegmentNames) -> Callable[[int], str]:
+        number = next(numbers) % 4
+        return lambda attempt: f"0000/{self.query_id}/writer/{number:032x}.seg"
+
+    patch.setattr(SegmentNames, "new_object", new_object)
+
+
+def commit_given_up_without_a_marker(patch: Patch) -> None:
+    """Number 7: a late request commits what was declared aborted."""
+
+    async def given_up(self: ManifestLog, record: object) -> bool:
+        return True
+
+    patch.setattr(ManifestLog, "_given_up", given_up)
+
+
+def hole_in_the_recovered_prefix(patch: Patch) -> None:
+    """Number 8: of a change set in two parts only the first reaches the table."""
+    fold = TaskManagerStateBackend._advance
+
+    def advance(self: TaskManagerStateBackend, parent: int | None) -> None:
+        if self._completed is not None and parent == self._completed[0]:
+            for key in self._completed[1]:
+                del self._attempts[key].overlay[1:]
+        fold(self, parent)
+
+    patch.setattr(TaskManagerStateBackend, "_advance", advance)
+
+
+def unknown_commit_taken_for_failed(patch: Patch) -> None:
+    """Number 11: a commit whose outcome is unknown is called failed, and its segments are dropped."""
+    real = CoordinatorService._commit
+
+    async def commit(self: CoordinatorService, *args: object) -> None:
+        try:
+            await real(self, *args)  # type: ignore[arg-type]
+        except OutcomeUnknown as error:
+            self._log.is_unknown = False
+            raise Unavailable(str(error)) from None
+
+    patch.setattr(CoordinatorService, "_commit", commit)
+
+
+def loser_shares_the_winners_log(patch: Patch) -> None:
+    """Rule 5: the ranges of an attempt that lost are in the log of the one that won."""
+
+    def writer_for(self: TaskManagerStateBackend, attempt: object, partition: int) -> object:
+        key = (attempt.operator, partition)  # type: ignore[attr-defined]
+        if key not in self._writers:
+            self._writers[key] = self.storage.create_writer(self._runtime.new_id())
+        return self._writers[key]
+
+    patch.setattr(TaskManagerStateBackend, "_writer_for", writer_for)
+
+
+def closing_deletes_what_a_checkpoint_may_name(patch: Patch) -> None:
+    """FLINK-28440: a closed log gives claimed objects to deletion."""
+    real = LogLedger.close
+
+    def close(self: LogLedger[object], why: object) -> object:
+        for entry in self._entries.values():
+            entry.claims = 0
+            if entry.state is Ownership.DURABLE and entry.location is not None and not entry.location.offset:
+                entry.owned = False
+        return real(self, why)  # type: ignore[arg-type]
+
+    patch.setattr(LogLedger, "close", close)
+
+
+def subsuming_ignores_other_holders(patch: Patch) -> None:
+    """Rule 6: an object goes with the first checkpoint that no longer needs it."""
+
+    def unregister(self: SharedStateRegistry, checkpoint_id: int) -> list[str]:
+        return sorted(self._objects_of.pop(checkpoint_id, frozenset()), reverse=True)
+
+    patch.setattr(SharedStateRegistry, "unregister", unregister)
+
+
+def cleaner_asks_for_no_proof(patch: Patch) -> None:
+    """Number 4: what was stored and not published yet is taken for an orphan."""
+    real = cleaning_plan.plan_cleaning
+
+    def hasty(*args: object, **options: object) -> object:
+        return real(*args, **{**options, "grace_s": 0.0})  # type: ignore[arg-type]
+
+    patch.setattr(cleaning_plan._Proofs, "reason", lambda self, parsed, modified: "nobody names it")
+    patch.setattr("dstl.checkpoint.cleaner.plan_cleaning", hasty)
+
+
+def old_batch_voids_newer_checkpoints(patch: Patch) -> None:
+    """Found here: a driver that planned its batch long ago opens last, and its checkpoint voids all later ones."""
+    real = CheckpointCoordinator._open_batch
+
+    def open_batch(self: CheckpointCoordinator, task: object, now_ms: int) -> object:
+        everything = self._completed
+        self._completed = [c for c in everything if c.batch_id <= task.batch_id]  # type: ignore[attr-defined]
+        try:
+            return real(self, task, now_ms)  # type: ignore[arg-type]
+        finally:
+            self._completed = everything
+
+    patch.setattr(CheckpointCoordinator, "_open_batch", open_batch)
+
+
+def complete_set_becomes_incomplete(patch: Patch) -> None:
+    """Found here: a second action takes a task's place, the set counts as incomplete, and the batch ends without a
+    checkpoint."""
+    patch.setattr(
+        _Operator,
+        "is_complete",
+        property(lambda self: self.winners is not None and _covers(self.winners, self.parallelism)),
+    )
+
+
+def failed_read_back_taken_for_failed_commit(patch: Patch) -> None:
+    """Found here: the commit is there, reading it back fails, and its segments are dropped."""
+
+    async def no_doubt(self: ManifestLog, record: object, check: object) -> None:
+        await check  # type: ignore[misc]
+
+    patch.setattr(ManifestLog, "_or_unknown", no_doubt)
+
+
+def offered_bases_are_discarded(patch: Patch) -> None:
+    """Found here: bases that a commit of unknown outcome names are deleted, for no batch seems to have taken them."""
+    real = PeriodicMaterializationManager.take_reports
+
+    def take_reports(self: PeriodicMaterializationManager) -> object:
+        self._offered.clear()
+        return real(self)
+
+    patch.setattr(PeriodicMaterializationManager, "take_reports", take_reports)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug and the faults under which it shows."""
+
+    build_in: Callable[[Patch], None]
+    requests: Mapping[FaultKind, float] = field(default_factory=dict)
+    tasks: Mapping[FaultKind, float] = field(default_factory=dict)
+    nemesis: tuple[FaultKind, ...] = ()
+    mean_s: float = 1.0
+    longest_delay_s: float = 10.0
+    only: str = ""
+
+    def plan(self) -> FaultPlan:
+        return FaultPlan(
+            per_request=self.requests,
+            per_task=self.tasks,
+            nemesis=self.nemesis,
+            nemesis_mean_s=self.mean_s,
+            longest_delay_s=self.longest_delay_s,
+            only=self.only,
+        )
+
+
+MUTANTS = [
+    Mutant(cleaner_deletes_fences),
+    Mutant(commit_takes_any_record_for_its_own, nemesis=TWO_DRIVERS, mean_s=0.5),
+    Mutant(driver_starts_without_a_fence, nemesis=TWO_DRIVERS, mean_s=0.5),
+    Mutant(names_shared_by_attempts),
+    Mutant(
+        commit_given_up_without_a_marker,
+        requests={FaultKind.LATE_PUT: 0.4, FaultKind.RESET: 0.4},
+        longest_delay_s=400.0,
+        only="manifests/",
+    ),
+    Mutant(hole_in_the_recovered_prefix),
+    Mutant(unknown_commit_taken_for_failed, requests={FaultKind.LOST_RESPONSE: 0.5, FaultKind.RESET: 0.4}),
+    Mutant(loser_shares_the_winners_log, tasks=RETRIES),
+    Mutant(closing_deletes_what_a_checkpoint_may_name, requests=LOSSY, nemesis=TWO_DRIVERS),
+    Mutant(subsuming_ignores_other_holders),
+    Mutant(cleaner_asks_for_no_proof, requests={FaultKind.SLOW: 0.4}),
+    Mutant(old_batch_voids_newer_checkpoints, nemesis=TWO_DRIVERS, mean_s=0.3),
+    Mutant(complete_set_becomes_incomplete, tasks={FaultKind.ABANDONED_STAGE: 0.8, FaultKind.REORDERED_ROWS: 0.5}),
+    Mutant(
+        failed_read_back_taken_for_failed_commit,
+        requests={FaultKind.LOST_RESPONSE: 0.2, FaultKind.SHORT_GET: 0.5},
+    ),
+    Mutant(
+        offered_bases_are_discarded,
+        requests={FaultKind.STUCK: 0.2, FaultKind.LOST_RESPONSE: 0.3},
+        only="manifests/",
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.build_in.__name__)
+def test_each_known_bug_is_seen_when_it_is_built_in_again(mutant: Mutant, monkeypatch: Patch) -> None:
+    mutant.build_in(monkeypatch)
+    for seed in range(MOST_SEEDS):
+        result = run_seed(seed, plan=mutant.plan())
+        if result.violations:
+            print(f"seen with seed {seed}: {result.violations[0]}")
+            return
+    pytest.fail(f"{MOST_SEEDS} seeds have not seen it: {mutant.build_in.__doc__}")
