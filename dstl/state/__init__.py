@@ -1,0 +1,1 @@
+"""What a processor sees: states, timers, codecs, and the overlay they write to."""

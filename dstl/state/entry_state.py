@@ -1,0 +1,223 @@
+"""What list, map and timer states share: many entries for each grouping key, ordered by the bytes of their user keys.
+
+Entries are fetched for several coming keys at once, more the smaller they turn out to be. A key whose entries are too
+many is never fetched whole: single entries are read one by one, and iteration goes page by page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dstl.errors import Invalid
+from dstl.state.descriptor import StateDescriptor
+from dstl.state.key_window import KeyWindow
+from dstl.state.overlay import EntryWrites, Overlay
+from dstl.state.source import Entry, StateSource
+from dstl.state.ttl import TimeToLive
+
+__all__ = ["EntryState"]
+
+_WHOLE_BYTES = 256 << 10
+"""A key with more bytes of entries than this is read piece by piece."""
+_FETCH_BYTES = 1 << 20
+"""About what one fetch for several keys should bring."""
+_MOST_KEYS = 4096
+_MOST_POINTS = 10_000
+
+
+class EntryState:
+    """Entries of the window's keys.
+
+    Args:
+        descriptor: What is stored under which number.
+        window: The keys in hand.
+        ttl: The entries' time to live.
+        source: Prior state.
+        overlay: Own writes.
+    """
+
+    def __init__(
+        self,
+        descriptor: StateDescriptor,
+        window: KeyWindow,
+        ttl: TimeToLive,
+        source: StateSource,
+        overlay: Overlay,
+    ) -> None:
+        self.descriptor = descriptor
+        self._state = descriptor.state_id
+        self._window = window
+        self._ttl = ttl
+        self._source = source
+        self._overlay = overlay
+        self._ahead = 16
+        self._fetched: dict[int, list[Entry]] = {}
+        self._whole: dict[int, dict[bytes, bytes]] = {}
+        self._large: set[int] = set()
+        self._points: dict[bytes, bytes | None] = {}
+        self._at = -1
+        self._writes: EntryWrites | None = None
+
+    def open_window(self) -> None:
+        """Forget the keys of the window before. The overlay may only be drained between two windows."""
+        self._fetched, self._whole, self._points = {}, {}, {}
+        self._large.clear()
+        self._at, self._writes = -1, None
+
+    close_window = open_window
+
+    def _switch(self) -> int:
+        """Return the current key's position; called first by every operation.
+
+        Raises:
+            Invalid: There is no current key.
+        """
+        index = self._window.index
+        if index != self._at:
+            if self._window.forward:
+                # Keys come once: nothing of those before is read again.
+                self._whole.clear()
+            self._points, self._writes, self._at = {}, None, index
+        if index < 0:
+            raise Invalid(
+                f"state {self.descriptor.name!r} is used where there is no grouping key: use states in "
+                "handleInputRows, handleExpiredTimer and handleInitialState only"
+            )
+        return index
+
+    def _entries(self) -> dict[bytes, bytes] | None:
+        """Return the current key's entries, own writes included; None where there are too many."""
+        index = self._switch()
+        whole = self._whole.get(index)
+        if whole is None and index not in self._large:
+            whole = self._load(index)
+        return whole
+
+    def _load(self, index: int) -> dict[bytes, bytes] | None:
+        key = self._window.keys[index]
+        cleared, written = self._overlay.written_entries(self._state, key)
+        base: list[Entry] | None = []
+        if not cleared:
+            base = self._fetched.pop(index, None) if index in self._fetched else self._fetch(index)
+        if base is None:
+            self._large.add(index)
+            return None
+        whole = dict(base)
+        if self._ttl.ttl_ms:
+            for user_key in [u for u, value in whole.items() if self._ttl.is_dead(value)]:
+                del whole[user_key]
+                if user_key not in written:
+                    self._write(user_key, None)
+        for user_key, value in written.items():
+            if value is None:
+                whole.pop(user_key, None)
+            else:
+                whole[user_key] = value
+        self._whole[index] = whole
+        return whole
+
+    def _fetch(self, index: int) -> list[Entry] | None:
+        window = self._window
+        stop = min(len(window.keys), index + self._ahead)
+        found = self._source.fetch_entries(
+            self._state, window.key_groups[index:stop], window.keys[index:stop], _WHOLE_BYTES
+        )
+        size = 0
+        for position, entries in enumerate(found[1:], start=index + 1):
+            if entries is not None:
+                self._fetched[position] = entries
+                size += sum([len(u) + len(v) for u, v in entries])
+        if size < _FETCH_BYTES:
+            self._ahead = min(self._ahead * 2, _MOST_KEYS)
+        else:
+            self._ahead = max(self._ahead // 2, 1)
+        if found[0] is None and stop > index + 1:
+            # Its neighbours may have filled the reply: only alone does None mean too large.
+            found = self._source.fetch_entries(
+                self._state, window.key_groups[index : index + 1], window.keys[index : index + 1], _WHOLE_BYTES
+            )
+        return found[0]
+
+    def _find(self, user_key: bytes) -> bytes | None:
+        """Return one entry of the current key."""
+        whole = self._entries()
+        if whole is not None:
+            return whole.get(user_key)
+        if user_key not in self._points:
+            if len(self._points) >= _MOST_POINTS:
+                self._points.clear()
+            self._points[user_key] = self._find_alone(user_key)
+        return self._points[user_key]
+
+    def _find_alone(self, user_key: bytes) -> bytes | None:
+        window, index = self._window, self._at
+        cleared, written = self._overlay.written_entries(self._state, window.keys[index])
+        if user_key in written or cleared:
+            return written.get(user_key)
+        found = self._source.fetch_entry(self._state, window.key_groups[index], window.keys[index], [user_key])[0]
+        return None if found is not None and self._ttl.is_dead(found) else found
+
+    def _items(self) -> Iterator[Entry]:
+        """Iterate over the current key's entries in user-key order, as they are now."""
+        whole = self._entries()
+        if whole is not None:
+            return iter(sorted(whole.items()))
+        index = self._at
+        return self._pages(self._window.key_groups[index], self._window.keys[index])
+
+    def _pages(self, key_group: int, key: bytes) -> Iterator[Entry]:
+        _, written = self._overlay.written_entries(self._state, key)
+        own = sorted(written.items())
+        at, after = 0, None
+        while page := self._source.scan_entries(self._state, key_group, key, after, _WHOLE_BYTES):
+            after = page[-1][0]
+            for entry in page:
+                while at < len(own) and own[at][0] < entry[0]:
+                    if own[at][1] is not None:
+                        yield own[at]  # type: ignore[misc]
+                    at += 1
+                if entry[0] not in written and not self._ttl.is_dead(entry[1]):
+                    yield entry
+        for user_key, value in own[at:]:
+            if value is not None:
+                yield user_key, value
+
+    def _any(self) -> bool:
+        """Return True where the current key has an entry."""
+        whole = self._entries()
+        if whole is not None:
+            return bool(whole)
+        return next(self._items(), None) is not None
+
+    def _put(self, user_key: bytes, value: bytes | None) -> None:
+        """Write one entry of the current key; None removes it."""
+        index = self._switch()
+        self._write(user_key, value)
+        whole = self._whole.get(index)
+        if whole is None:
+            self._points.pop(user_key, None)
+        elif value is None:
+            whole.pop(user_key, None)
+        else:
+            whole[user_key] = value
+
+    def _write(self, user_key: bytes, value: bytes | None) -> None:
+        writes = self._writes
+        if writes is None:
+            index = self._at
+            writes = self._overlay.entry_writes(self._state, self._window.key_groups[index], self._window.keys[index])
+            self._writes = writes
+        writes.entries[user_key] = value
+        self._overlay.grew(len(user_key) + (len(value) if value is not None else 0))
+
+    def _clear(self) -> None:
+        """Remove all entries of the current key."""
+        index = self._switch()
+        writes = self._overlay.entry_writes(self._state, self._window.key_groups[index], self._window.keys[index])
+        writes.cleared = True
+        writes.entries.clear()
+        self._writes = writes
+        self._large.discard(index)
+        self._fetched.pop(index, None)
+        self._points = {}
+        self._whole[index] = {}

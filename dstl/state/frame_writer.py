@@ -1,0 +1,121 @@
+"""Data frames that a processor yields to Arrow batches of the output schema, as Spark's own worker builds them.
+
+Columns are matched by name, or by position where no column has a string for a name. A naive timestamp is local to the
+session's time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
+
+from dstl.errors import Invalid
+from dstl.state.row_writer import arrow_schema
+
+__all__ = ["FrameWriter"]
+
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_FLAT = (*_WHOLE, FloatType, DoubleType, BooleanType, StringType, BinaryType)
+
+
+class FrameWriter:
+    """Builds batches of one schema out of many small frames.
+
+    Args:
+        schema: The output schema.
+        operator: For messages.
+        timezone: The session's time zone: that of naive timestamps.
+    """
+
+    def __init__(self, schema: StructType, operator: str, timezone: str = "UTC") -> None:
+        self.schema = arrow_schema(schema)
+        self._types = schema
+        self._operator = operator
+        self._names = list(schema.names)
+        self._timezone = timezone
+
+    def batches(self, frames: Sequence[Any]) -> list[pa.RecordBatch]:
+        """Return the rows of these frames, in their order, as one batch; none where they have no rows.
+
+        Raises:
+            Invalid: Something is not a frame of the schema; names the operator and the column.
+        """
+        import pandas as pd
+
+        for frame in frames:
+            if not isinstance(frame, pd.DataFrame):
+                raise Invalid(
+                    f"operator {self._operator!r} yielded {type(frame).__name__}: a pandas-style processor yields "
+                    "pandas.DataFrame"
+                )
+        full = [frame for frame in frames if len(frame)]
+        if not full:
+            return []
+        arrays = []
+        for position, (name, field, data_type) in enumerate(
+            zip(self._names, self.schema, [f.dataType for f in self._types.fields], strict=True)
+        ):
+            try:
+                columns = [_column(frame, name, position) for frame in full]
+                array = _array(columns, field.type, self._converter(data_type), isinstance(data_type, _WHOLE))
+            except KeyError:
+                raise Invalid(f"operator {self._operator!r} yielded a frame without the column {name!r}") from None
+            except (pa.ArrowException, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+                raise Invalid(
+                    f"operator {self._operator!r} yielded a frame whose column {name!r} is not "
+                    f"{data_type.simpleString()}: {error}"
+                ) from error
+            if not self._types[name].nullable and array.null_count:
+                raise Invalid(f"operator {self._operator!r} yielded a null in column {name!r}, which is NOT NULL")
+            arrays.append(array)
+        return [pa.RecordBatch.from_arrays(arrays, schema=self.schema)]
+
+    def _converter(self, data_type: DataType) -> Callable[[Any], Any] | None:
+        if isinstance(data_type, _FLAT):
+            return None
+        from pyspark.sql.pandas.types import _create_converter_from_pandas
+
+        made: Callable[[Any], Any] = _create_converter_from_pandas(
+            data_type, timezone=self._timezone, error_on_duplicated_field_names=False
+        )
+        return made
+
+
+def _column(frame: Any, name: str, position: int) -> Any:
+    columns = frame.columns
+    if name in columns:
+        return frame[name]
+    if any(isinstance(one, str) for one in columns):
+        raise KeyError(name)
+    return frame.iloc[:, position]
+
+
+def _array(columns: list[Any], kind: pa.DataType, convert: Callable[[Any], Any] | None, whole: bool) -> pa.Array:
+    import pandas as pd
+
+    if convert is None:
+        values = [column.to_numpy() for column in columns]
+        joined = np.concatenate(values) if len({v.dtype for v in values}) == 1 else None
+        if joined is not None:
+            return pa.array(joined, kind, from_pandas=True)
+        if whole:
+            # Joining integers with a column that has a NaN would make floats of all of them.
+            return pa.concat_arrays([pa.array(v, kind, from_pandas=True) for v in values])
+    series = pd.concat(columns, ignore_index=True)
+    return pa.array(series if convert is None else convert(series), kind, from_pandas=True)

@@ -1,0 +1,104 @@
+"""Rows of equal keys, as numbers: every row gets the position of its key among the distinct keys. Nothing runs per row
+in Python but for keys that hold arrays or maps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+__all__ = ["Groups", "group_codes"]
+
+Codes = npt.NDArray[np.int64]
+
+
+def group_codes(table: pa.Table, by: Sequence[str]) -> Codes:
+    """Return a number per row, equal for equal keys: dense, from 0, in the order of the keys' first rows.
+
+    Nulls are equal to each other; so are NaNs, and -0.0 equals 0.0, as in Spark's own grouping.
+    """
+    if not by:
+        return np.zeros(table.num_rows, np.int64)
+    combined = _column_codes(table.column(by[0]))
+    for name in by[1:]:
+        combined = _paired(combined, _column_codes(table.column(name)))
+    return combined
+
+
+class Groups:
+    """The distinct keys of some rows.
+
+    Attributes:
+        codes: For each row the number of its key.
+        count: How many distinct keys there are; every number below it occurs.
+    """
+
+    __slots__ = ("codes", "count")
+
+    def __init__(self, codes: Codes) -> None:
+        self.codes = codes
+        self.count = int(codes.max(initial=-1)) + 1
+
+    def sizes(self) -> Codes:
+        """Return how many rows each key has."""
+        return np.bincount(self.codes, minlength=self.count).astype(np.int64, copy=False)
+
+    def first_rows(self, among: Codes | None = None) -> Codes:
+        """Return the position of each key's first row, -1 where it has none.
+
+        Args:
+            among: Ascending positions of the rows that count; None for all.
+        """
+        return self._rows(among, backwards=True)
+
+    def last_rows(self, among: Codes | None = None) -> Codes:
+        """Return the position of each key's last row, -1 where it has none; see :meth:`first_rows`."""
+        return self._rows(among, backwards=False)
+
+    def reordered(self, order: Codes) -> Groups:
+        """Return the same groups with other numbers: ``order[i]`` is the old number of the new group ``i``."""
+        rank = np.empty(self.count, np.int64)
+        rank[order] = np.arange(self.count)
+        return Groups(rank[self.codes])
+
+    def _rows(self, among: Codes | None, *, backwards: bool) -> Codes:
+        # Of several assignments to one place the last one stays.
+        found = np.full(self.count, -1, np.int64)
+        rows = np.arange(len(self.codes)) if among is None else among
+        step = -1 if backwards else 1
+        found[self.codes[rows][::step]] = rows[::step]
+        return found
+
+
+def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        codes = _encoded(column.is_null())
+        for index in range(kind.num_fields):
+            codes = _paired(codes, _column_codes(pc.struct_field(column, index)))
+        return codes
+    if pa.types.is_nested(kind):
+        seen: dict[str, int] = {}
+        return np.array([seen.setdefault(repr(value), len(seen)) for value in column.to_pylist()], np.int64)
+    if pa.types.is_floating(kind):
+        # One NaN and one zero: Arrow tells others apart by their bits.
+        zero, nan = pa.scalar(0.0, kind), pa.scalar(math.nan, kind)
+        column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+    return _encoded(column)
+
+
+def _encoded(column: pa.ChunkedArray | pa.Array) -> Codes:
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(whole, pa.ChunkedArray):  # above 2 GiB of text
+        whole = whole.dictionary_encode(null_encoding="encode").unify_dictionaries()
+        return np.concatenate([np.asarray(chunk.indices) for chunk in whole.chunks]).astype(np.int64)
+    return np.asarray(whole.dictionary_encode(null_encoding="encode").indices).astype(np.int64)
+
+
+def _paired(first: Codes, second: Codes) -> Codes:
+    # Re-encoding after each column keeps the product of two cardinalities far below 2**63.
+    return _encoded(pa.array(first * (int(second.max(initial=0)) + 1) + second))

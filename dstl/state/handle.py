@@ -1,0 +1,296 @@
+"""The handle that a processor's ``init`` gets: PySpark's ``StatefulProcessorHandle`` over DSTL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from pyspark.sql.streaming import stateful_processor
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.state.ddl import schema_of
+from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.entry_state import EntryState
+from dstl.state.key_codec import KeyCodec
+from dstl.state.key_window import KeyWindow
+from dstl.state.list_state import ListState
+from dstl.state.map_state import MapState
+from dstl.state.overlay import Overlay
+from dstl.state.reducing_state import AggregateFunction, AggregatingState, ReduceFunction, ReducingState
+from dstl.state.registry import TIMERS, StateRegistry
+from dstl.state.source import StateSource
+from dstl.state.timers import Timers
+from dstl.state.ttl import TimeToLive
+from dstl.state.value_codec import ValueCodec
+from dstl.state.value_state import PointState, ValueState
+
+__all__ = ["ProcessorHandle", "TaskContext", "TimeMode"]
+
+P = TypeVar("P", bound=PointState)
+E = TypeVar("E", bound=EntryState)
+
+
+class TimeMode(StrEnum):
+    """Which time a processor's timers follow. The values are PySpark's, in lower case."""
+
+    NONE = "none"
+    PROCESSING_TIME = "processingtime"
+    EVENT_TIME = "eventtime"
+
+    @staticmethod
+    def parse(text: str) -> TimeMode:
+        """Return the mode that PySpark would understand, whatever its case.
+
+        Raises:
+            Invalid: None of the three.
+        """
+        try:
+            return TimeMode(text.lower())
+        except ValueError:
+            raise Invalid(f"time mode {text!r} is none of 'none', 'processingTime', 'eventTime'") from None
+
+
+class TaskContext:
+    """What is the same for all keys of one task in one batch.
+
+    Args:
+        source: Prior state.
+        overlay: Own writes.
+        sequence: Grows from batch to batch over the job's whole life, restarts and savepoints included (the
+            checkpoint's number); elements that a batch appends to a list are ordered by it.
+        processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
+        max_value_bytes: No encoded value is longer.
+    """
+
+    def __init__(
+        self,
+        source: StateSource,
+        overlay: Overlay,
+        *,
+        sequence: int,
+        processing_time_ms: int,
+        max_value_bytes: int,
+    ) -> None:
+        self.source = source
+        self.overlay = overlay
+        self.sequence = sequence
+        self.processing_time_ms = processing_time_ms
+        self.max_value_bytes = max_value_bytes
+
+
+class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: ignore[misc]
+    """Declares states and registers timers; one for each task.
+
+    Args:
+        registry: Gives states their numbers.
+        time_mode: Decides whether there are timers and times to live.
+        context: The task.
+    """
+
+    def __init__(self, registry: StateRegistry, time_mode: TimeMode, context: TaskContext) -> None:
+        self._registry = registry
+        self._time_mode = time_mode
+        self._context = context
+        self._in_init = True
+        self.window = KeyWindow()
+        self.points: list[PointState] = []
+        self.entries: list[EntryState] = []
+        self._made: dict[str, Any] = {}
+        self.timers: Timers | None = None
+        if time_mode is not TimeMode.NONE:
+            descriptor = registry.declare(TIMERS, StateKind.TIMER, StructType([]))
+            self.timers = Timers(descriptor, self.window, context.source, context.overlay)
+            self.entries.append(self.timers)
+
+    def getValueState(
+        self,
+        stateName: str,
+        schema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> ValueState:
+        """Return the state of this name: one tuple for each grouping key.
+
+        Args:
+            stateName: Unique within the processor.
+            schema: A ``StructType`` or a DDL string.
+            ttlDurationMs: Milliseconds after an update at which the value is gone; None for never. Processing time
+                only.
+
+        Raises:
+            Invalid: Called outside ``init``; a schema that does not fit what is stored; a time to live in another
+                time mode.
+        """
+        descriptor = self._declare(StateKind.VALUE, stateName, schema_of(schema), None, ttlDurationMs)
+        return self._point(descriptor, lambda codec, ttl: ValueState(descriptor, codec, self.window, ttl))
+
+    def getListState(
+        self,
+        stateName: str,
+        schema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> ListState:
+        """Return the state of this name: a list of tuples for each grouping key. Arguments and errors as above."""
+        descriptor = self._declare(StateKind.LIST, stateName, schema_of(schema), None, ttlDurationMs)
+        c = self._context
+        return self._entry(
+            descriptor,
+            lambda codec, ttl: ListState(descriptor, codec, self.window, ttl, c.source, c.overlay, c.sequence),
+        )
+
+    def getMapState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str,
+        valueSchema: StructType | str,
+        ttlDurationMs: int | None = None,
+    ) -> MapState:
+        """Return the state of this name: a map of tuples to tuples for each grouping key; the rest as above."""
+        user_key = schema_of(userKeySchema)
+        user_keys = KeyCodec(user_key, f"the user key of state {stateName!r}")
+        descriptor = self._declare(StateKind.MAP, stateName, schema_of(valueSchema), user_key, ttlDurationMs)
+        c = self._context
+        return self._entry(
+            descriptor,
+            lambda codec, ttl: MapState(descriptor, codec, self.window, ttl, c.source, c.overlay, user_keys),
+        )
+
+    def getReducingState(
+        self,
+        stateName: str,
+        schema: StructType | str,
+        reduceFunction: ReduceFunction,
+        ttlDurationMs: int | None = None,
+    ) -> ReducingState:
+        """Return a state that folds what is added into one tuple (Flink's ``ReducingState``).
+
+        Args:
+            stateName: Unique within the processor.
+            schema: Of the added tuples and of the result.
+            reduceFunction: Takes two tuples and returns one; associative.
+            ttlDurationMs: As for value states.
+        """
+        descriptor = self._declare(StateKind.REDUCING, stateName, schema_of(schema), None, ttlDurationMs)
+        return self._point(
+            descriptor, lambda codec, ttl: ReducingState(descriptor, codec, self.window, ttl, reduceFunction)
+        )
+
+    def getAggregatingState(
+        self,
+        stateName: str,
+        schema: StructType | str,
+        aggregateFunction: AggregateFunction,
+        ttlDurationMs: int | None = None,
+    ) -> AggregatingState:
+        """Return a state that folds what is added into an accumulator (Flink's ``AggregatingState``).
+
+        Args:
+            stateName: Unique within the processor.
+            schema: Of the accumulator, which is what is stored.
+            aggregateFunction: Makes an accumulator, adds to it, and turns it into a result.
+            ttlDurationMs: As for value states.
+        """
+        descriptor = self._declare(StateKind.AGGREGATING, stateName, schema_of(schema), None, ttlDurationMs)
+        return self._point(
+            descriptor, lambda codec, ttl: AggregatingState(descriptor, codec, self.window, ttl, aggregateFunction)
+        )
+
+    def registerTimer(self, expiryTimestampMs: int) -> None:
+        """Have ``handleExpiredTimer`` called for the current key once time reaches this (milliseconds since 1970).
+
+        Raises:
+            Invalid: Time mode none, or no current key.
+        """
+        self._usable_timers().register(expiryTimestampMs)
+
+    def deleteTimer(self, expiryTimestampMs: int) -> None:
+        """Take back a timer of the current key; nothing happens where there is none."""
+        self._usable_timers().delete(expiryTimestampMs)
+
+    def listTimers(self) -> Iterator[int]:
+        """Return the current key's timers, earliest first."""
+        return self._usable_timers().of_key()
+
+    def deleteIfExists(self, stateName: str) -> None:
+        """Delete a state of an earlier version of the processor, for all keys; nothing happens where there is none.
+
+        It is done once, when the query starts.
+
+        Raises:
+            Invalid: Called outside ``init``, or for a state that the same ``init`` declares.
+        """
+        self._only_in_init("deleteIfExists", stateName)
+        self._registry.remove(stateName)
+
+    def end_init(self) -> None:
+        """Refuse declarations from now on."""
+        self._in_init = False
+
+    def open_window(self, keys: list[bytes], key_groups: list[int]) -> None:
+        """Take these keys in hand and fetch what the point states have for them: one call."""
+        context = self._context
+        self.window.keys, self.window.key_groups, self.window.index = keys, key_groups, -1
+        if self.points:
+            ids = [state.descriptor.state_id for state in self.points]
+            for state, values in zip(self.points, context.source.fetch_many(ids, key_groups, keys), strict=True):
+                state.open_window(values, context.overlay)
+        for entry_state in self.entries:
+            entry_state.open_window()
+
+    def close_window(self) -> None:
+        """Give the window's writes to the overlay and let go of its keys."""
+        if self.window.keys:
+            for state in self.points:
+                state.close_window(self._context.overlay)
+            for entry_state in self.entries:
+                entry_state.close_window()
+        self.window.keys, self.window.key_groups, self.window.index = (), (), -1
+
+    def _usable_timers(self) -> Timers:
+        if self._time_mode is TimeMode.NONE:
+            raise Invalid("timers need time mode processingTime or eventTime; this operator's is none")
+        if self.timers is None or self._in_init:
+            raise Invalid("timers belong to a grouping key: use them in handleInputRows and its siblings, not in init")
+        return self.timers
+
+    def _point(self, descriptor: StateDescriptor, make: Callable[[ValueCodec, TimeToLive], P]) -> P:
+        known: P | None = self._made.get(descriptor.name)
+        if known is None:
+            known = self._made[descriptor.name] = make(*self._codec(descriptor))
+            self.points.append(known)
+        return known
+
+    def _entry(self, descriptor: StateDescriptor, make: Callable[[ValueCodec, TimeToLive], E]) -> E:
+        known: E | None = self._made.get(descriptor.name)
+        if known is None:
+            known = self._made[descriptor.name] = make(*self._codec(descriptor))
+            self.entries.append(known)
+        return known
+
+    def _codec(self, descriptor: StateDescriptor) -> tuple[ValueCodec, TimeToLive]:
+        now = self._context.processing_time_ms
+        codec = ValueCodec(
+            descriptor.name,
+            descriptor.value_schemas,
+            write_time_ms=now if descriptor.ttl_ms else None,
+            max_bytes=self._context.max_value_bytes,
+        )
+        return codec, TimeToLive(descriptor.ttl_ms, now)
+
+    def _declare(
+        self, kind: StateKind, name: str, schema: StructType, user_key: StructType | None, ttl_ms: int | None
+    ) -> StateDescriptor:
+        self._only_in_init("declared", name)
+        if not isinstance(name, str) or name.startswith("$"):
+            raise Invalid(f"a state's name is a string that does not begin with '$', not {name!r}")
+        if ttl_ms is not None:
+            if self._time_mode is not TimeMode.PROCESSING_TIME:
+                raise Invalid(f"state {name!r} has a time to live: that needs time mode processingTime")
+            if ttl_ms <= 0:
+                raise Invalid(f"state {name!r} has a time to live of {ttl_ms} ms: it must be above 0")
+        return self._registry.declare(name, kind, schema, user_key, ttl_ms or 0)
+
+    def _only_in_init(self, what: str, name: str) -> None:
+        if not self._in_init:
+            raise Invalid(f"state {name!r} is {what} after init(): declare and delete states in init() only")

@@ -1,0 +1,296 @@
+"""Grouping keys and user keys as bytes: canonical (equal keys have equal bytes) and injective within one schema.
+
+::
+
+    no column               b""
+    one string column       its UTF-8; null is b"\\xff", which no UTF-8 holds
+    one column of integers, dates, timestamps, booleans
+                            i64, little-endian; null is b""
+    anything else           one msgpack array of the columns' wire values (dstl.state.field_codec)
+
+As in Spark's grouping, -0.0 equals 0.0 and every NaN equals every other; the entries of a map are sorted.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    CharType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+from dstl.errors import CorruptData, Invalid
+from dstl.state.binary_column import rows_of
+from dstl.state.field_codec import field_codec
+from dstl.state.packed_columns import is_columnar, pack_columns
+from dstl.state.wire_column import to_int64
+
+__all__ = ["KeyCodec"]
+
+_NULL_TEXT = b"\xff"
+_I64 = struct.Struct("<q")
+_NAN = struct.unpack(">d", b"\x7f\xf8\0\0\0\0\0\0")[0]
+_WHOLE = (
+    BooleanType,
+    ByteType,
+    ShortType,
+    IntegerType,
+    LongType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+    DayTimeIntervalType,
+)
+_VIA_INT64 = (TimestampType, TimestampNTZType, DayTimeIntervalType)
+_TEXT = (StringType, CharType, VarcharType)
+
+Convert = Callable[[Any], Any]
+
+
+class KeyCodec:
+    """Bytes of the tuples of one key schema.
+
+    Args:
+        schema: The key's columns, in their order.
+        what: What the key is of, for messages.
+
+    Raises:
+        Invalid: A column's type cannot be a key (a collated string, whose equality is not that of its bytes).
+    """
+
+    __slots__ = ("_canonical", "_decoders", "_encoders", "_kind", "_pack", "names", "schema", "what")
+
+    def __init__(self, schema: StructType, what: str = "the grouping key") -> None:
+        self.schema = schema
+        self.what = what
+        self.names = list(schema.names)
+        types = [f.dataType for f in schema.fields]
+        for field in schema.fields:
+            _refuse_collation(field.dataType, f"column {field.name!r} of {what}")
+        codecs = [field_codec(t) for t in types]
+        self._canonical = [_canonical(t) for t in types]
+        self._encoders = [_encoder(c.encode, n) for c, n in zip(codecs, self._canonical, strict=True)]
+        self._decoders = [c.decode for c in codecs]
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
+        self._kind = "packed"
+        if not types:
+            self._kind = "empty"
+        elif len(types) == 1 and isinstance(types[0], _TEXT):
+            self._kind = "text"
+        elif len(types) == 1 and isinstance(types[0], _WHOLE):
+            self._kind = "whole"
+
+    def encode(self, key: Any) -> bytes:
+        """Return the bytes of one key: a tuple, list or ``Row``, or a dict by name.
+
+        Raises:
+            Invalid: Not a key of the schema; names the column.
+        """
+        if isinstance(key, dict):
+            key = [key.get(name) for name in self.names]
+        if not isinstance(key, (tuple, list)) or len(key) != len(self.names):
+            raise Invalid(
+                f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {key!r}"
+            )
+        wire: list[Any] = []
+        for one, encode, name in zip(key, self._encoders, self.names, strict=True):
+            try:
+                wire.append(None if one is None else encode(one))
+            except (TypeError, ValueError, OverflowError, AssertionError) as error:
+                raise Invalid(f"column {name!r} of {self.what}: {error}") from error
+        return self._bytes(wire)
+
+    def decode(self, data: bytes) -> tuple[Any, ...]:
+        """Return the key that :meth:`encode` was given, with the Python types that PySpark's state API returns.
+
+        Raises:
+            CorruptData: Not bytes of a key of this schema.
+        """
+        try:
+            if self._kind == "text":
+                wire: list[Any] = [None if data == _NULL_TEXT else data.decode()]
+            elif self._kind == "whole":
+                wire = [_I64.unpack(data)[0] if data else None]
+                if isinstance(self.schema.fields[0].dataType, BooleanType) and data:
+                    wire = [bool(wire[0])]
+            elif self._kind == "empty":
+                wire = []
+            else:
+                wire = msgpack.unpackb(data, use_list=True, strict_map_key=False)
+            return tuple(
+                [one if d is None or one is None else d(one) for one, d in zip(wire, self._decoders, strict=True)]
+            )
+        except Exception as error:
+            raise CorruptData(
+                f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {error}"
+            ) from error
+
+    def encode_columns(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+        """Return the bytes of ``count`` keys given as Arrow columns; equal to :meth:`encode` of each."""
+        if self._kind == "empty":
+            return [b""] * count
+        if self._kind == "text":
+            found = columns[0].cast(pa.large_binary()).to_pylist()
+            if columns[0].null_count:
+                return [_NULL_TEXT if one is None else one for one in found]
+            return list(found)
+        if self._kind == "whole":
+            return self._whole(columns[0])
+        wire = [
+            _wire_list(column, field.dataType, encode)
+            for column, field, encode in zip(columns, self.schema.fields, self._encoders, strict=True)
+        ]
+        return list(map(self._pack, zip(*wire, strict=True)))
+
+    def encode_array(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
+        """Return the bytes of ``count`` keys given as Arrow columns as a binary array; see :meth:`encode_columns`.
+
+        Nothing runs per key in Python but for arrays, maps and structs.
+        """
+        if self._kind == "text":
+            return columns[0].cast(pa.binary()).fill_null(_NULL_TEXT)
+        if self._kind == "whole":
+            found = rows_of(to_int64(columns[0]).astype("<i8"))
+            return found if not columns[0].null_count else pc.if_else(columns[0].is_valid(), found, b"")
+        types = [field.dataType for field in self.schema.fields]
+        if self._kind == "packed" and all(map(is_columnar, types)):
+            return pack_columns(list(map(_canonical_column, columns)), types, count)
+        return pa.array(self.encode_columns(columns, count), pa.binary())
+
+    def starts(self, columns: Sequence[pa.Array], count: int) -> list[int]:
+        """Return the row numbers at which a new key begins in ``count`` rows sorted by key; the first is 0."""
+        if count == 0:
+            return []
+        if not columns or count == 1:
+            return [0]
+        differs = np.zeros(count - 1, dtype=bool)
+        for column, field in zip(columns, self.schema.fields, strict=True):
+            if isinstance(field.dataType, (StructType, ArrayType, MapType)) or not _comparable(column.type):
+                encoded = KeyCodec(StructType([field]), self.what).encode_columns([column], count)
+                differs |= np.fromiter(map(bytes.__ne__, encoded[1:], encoded), dtype=bool, count=count - 1)
+            else:
+                differs |= _changes(column)
+        return [0, *(np.flatnonzero(differs) + 1).tolist()]
+
+    def _bytes(self, wire: list[Any]) -> bytes:
+        if self._kind == "text":
+            return _NULL_TEXT if wire[0] is None else wire[0].encode()
+        if self._kind == "whole":
+            return b"" if wire[0] is None else _I64.pack(wire[0])
+        return self._pack(wire) if wire else b""
+
+    @staticmethod
+    def _whole(column: pa.Array) -> list[bytes]:
+        numbers = _as_int64(column)
+        found: list[bytes] = numbers.fill_null(0).to_numpy(zero_copy_only=False).astype("<i8").view("V8").tolist()
+        if column.null_count:
+            return [one if valid else b"" for one, valid in zip(found, column.is_valid().to_pylist(), strict=True)]
+        return found
+
+
+def _as_int64(column: pa.Array) -> pa.Array:
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        if kind.unit != "us":
+            column = column.cast(pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us"))
+        return column.view(pa.int64())
+    if pa.types.is_date32(kind):
+        return column.view(pa.int32()).cast(pa.int64())
+    return column.cast(pa.int64())
+
+
+def _canonical_column(column: pa.Array) -> pa.Array:
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, column.type), pc.add(column, pa.scalar(0.0, column.type)))
+
+
+def _wire_list(column: pa.Array, data_type: DataType, encode: Convert) -> list[Any]:
+    if isinstance(data_type, (DateType, *_VIA_INT64)):
+        return list(_as_int64(column).to_pylist())
+    if isinstance(data_type, (ByteType, ShortType, IntegerType, LongType, BooleanType, *_TEXT)):
+        return list(column.to_pylist())
+    return [None if one is None else encode(one) for one in column.to_pylist()]
+
+
+def _comparable(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_interval(kind))
+
+
+def _changes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    after, before = column.slice(1), column.slice(0, len(column) - 1)
+    differs = pc.not_equal(after, before)
+    if pa.types.is_floating(column.type):
+        differs = pc.and_not(differs, pc.and_(pc.is_nan(after), pc.is_nan(before)))
+    if column.null_count:
+        null_after, null_before = pc.is_null(after), pc.is_null(before)
+        differs = pc.if_else(pc.or_(null_after, null_before), pc.xor(null_after, null_before), differs)
+    found: np.ndarray[Any, np.dtype[np.bool_]] = differs.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _encoder(encode: Convert, canonical: Convert | None) -> Convert:
+    return encode if canonical is None else lambda value: canonical(encode(value))
+
+
+def _canonical(data_type: DataType) -> Convert | None:
+    """What has to be done to a wire value so that equal values have equal bytes; None for nothing."""
+    if isinstance(data_type, (DoubleType, FloatType)):
+        return lambda number: _NAN if math.isnan(number) else number + 0.0
+    if isinstance(data_type, ArrayType):
+        element = _canonical(data_type.elementType)
+        return None if element is None else lambda wire: [None if one is None else element(one) for one in wire]
+    if isinstance(data_type, MapType):
+        key, value = _canonical(data_type.keyType), _canonical(data_type.valueType)
+        pack = msgpack.Packer(use_bin_type=True).pack
+
+        def sort(wire: list[list[Any]]) -> list[list[Any]]:
+            pairs = [[key(k) if key else k, value(v) if value is not None and v is not None else v] for k, v in wire]
+            return sorted(pairs, key=lambda pair: pack(pair[0]))
+
+        return sort
+    if isinstance(data_type, StructType):
+        inner = [_canonical(f.dataType) for f in data_type.fields]
+        if not any(inner):
+            return None
+        return lambda wire: [one if c is None or one is None else c(one) for one, c in zip(wire, inner, strict=True)]
+    return None
+
+
+def _refuse_collation(data_type: DataType, where: str) -> None:
+    collation = getattr(data_type, "collation", "UTF8_BINARY")
+    if isinstance(data_type, StringType) and collation != "UTF8_BINARY":
+        raise Invalid(f"{where} is a string collated by {collation}: group by a plain string (lower(...), say) instead")
+    for inner in ("elementType", "keyType", "valueType"):
+        if hasattr(data_type, inner):
+            _refuse_collation(getattr(data_type, inner), where)
+    if isinstance(data_type, StructType):
+        for field in data_type.fields:
+            _refuse_collation(field.dataType, where)
+    if isinstance(data_type, DecimalType) and data_type.precision > 38:
+        raise Invalid(f"{where} has a decimal of more than 38 digits")

@@ -1,0 +1,181 @@
+"""One Arrow batch of sorted rows, cut into its grouping keys: what is done once for a batch and not for each key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.state.frame_reader import frame_of, key_values
+from dstl.state.key_codec import KeyCodec
+from dstl.state.row_reader import python_values, rows_of
+
+__all__ = ["INITIAL_STATE_COLUMN", "KEY_GROUP_COLUMN", "BatchReader", "KeyedBatch", "Style"]
+
+KEY_GROUP_COLUMN = "__dstl_key_group"
+INITIAL_STATE_COLUMN = "__dstl_initial_state"
+"""A struct column, not null in the rows that carry initial state; within a key those rows come first."""
+
+Style = Literal["row", "pandas"]
+
+_MOST_ROWS = 32_768
+
+
+class _Slices(Protocol):
+    def __call__(self, start: int, stop: int) -> Any: ...
+
+
+class KeyedBatch:
+    """The keys of one batch, in the order of its rows, and the rows of each.
+
+    Attributes:
+        keys: Bytes of each key.
+        key_groups: Group of each key.
+        tuples: Each key as the processor gets it.
+        starts: Position of the first input row of each key.
+        stops: Position after its last.
+        slices: Returns the input of ``[start, stop)``: an iterator of rows, or of one data frame.
+        initial: For each key, what ``handleInitialState`` is called with; None in a batch without initial state.
+    """
+
+    __slots__ = ("initial", "key_groups", "keys", "slices", "starts", "stops", "tuples")
+
+    def __init__(
+        self,
+        keys: list[bytes],
+        key_groups: list[int],
+        tuples: list[tuple[Any, ...]],
+        starts: list[int],
+        stops: list[int],
+        slices: _Slices,
+        initial: list[list[Any]] | None,
+    ) -> None:
+        self.keys = keys
+        self.key_groups = key_groups
+        self.tuples = tuples
+        self.starts = starts
+        self.stops = stops
+        self.slices = slices
+        self.initial = initial
+
+
+class BatchReader:
+    """Cuts the batches of one task.
+
+    Args:
+        keys: Codec of the grouping columns.
+        schema: The input's columns, helper columns left out.
+        style: What the processor takes: rows or data frames.
+        event_time_column: In event time: rows at or before the watermark are dropped, as Spark drops them.
+        watermark_ms: The watermark, milliseconds since 1970.
+
+    Attributes:
+        max_event_time_ms: Latest event time seen, late rows included; None before the first.
+        late_rows: How many rows were dropped.
+    """
+
+    def __init__(
+        self, keys: KeyCodec, schema: StructType, style: Style, event_time_column: str | None, watermark_ms: int
+    ) -> None:
+        self._keys = keys
+        self._schema = schema
+        self._names = tuple(schema.names)
+        self._style = style
+        self._event_time = event_time_column
+        self._watermark_us = watermark_ms * 1000
+        self.max_event_time_ms: int | None = None
+        self.late_rows = 0
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[KeyedBatch]:
+        """Cut batches lazily; empty ones are skipped and very large ones taken in slices."""
+        for whole in batches:
+            batch = self._without_late(whole)
+            for offset in range(0, batch.num_rows, _MOST_ROWS):
+                yield self._cut(batch.slice(offset, _MOST_ROWS))
+
+    def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self._event_time is None or not batch.num_rows:
+            return batch
+        times = self._column(batch, self._event_time)
+        if pa.types.is_struct(times.type):
+            times = times.field("end")  # a window column is as late as its end
+        if not pa.types.is_timestamp(times.type):
+            raise Invalid(f"event time column {self._event_time!r} is {times.type}, not a timestamp")
+        micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
+        latest = pc.max(micros).as_py()
+        if latest is None:
+            return batch
+        latest_ms = latest // 1000
+        if self.max_event_time_ms is None or latest_ms > self.max_event_time_ms:
+            self.max_event_time_ms = latest_ms
+        late = pc.fill_null(pc.less_equal(micros, self._watermark_us), False)
+        if INITIAL_STATE_COLUMN in batch.schema.names:
+            late = pc.and_(late, pc.is_null(batch.column(INITIAL_STATE_COLUMN)))
+        dropped = pc.sum(late).as_py()
+        if not dropped:
+            return batch
+        self.late_rows += dropped
+        return batch.filter(pc.invert(late))
+
+    def _cut(self, batch: pa.RecordBatch) -> KeyedBatch:
+        count = batch.num_rows
+        key_columns = [self._column(batch, name) for name in self._keys.names]
+        starts = self._keys.starts(key_columns, count)
+        first = pa.array(starts)
+        taken = [column.take(first) for column in key_columns]
+        keys = self._keys.encode_columns(taken, len(starts))
+        key_groups = self._column(batch, KEY_GROUP_COLUMN).take(first).to_pylist()
+        if self._style == "pandas":
+            types = [field.dataType for field in self._keys.schema.fields]
+            values = [key_values(column, kind) for column, kind in zip(taken, types, strict=True)]
+        else:
+            values = [python_values(column) for column in taken]
+        tuples: list[tuple[Any, ...]] = list(zip(*values, strict=True)) if values else [()] * len(starts)
+        stops = [*starts[1:], count]
+        initial = None
+        if INITIAL_STATE_COLUMN in batch.schema.names:
+            starts, initial = self._initial(batch.column(INITIAL_STATE_COLUMN), starts, stops)
+        columns = [self._column(batch, name) for name in self._names]
+        return KeyedBatch(keys, key_groups, tuples, starts, stops, self._slices(columns, count), initial)
+
+    def _slices(self, columns: Sequence[pa.Array], count: int) -> _Slices:
+        if self._style == "pandas":
+            frame = frame_of(self._schema, columns, count)
+            return lambda start, stop: iter((frame(start, stop),)) if stop > start else iter(())
+        rows = rows_of(self._names, [python_values(column) for column in columns])
+        return lambda start, stop: iter(rows[start:stop])
+
+    def _initial(
+        self, column: pa.StructArray, starts: list[int], stops: list[int]
+    ) -> tuple[list[int], list[list[Any]] | None]:
+        carries = column.is_valid().to_numpy(zero_copy_only=False)
+        if not carries.any():
+            return starts, None
+        before = np.concatenate(([0], np.cumsum(carries))).tolist()
+        only = column.filter(pa.array(carries))
+        parts = only.flatten()
+        names = tuple(only.type.field(i).name for i in range(only.type.num_fields))
+        initial: list[list[Any]] = []
+        if self._style == "pandas":
+            from pyspark.sql.pandas.types import from_arrow_schema
+
+            frame = frame_of(from_arrow_schema(pa.schema(list(only.type))), parts, len(only))
+            for start, stop in zip(starts, stops, strict=True):
+                a, b = before[start], before[stop]
+                initial.append([frame(a, b)] if b > a else [])
+        else:
+            rows = rows_of(names, [python_values(part) for part in parts])
+            initial.extend(rows[before[a] : before[b]] for a, b in zip(starts, stops, strict=True))
+        return [s + before[e] - before[s] for s, e in zip(starts, stops, strict=True)], initial
+
+    @staticmethod
+    def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
+        position = batch.schema.get_field_index(name)
+        if position < 0:
+            raise Invalid(f"the input has no column {name!r} (or two); it has {', '.join(batch.schema.names)}")
+        return batch.column(position)

@@ -1,0 +1,95 @@
+"""``ListState``: a list of tuples for each grouping key. Appending reads nothing.
+
+An element is an entry whose user key is ``u64 sequence of the batch | u32 number within the task``, big-endian: the
+order of the bytes is the order of the appends and a new element never needs the length of the list.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql.streaming import stateful_processor
+
+from dstl.errors import Invalid
+from dstl.state.descriptor import StateDescriptor
+from dstl.state.entry_state import EntryState
+from dstl.state.key_window import KeyWindow
+from dstl.state.overlay import Overlay
+from dstl.state.source import StateSource
+from dstl.state.ttl import TimeToLive
+from dstl.state.value_codec import ValueCodec
+
+__all__ = ["ListState"]
+
+_ELEMENT = struct.Struct(">QI")
+
+
+class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
+    """What ``handle.getListState`` returns: PySpark's ``ListState`` over DSTL."""
+
+    def __init__(
+        self,
+        descriptor: StateDescriptor,
+        codec: ValueCodec,
+        window: KeyWindow,
+        ttl: TimeToLive,
+        source: StateSource,
+        overlay: Overlay,
+        sequence: int,
+    ) -> None:
+        EntryState.__init__(self, descriptor, window, ttl, source, overlay)
+        self._encode = codec.encode
+        self._decode = codec.decode
+        self._sequence = sequence
+        self._appended = 0
+
+    def exists(self) -> bool:
+        """Return True where the current key's list has an element."""
+        return self._any()
+
+    def get(self) -> Iterator[tuple[Any, ...]]:
+        """Iterate over the current key's list as it is now."""
+        decode = self._decode
+        return (decode(value) for _, value in self._items())
+
+    def put(self, newState: Sequence[tuple[Any, ...]]) -> None:
+        """Replace the current key's list; an empty one clears it.
+
+        Raises:
+            Invalid: An element is not a tuple of the state's schema; nothing was changed.
+        """
+        encoded = self._encoded(newState)
+        self._clear()
+        self._append(encoded)
+
+    def appendValue(self, newState: tuple[Any, ...]) -> None:
+        """Append one element.
+
+        Raises:
+            Invalid: Not a tuple of the state's schema.
+        """
+        self._append([self._encode(newState)])
+
+    def appendList(self, newState: Sequence[tuple[Any, ...]]) -> None:
+        """Append elements in their order.
+
+        Raises:
+            Invalid: An element is not a tuple of the state's schema; nothing was appended.
+        """
+        self._append(self._encoded(newState))
+
+    def clear(self) -> None:
+        """Remove the current key's list."""
+        self._clear()
+
+    def _encoded(self, elements: Any) -> list[bytes]:
+        if isinstance(elements, (str, bytes, dict)) or not hasattr(elements, "__iter__"):
+            raise Invalid(f"state {self.descriptor.name!r} takes a list of tuples, not {type(elements).__name__}")
+        return [self._encode(element) for element in elements]
+
+    def _append(self, encoded: list[bytes]) -> None:
+        for value in encoded:
+            self._put(_ELEMENT.pack(self._sequence, self._appended), value)
+            self._appended += 1

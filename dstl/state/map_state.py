@@ -1,0 +1,90 @@
+"""``MapState``: a map of tuples to tuples for each grouping key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.streaming import stateful_processor
+from pyspark.sql.types import Row
+
+from dstl.state.descriptor import StateDescriptor
+from dstl.state.entry_state import EntryState
+from dstl.state.key_codec import KeyCodec
+from dstl.state.key_window import KeyWindow
+from dstl.state.overlay import Overlay
+from dstl.state.row_reader import row_class
+from dstl.state.source import StateSource
+from dstl.state.ttl import TimeToLive
+from dstl.state.value_codec import ValueCodec
+
+__all__ = ["MapState"]
+
+
+class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
+    """What ``handle.getMapState`` returns: PySpark's ``MapState`` over DSTL. Iteration is in user-key byte order."""
+
+    def __init__(
+        self,
+        descriptor: StateDescriptor,
+        codec: ValueCodec,
+        window: KeyWindow,
+        ttl: TimeToLive,
+        source: StateSource,
+        overlay: Overlay,
+        user_keys: KeyCodec,
+    ) -> None:
+        EntryState.__init__(self, descriptor, window, ttl, source, overlay)
+        self._encode = codec.encode
+        self._decode = codec.decode
+        self._encode_key = user_keys.encode
+        self._decode_key = user_keys.decode
+        self._row = row_class(tuple(codec.schema.names))
+
+    def exists(self) -> bool:
+        """Return True where the current key's map has an entry."""
+        return self._any()
+
+    def getValue(self, key: tuple[Any, ...]) -> Row | None:
+        """Return the value of a user key (a ``Row``, as PySpark does), or None.
+
+        Raises:
+            Invalid: Not a tuple of the user key's schema.
+        """
+        found = self._find(self._encode_key(key))
+        return None if found is None else tuple.__new__(self._row, self._decode(found))
+
+    def containsKey(self, key: tuple[Any, ...]) -> bool:
+        """Return True where the map has this user key."""
+        return self._find(self._encode_key(key)) is not None
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        """Set the value of a user key.
+
+        Raises:
+            Invalid: Not tuples of the state's schemas; names the state and the field.
+        """
+        self._put(self._encode_key(key), self._encode(value))
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        """Iterate over (user key, value) as the map is now."""
+        decode_key, decode = self._decode_key, self._decode
+        return ((decode_key(user_key), decode(value)) for user_key, value in self._items())
+
+    def keys(self) -> Iterator[tuple[Any, ...]]:
+        """Iterate over the user keys as the map is now."""
+        decode_key = self._decode_key
+        return (decode_key(user_key) for user_key, _ in self._items())
+
+    def values(self) -> Iterator[tuple[Any, ...]]:
+        """Iterate over the values as the map is now."""
+        decode = self._decode
+        return (decode(value) for _, value in self._items())
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        """Remove a user key; nothing happens where it is not there."""
+        self._put(self._encode_key(key), None)
+
+    def clear(self) -> None:
+        """Remove the current key's map."""
+        self._clear()

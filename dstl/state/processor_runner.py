@@ -1,0 +1,370 @@
+"""Runs a PySpark ``StatefulProcessor``, unchanged, over the sorted batches of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.types import StructType
+
+from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.state.collector import patient_collector
+from dstl.state.frame_writer import FrameWriter
+from dstl.state.handle import ProcessorHandle, TaskContext, TimeMode
+from dstl.state.key_codec import KeyCodec
+from dstl.state.keyed_batch import BatchReader, KeyedBatch, Style
+from dstl.state.memory_source import MemoryStateSource
+from dstl.state.overlay import Overlay
+from dstl.state.registry import StateRegistry
+from dstl.state.row_reader import row_class
+from dstl.state.row_writer import RowWriter
+from dstl.state.source import StateSource, Timer
+from dstl.state.timers import expiry_ms
+from dstl.state.user_code import user_code_error
+
+__all__ = ["ProcessorRunner", "TaskInput", "discover_states"]
+
+_MOST_FRAMES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInput:
+    """What one run of one task is given beside its rows.
+
+    Attributes:
+        source: Prior state: the parent checkpoint.
+        send: Takes each part of the change set, in order, as a batch of ``CHANGE_SCHEMA``. When the run's last output
+            has been taken, everything has been sent.
+        sequence: Grows from batch to batch over the job's whole life, restarts and savepoints included, and is the
+            same when a batch runs again: the checkpoint's number.
+        key_groups: The partition's key groups, for expired timers.
+        processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
+        watermark_ms: Event-time watermark, 0 before there is one: timers up to it are due.
+        source_shows_sent: Reads of ``source`` show what this run has sent; what was sent is then not kept in the
+            worker's memory.
+        late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
+    """
+
+    source: StateSource
+    send: Callable[[pa.RecordBatch], None]
+    sequence: int
+    key_groups: Sequence[int] = ()
+    processing_time_ms: int = -1
+    watermark_ms: int = 0
+    source_shows_sent: bool = False
+    late_watermark_ms: int | None = None
+
+
+def discover_states(processor: Any, registry: StateRegistry, time_mode: str, operator: str) -> StateRegistry:
+    """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.
+
+    Call it on a copy of the user's processor, when the query is defined.
+
+    Args:
+        processor: The copy.
+        registry: What the checkpoint knows; empty for a new job. It takes the declarations.
+        time_mode: PySpark's name of it.
+        operator: For messages.
+
+    Returns:
+        The registry, to be stored with checkpoints and given to the tasks (``settled=True``).
+
+    Raises:
+        Invalid: A schema that cannot follow the stored one, and the other errors of the handle.
+        UserCodeError: ``init`` or ``close`` raised.
+    """
+    context = TaskContext(
+        MemoryStateSource(),
+        Overlay(),
+        sequence=0,
+        processing_time_ms=0,
+        max_value_bytes=MAX_CHANGE_BYTES,
+    )
+    handle = ProcessorHandle(registry, TimeMode.parse(time_mode), context)
+    try:
+        processor.init(handle)
+        processor.close()
+    except Exception as error:
+        raise user_code_error(error, processor, operator, None) from error
+    return registry
+
+
+class ProcessorRunner:
+    """One operator's processor in one task.
+
+    Args:
+        processor: A ``pyspark.sql.streaming.stateful_processor.StatefulProcessor``, used for one run.
+        operator: Name of the operator, for messages.
+        key_schema: The grouping columns, which are columns of the input too.
+        input_schema: All columns of the input but the helper columns.
+        output_schema: What the processor yields.
+        registry: The operator's states; takes what ``init`` declares.
+        style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
+        time_mode: PySpark's name of it, in any case.
+        event_time_column: In event time: late rows of this column are dropped and its maximum is observed.
+        timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
+        max_value_bytes: No encoded state value is longer.
+        part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
+            that start earlier; larger: fewer messages.
+        output_rows: Rows of one output batch, about.
+
+    Raises:
+        Invalid: A type that cannot be a key, an unknown time mode, an output type that Arrow cannot carry.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        operator: str,
+        key_schema: StructType,
+        input_schema: StructType,
+        output_schema: StructType,
+        registry: StateRegistry,
+        style: Style = "row",
+        time_mode: str = "none",
+        event_time_column: str | None = None,
+        timezone: str = "UTC",
+        max_value_bytes: int = MAX_CHANGE_BYTES - (1 << 16),
+        part_bytes: int = 8 << 20,
+        output_rows: int = 10_000,
+    ) -> None:
+        self.registry = registry
+        self._processor = processor
+        self._operator = operator
+        self._keys = KeyCodec(key_schema)
+        self._input_schema = input_schema
+        self._style: Style = style
+        self._mode = TimeMode.parse(time_mode)
+        self._event_time = event_time_column if self._mode is TimeMode.EVENT_TIME else None
+        self._max_value_bytes = max_value_bytes
+        self._part_bytes = part_bytes
+        self._writer: RowWriter | FrameWriter
+        if style == "pandas":
+            self._writer = FrameWriter(output_schema, operator, timezone)
+            self._most_outputs = _MOST_FRAMES
+        else:
+            self._writer = RowWriter(output_schema, operator)
+            self._most_outputs = output_rows
+        self._reader: BatchReader | None = None
+        self._key: Any = None
+        self._ours: BaseException | None = None
+
+    @property
+    def max_event_time_ms(self) -> int | None:
+        """Latest event time of the input so far, milliseconds since 1970; None without one."""
+        return self._reader.max_event_time_ms if self._reader else None
+
+    @property
+    def late_rows(self) -> int:
+        """Rows dropped because they were at or before the watermark."""
+        return self._reader.late_rows if self._reader else 0
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
+        """Process one batch of one partition.
+
+        Args:
+            batches: Its rows, sorted by the grouping columns, with the key group column.
+            task: Prior state and where changes go.
+
+        Yields:
+            Batches of the output schema.
+
+        Raises:
+            UserCodeError: The processor raised; nothing more is sent, and what was sent must be dropped.
+            DstlError: Prior state cannot be read, or changes not sent.
+        """
+        with patient_collector():
+            for outputs in self._outputs(batches, task):
+                yield from self._writer.batches(outputs)
+
+    def _outputs(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[list[Any]]:
+        self._overlay = Overlay(keep_sent=not task.source_shows_sent)
+        context = TaskContext(
+            task.source,
+            self._overlay,
+            sequence=task.sequence,
+            processing_time_ms=task.processing_time_ms,
+            max_value_bytes=self._max_value_bytes,
+        )
+        self._task = task
+        self._handle = handle = ProcessorHandle(self.registry, self._mode, context)
+        late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
+        self._reader = BatchReader(self._keys, self._input_schema, self._style, self._event_time, late_ms)
+        self._input = self._reader.read(batches)
+        self._peeked: KeyedBatch | None = None
+        timed = self._mode is not TimeMode.NONE
+        self._times = TimerValues(task.processing_time_ms, task.watermark_ms) if timed else TimerValues(-1, -1)
+        try:
+            self._processor.init(handle)
+            handle.end_init()
+            yield from self._input_phase()
+            if timed:
+                yield from self._timer_phase(handle)
+            self._key = None
+            handle.close_window()
+            self._processor.close()
+        except Exception as error:
+            if error is self._ours:
+                raise
+            raised = user_code_error(error, self._processor, self._operator, self._key)
+            if raised is error:
+                raise
+            raise raised from error
+        self._drain()
+
+    # The input phase
+
+    def _input_phase(self) -> Iterator[list[Any]]:
+        batch = self._peek()
+        most = self._most_outputs
+        handle_rows, window, times = self._processor.handleInputRows, self._handle.window, self._times
+        outputs: list[Any] = []
+        while batch is not None:
+            self._adopt(batch)
+            first = 0
+            while True:
+                # This loop is what a key costs: no more than it must.
+                last = len(batch.keys) - 1
+                if batch.initial is None:
+                    tuples, starts, stops, slices = batch.tuples, batch.starts, batch.stops, batch.slices
+                    for at in range(first, last):
+                        window.index = at
+                        self._key = key = tuples[at]
+                        results = iter(handle_rows(key, slices(starts[at], stops[at]), times))
+                        outputs += islice(results, most)
+                        while len(outputs) >= most:
+                            yield outputs
+                            outputs = list(islice(results, most))
+                else:
+                    for at in range(first, last):
+                        yield from self._whole_key(batch, at, outputs)
+                        outputs = self._rest
+                # The last key may go on in the next batches.
+                yield from self._whole_key(batch, last, outputs, spans=True)
+                outputs = self._rest
+                if self._current is batch or len(self._current.keys) == 1:
+                    break
+                batch, first = self._current, 1
+            batch = self._peek()
+        if outputs:
+            yield outputs
+
+    def _whole_key(self, batch: KeyedBatch, at: int, outputs: list[Any], *, spans: bool = False) -> Iterator[list[Any]]:
+        """Process one key the general way: with initial state, or over several batches. The rest is ``self._rest``."""
+        self._handle.window.index = at
+        self._key = key = batch.tuples[at]
+        portion: tuple[KeyedBatch, int] | None = (batch, at)
+        while portion is not None:
+            of, position = portion
+            for state in of.initial[position] if of.initial else ():
+                self._processor.handleInitialState(key, state, self._times)
+            if of.starts[position] < of.stops[position]:
+                break
+            portion = self._continued() if spans else None
+        if portion is not None:
+            rows = self._spanning(*portion) if spans else batch.slices(batch.starts[at], batch.stops[at])
+            results = iter(self._processor.handleInputRows(key, rows, self._times))
+            while True:
+                outputs += islice(results, self._most_outputs)
+                if len(outputs) < self._most_outputs:
+                    break
+                yield outputs
+                outputs = []
+            if spans:
+                while self._continued() is not None:
+                    pass  # rows that the processor did not take
+        self._rest = outputs
+
+    def _spanning(self, batch: KeyedBatch, at: int) -> Iterator[Any]:
+        portion: tuple[KeyedBatch, int] | None = (batch, at)
+        while portion is not None:
+            of, position = portion
+            yield from of.slices(of.starts[position], of.stops[position])
+            portion = self._continued()
+
+    def _continued(self) -> tuple[KeyedBatch, int] | None:
+        """Take the next batch in hand if it goes on with the current key and the current batch is at its end."""
+        if self._handle.window.index != len(self._current.keys) - 1:
+            return None
+        following = self._peek()
+        if following is None or following.keys[0] != self._current.keys[-1]:
+            return None
+        self._adopt(following)
+        self._handle.window.index = 0
+        return following, 0
+
+    def _peek(self) -> KeyedBatch | None:
+        if self._peeked is None:
+            try:
+                self._peeked = next(self._input, None)
+            except Exception as error:
+                self._ours = error
+                raise
+        return self._peeked
+
+    def _adopt(self, batch: KeyedBatch) -> None:
+        self._peeked = None
+        self._current = batch
+        self._open(batch.keys, batch.key_groups)
+
+    def _open(self, keys: list[bytes], key_groups: list[int]) -> None:
+        """Take other keys in hand; what was written for those before may be sent."""
+        try:
+            self._handle.close_window()
+            if self._overlay.nbytes >= self._part_bytes:
+                self._drain()
+            self._handle.open_window(keys, key_groups)
+        except Exception as error:
+            self._ours = error
+            raise
+
+    # The timer phase
+
+    def _timer_phase(self, handle: ProcessorHandle) -> Iterator[list[Any]]:
+        handle.close_window()
+        timers = handle.timers
+        assert timers is not None
+        of_event_time = self._mode is TimeMode.EVENT_TIME
+        until = self._task.watermark_ms if of_event_time else self._task.processing_time_ms
+        make_key = row_class(tuple(self._keys.names))
+        handle.window.forward = False
+        outputs: list[Any] = []
+        for page in timers.due(until, self._task.key_groups, at_once=self._task.source_shows_sent):
+            positions = self._take_page(page)
+            keys = [tuple.__new__(make_key, self._keys.decode(key)) for key in positions]
+            for _, key, user_key in page:
+                handle.window.index = at = positions[key]
+                self._key = keys[at]
+                expiry = expiry_ms(user_key)
+                results = iter(
+                    self._processor.handleExpiredTimer(
+                        key=keys[at], timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(expiry)
+                    )
+                )
+                while True:
+                    outputs += islice(results, self._most_outputs)
+                    if len(outputs) < self._most_outputs:
+                        break
+                    yield outputs
+                    outputs = []
+                timers.delete(expiry)
+        if outputs:
+            yield outputs
+
+    def _take_page(self, page: list[Timer]) -> dict[bytes, int]:
+        key_groups = {key: key_group for key_group, key, _ in page}
+        self._open(list(key_groups), list(key_groups.values()))
+        return {key: i for i, key in enumerate(key_groups)}
+
+    def _drain(self) -> None:
+        try:
+            for part in self._overlay.drain():
+                self._task.send(part)
+        except Exception as error:
+            self._ours = error
+            raise

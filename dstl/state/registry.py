@@ -1,0 +1,183 @@
+"""The states of one operator: who is called what, and which number it has for ever."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from pyspark.sql.types import StructType
+
+from dstl.errors import CorruptData, Invalid
+from dstl.state.descriptor import StateDescriptor, StateKind, evolve
+
+__all__ = ["TIMERS", "StateRegistry"]
+
+TIMERS = "$timers"
+"""Name of the timers' state; a processor's own names may not begin with ``$``."""
+
+_MAX_STATES = 1 << 16
+_FORMAT = 1
+
+
+class StateRegistry:
+    """Knows the states of one operator and gives new ones their numbers.
+
+    Invariants:
+        1. A number is given once: neither a removed state's nor a renamed one's comes back.
+        2. The same stored registry and the same declarations in the same order give the same numbers, in every task.
+
+    Args:
+        key_schema: The grouping columns.
+        known: What the checkpoint has.
+        next_id: The first number that was never given.
+        removed: Numbers of states that were deleted; whoever owns the tables drops what they hold.
+        settled: The driver has resolved all declarations already: a state that it did not find is an error, and a
+            deletion was done by it.
+    """
+
+    def __init__(
+        self,
+        key_schema: StructType,
+        known: Iterable[StateDescriptor] = (),
+        *,
+        next_id: int = 0,
+        removed: Iterable[int] = (),
+        settled: bool = False,
+    ) -> None:
+        self.key_schema = key_schema
+        self._states: dict[str, StateDescriptor] = {d.name: d for d in known}
+        self._declared: dict[str, StateDescriptor] = {}
+        self._next_id = max([next_id, *(d.state_id + 1 for d in self._states.values())])
+        self.removed: set[int] = set(removed)
+        self.settled = settled
+
+    @property
+    def descriptors(self) -> tuple[StateDescriptor, ...]:
+        """Every state that a checkpoint must remember, declared in this run or not, by number."""
+        return tuple(sorted(self._states.values(), key=lambda d: d.state_id))
+
+    @property
+    def declared(self) -> tuple[StateDescriptor, ...]:
+        """The states that this run's processor has declared, in the order of declaration."""
+        return tuple(self._declared.values())
+
+    def declare(
+        self, name: str, kind: StateKind, schema: StructType, user_key: StructType | None = None, ttl_ms: int = 0
+    ) -> StateDescriptor:
+        """Return the descriptor of a state, new or known; declaring the same twice returns the same.
+
+        Raises:
+            Invalid: The schema cannot follow the stored one, the name is taken by another kind of state, or the
+                driver has not seen this state when the query was defined.
+        """
+        self._check_schema(name, schema)
+        wanted = StateDescriptor(
+            name, kind, 0, (schema.json(),), user_key.json() if user_key is not None else "", ttl_ms
+        )
+        known = self._states.get(name)
+        if known is None:
+            if self.settled:
+                raise Invalid(
+                    f"state {name!r} was not declared when the query was defined: declare every state in init(), always"
+                )
+            if self._next_id >= _MAX_STATES:
+                raise Invalid(f"state {name!r} would be the {_MAX_STATES}th of its operator, the most there can be")
+            found = StateDescriptor(name, kind, self._next_id, wanted.schemas, wanted.user_key_schema, wanted.ttl_ms)
+            self._next_id += 1
+        else:
+            found = evolve(known, wanted)
+            if self.settled and found.schemas != known.schemas:
+                raise Invalid(f"state {name!r} has another schema than when the query was defined")
+        before = self._declared.get(name)
+        if before is not None and before != found:
+            raise Invalid(f"state {name!r} is declared twice, differently")
+        self._states[name] = self._declared[name] = found
+        return found
+
+    def remove(self, name: str) -> None:
+        """Forget a state and have its content dropped; nothing happens where there is none.
+
+        Raises:
+            Invalid: The processor has declared this state before deleting it.
+        """
+        if name in self._declared:
+            raise Invalid(f"state {name!r} is declared and deleted in the same init(): call deleteIfExists first")
+        if not self.settled and name in self._states:
+            self.removed.add(self._states.pop(name).state_id)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint, a socket or a task's closure."""
+        return {
+            "format": _FORMAT,
+            "key": self.key_schema.json(),
+            "next_id": self._next_id,
+            "removed": sorted(self.removed),
+            "states": [d.to_wire() for d in self.descriptors],
+        }
+
+    @staticmethod
+    def from_wire(data: dict[str, Any], *, settled: bool = False) -> StateRegistry:
+        """Rebuild a registry; the inverse of :meth:`to_wire`, with nothing declared yet.
+
+        Raises:
+            CorruptData: Not a registry, or one of a newer version of DSTL.
+        """
+        try:
+            if data["format"] != _FORMAT:
+                raise ValueError(f"format {data['format']}")
+            return StateRegistry(
+                StructType.fromJson(json.loads(data["key"])),
+                [StateDescriptor.from_wire(one) for one in data["states"]],
+                next_id=int(data["next_id"]),
+                removed=[int(one) for one in data["removed"]],
+                settled=settled,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptData(f"not a state registry: {error!r}; was it written by a newer version of DSTL?") from error
+
+    def check_key(self, key_schema: StructType, operator: str) -> None:
+        """Check that an operator still groups by the types that its stored keys were made of.
+
+        Raises:
+            Invalid: It does not; names the operator and both keys.
+        """
+        stored = [f.dataType.simpleString() for f in self.key_schema.fields]
+        given = [f.dataType.simpleString() for f in key_schema.fields]
+        if stored != given:
+            raise Invalid(
+                f"operator {operator!r} groups by ({', '.join(given)}), but its checkpoint by ({', '.join(stored)}): "
+                "group as before, or give the operator another name"
+            )
+
+    def merge(self, reported: StateRegistry) -> StateRegistry:
+        """Return what both know, where two tasks have each declared what they saw.
+
+        Raises:
+            Invalid: They gave one number to two states, or one state two schemas: ``init()`` does not declare the
+                same states in the same order in every task.
+        """
+        removed = self.removed | reported.removed
+        states = {name: mine for name, mine in self._states.items() if mine.state_id not in removed}
+        for name, other in reported._states.items():
+            if other.state_id in removed:
+                continue
+            mine = states.setdefault(name, other)
+            if mine.state_id != other.state_id or mine.schemas != other.schemas:
+                raise Invalid(f"two tasks declared state {name!r} differently: init() must do the same in every task")
+        if len({d.state_id for d in states.values()}) != len(states):
+            raise Invalid("two tasks gave one number to two states: init() must declare the same states in every task")
+        return StateRegistry(
+            self.key_schema,
+            states.values(),
+            next_id=max(self._next_id, reported._next_id),
+            removed=removed,
+            settled=self.settled,
+        )
+
+    @staticmethod
+    def _check_schema(name: str, schema: StructType) -> None:
+        if not isinstance(name, str) or not name:
+            raise Invalid(f"a state's name is a string that is not empty, not {name!r}")
+        if len(set(schema.names)) != len(schema.names):
+            raise Invalid(f"state {name!r} has two columns of one name: {schema.simpleString()}")

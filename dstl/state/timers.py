@@ -1,0 +1,124 @@
+"""Timers: entries of a state of their own, whose user key is the expiry in eight bytes that sort as the time does.
+
+All timers of a partition that are due are found by one ordered scan over its key groups (``StateSource.scan_timers``).
+As in Spark, what fires in a batch is settled when input ends: a timer that a handler registers meanwhile waits for the
+next batch, and one that a handler deletes fires nevertheless.
+"""
+
+from __future__ import annotations
+
+import heapq
+import operator
+import struct
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from dstl.errors import Invalid
+from dstl.state.descriptor import StateDescriptor
+from dstl.state.entry_state import EntryState
+from dstl.state.key_window import KeyWindow
+from dstl.state.overlay import Overlay
+from dstl.state.source import StateSource, Timer
+from dstl.state.ttl import TimeToLive
+
+__all__ = ["Timers", "expiry_ms", "expiry_user_key"]
+
+_EXPIRY = struct.Struct(">Q")
+_OFFSET = 1 << 63
+_PAGE = 1024
+
+_Order = tuple[bytes, int, bytes]
+"""User key, key group, key: the order in which timers fire."""
+
+
+def expiry_user_key(expiry_ms: int) -> bytes:
+    """Return the user key of a timer; its bytes sort as the milliseconds do, negative ones included."""
+    return _EXPIRY.pack(expiry_ms + _OFFSET)
+
+
+def expiry_ms(user_key: bytes) -> int:
+    """Return the milliseconds that :func:`expiry_user_key` was given."""
+    found: int = _EXPIRY.unpack(user_key)[0]
+    return found - _OFFSET
+
+
+class Timers(EntryState):
+    """The timers of the grouping keys.
+
+    Args:
+        descriptor: What is stored under which number.
+        window: The keys in hand.
+        source: Prior state.
+        overlay: Own writes.
+    """
+
+    def __init__(
+        self,
+        descriptor: StateDescriptor,
+        window: KeyWindow,
+        source: StateSource,
+        overlay: Overlay,
+    ) -> None:
+        super().__init__(descriptor, window, TimeToLive(0, 0), source, overlay)
+
+    def register(self, at_ms: int) -> None:
+        """Register a timer of the current key; the same twice is one. A moment that has passed fires in this batch.
+
+        Raises:
+            Invalid: Not a whole number of milliseconds.
+        """
+        self._put(self._user_key(at_ms), b"")
+
+    def delete(self, at_ms: int) -> None:
+        """Delete a timer of the current key; nothing happens where there is none."""
+        self._put(self._user_key(at_ms), None)
+
+    def of_key(self) -> Iterator[int]:
+        """Iterate over the current key's timers as they are now, earliest first."""
+        return (expiry_ms(user_key) for user_key, _ in self._items())
+
+    def due(self, until_ms: int, key_groups: Sequence[int], *, at_once: bool) -> Iterator[list[Timer]]:
+        """Iterate over pages of the timers due at ``until_ms`` (included), earliest first, as they are at the call.
+
+        Args:
+            until_ms: Milliseconds since 1970.
+            key_groups: The partition's.
+            at_once: Read all of them before the first is returned: for a source that shows what is sent meanwhile.
+        """
+        until = expiry_user_key(until_ms)
+        added: list[_Order] = []
+        settled: set[_Order] = set()
+        for key_group, key in self._overlay.keys_with_entries(self._state):
+            for user_key, value in self._overlay.written_entries(self._state, key)[1].items():
+                if user_key <= until:
+                    settled.add((user_key, key_group, key))
+                    if value is not None:
+                        added.append((user_key, key_group, key))
+        stored: Iterator[_Order] = self._stored(until, key_groups, settled)
+        if at_once:
+            stored = iter(list(stored))
+        added.sort()
+        return _pages(heapq.merge(stored, added))
+
+    def _stored(self, until: bytes, key_groups: Sequence[int], settled: set[_Order]) -> Iterator[_Order]:
+        after: Timer | None = None
+        while True:
+            page = self._source.scan_timers(self._state, key_groups, until, after, _PAGE)
+            for key_group, key, user_key in page:
+                one = (user_key, key_group, key)
+                if one not in settled:
+                    yield one
+            if len(page) < _PAGE:
+                return
+            after = page[-1]
+
+    def _user_key(self, at_ms: int) -> bytes:
+        try:
+            return expiry_user_key(operator.index(at_ms))
+        except (TypeError, struct.error):
+            raise Invalid(f"a timer is a whole number of milliseconds since 1970, not {at_ms!r}") from None
+
+
+def _pages(timers: Iterator[_Order]) -> Iterator[list[Timer]]:
+    while page := [(key_group, key, user_key) for user_key, key_group, key in islice(timers, _PAGE)]:
+        yield page

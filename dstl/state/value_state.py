@@ -1,0 +1,113 @@
+"""``ValueState``: one tuple for each grouping key; and what all states of one value per key share."""
+
+from __future__ import annotations
+
+from itertools import compress
+from typing import Any
+
+from pyspark.sql.streaming import stateful_processor
+
+from dstl.errors import Invalid
+from dstl.state.descriptor import StateDescriptor
+from dstl.state.key_window import KeyWindow
+from dstl.state.overlay import Overlay
+from dstl.state.ttl import TimeToLive
+from dstl.state.value_codec import ValueCodec
+
+__all__ = ["PointState", "ValueState"]
+
+
+class PointState:
+    """One value per key. The window's values are slots in a list, so that a read is one index and no look-up.
+
+    Args:
+        descriptor: What is stored under which number.
+        codec: Bytes of the values.
+        window: The keys in hand.
+        ttl: The state's time to live.
+    """
+
+    def __init__(self, descriptor: StateDescriptor, codec: ValueCodec, window: KeyWindow, ttl: TimeToLive) -> None:
+        self.descriptor = descriptor
+        self._window = window
+        self._ttl = ttl
+        self._encode = codec.encode
+        self._decode = codec.decode
+        self._slots: list[bytes | None] = []
+        self._dirty = bytearray()
+
+    def open_window(self, values: list[bytes | None], overlay: Overlay) -> None:
+        """Take the prior values of the window's keys."""
+        if self._ttl.ttl_ms:
+            expired = self._ttl.expired(values)
+            dirty = bytearray(len(values))
+            for i in expired:
+                values[i] = None
+                dirty[i] = 1
+            self._dirty = dirty
+        else:
+            self._dirty = bytearray(len(values))
+        overlay.overlay_values(self.descriptor.state_id, self._window.keys, values)
+        self._slots = values
+
+    def close_window(self, overlay: Overlay) -> None:
+        """Give what was written to the overlay; the window's values are forgotten."""
+        if any(self._dirty):
+            window, dirty = self._window, self._dirty
+            overlay.put_values(
+                self.descriptor.state_id,
+                list(compress(window.key_groups, dirty)),
+                list(compress(window.keys, dirty)),
+                list(compress(self._slots, dirty)),
+            )
+        self._slots = []
+        self._dirty = bytearray()
+
+    def no_key(self) -> Invalid:
+        """Return the error for a state that is used where there is no grouping key."""
+        return Invalid(
+            f"state {self.descriptor.name!r} is used where there is no grouping key: use states in handleInputRows, "
+            "handleExpiredTimer and handleInitialState only, not in init, close or another thread"
+        )
+
+
+class ValueState(PointState, stateful_processor.ValueState):  # type: ignore[misc]
+    """What ``handle.getValueState`` returns: PySpark's ``ValueState`` over DSTL."""
+
+    def exists(self) -> bool:
+        """Return True where the current key has a value."""
+        try:
+            return self._slots[self._window.index] is not None
+        except IndexError:
+            raise self.no_key() from None
+
+    def get(self) -> tuple[Any, ...] | None:
+        """Return the current key's value, or None."""
+        try:
+            data = self._slots[self._window.index]
+        except IndexError:
+            raise self.no_key() from None
+        return None if data is None else self._decode(data)
+
+    def update(self, newValue: tuple[Any, ...]) -> None:
+        """Replace the current key's value.
+
+        Raises:
+            Invalid: Not a tuple of the state's schema; names the state and the field.
+        """
+        data = self._encode(newValue)
+        index = self._window.index
+        try:
+            self._slots[index] = data
+        except IndexError:
+            raise self.no_key() from None
+        self._dirty[index] = 1
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        index = self._window.index
+        try:
+            self._slots[index] = None
+        except IndexError:
+            raise self.no_key() from None
+        self._dirty[index] = 1

@@ -1,0 +1,215 @@
+"""Pandas-style processors against PySpark's own tester, and the frames that come in and go out."""
+
+import datetime
+import decimal
+import random
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from dstl.errors import Invalid
+from dstl.state.ddl import parse_ddl
+from dstl.state.memory_source import MemoryStateSource
+from dstl.state.processor_runner import ProcessorRunner, TaskInput
+from dstl.state.registry import StateRegistry
+
+KEY = parse_ddl("k string")
+
+
+def run(make, table, schema, output, source=None, chunk=1000, **options):
+    registry = StateRegistry(KEY)
+    runner = ProcessorRunner(
+        make(), operator="op", key_schema=KEY, input_schema=parse_ddl(schema), output_schema=parse_ddl(output),
+        registry=registry, style="pandas", **options,
+    )  # fmt: skip
+    table = table.append_column("__dstl_key_group", pa.array([0] * len(table), pa.int32()))
+    parts = []
+    source = source or MemoryStateSource()
+    batches = iter(table.to_batches(max_chunksize=chunk))
+    out = pa.Table.from_batches(
+        list(runner.run(batches, TaskInput(source, parts.append, 1))), runner._writer.schema
+    ).to_pylist()
+    for part in parts:
+        source.apply(part)
+    return out
+
+
+class Totals(StatefulProcessor):
+    def init(self, handle):
+        self.totals = handle.getValueState("totals", "n long, total double")
+
+    def handleInputRows(self, key, rows, timerValues):
+        n, total = self.totals.get() or (0, 0.0)
+        for frame in rows:
+            assert list(frame.index) == list(range(len(frame)))
+            n += len(frame)
+            total += frame["x"].sum()
+        self.totals.update((n, total))
+        yield pd.DataFrame({"total": [total], "k": [key[0]], "n": [n]})
+        yield pd.DataFrame()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+def test_the_same_as_pysparks_tester(seed, chunk):
+    rng = random.Random(seed)
+    tester, source = TwsTester(Totals()), MemoryStateSource()
+    for _ in range(4):
+        rows = sorted(
+            [{"k": rng.choice("abcd"), "x": float(rng.randrange(100))} for _ in range(rng.randrange(1, 30))],
+            key=lambda r: r["k"],
+        )
+        expected = []
+        for key in dict.fromkeys(r["k"] for r in rows):
+            frame = pd.DataFrame([r for r in rows if r["k"] == key])
+            expected += tester.testInPandas(key, frame)[["k", "n", "total"]].to_dict("records")
+        table = pa.Table.from_pylist(rows, pa.schema([("k", pa.string()), ("x", pa.float64())]))
+        out = run(Totals, table, "k string, x double", "k string, n long, total double", source, chunk)
+        assert out == expected
+
+
+def collect(table, schema):
+    seen = []
+
+    class Look(StatefulProcessor):
+        def init(self, handle):
+            pass
+
+        def handleInputRows(self, key, rows, timerValues):
+            seen.extend(rows)
+            return iter(())
+
+    run(Look, table, schema, "k string")
+    return seen
+
+
+def test_frames_have_the_types_that_sparks_worker_ends_up_with():
+    table = pa.table({
+        "k": ["a", "a", "b"],
+        "i": pa.array([1, 2, 3], pa.int32()),
+        "hole": pa.array([1, None, 3], pa.int64()),
+        "f": pa.array([1.5, None, 2.5], pa.float32()),
+        "ok": pa.array([True, None, False]),
+        "t": pa.array([0, None, 3600 * 10**6], pa.timestamp("us", "America/New_York")),
+        "d": pa.array([0, None, 1], pa.date32()),
+        "s": pa.array([{"x": 1}, None, {"x": 2}]),
+        "l": pa.array([[1, 2], None, []]),
+    })  # fmt: skip
+    first, second = collect(
+        table,
+        "k string, i int, hole long, f float, ok boolean, t timestamp, d date, s struct<x:long>, l array<long>",
+    )
+    # The oracle: Spark's worker makes the frame anew from the rows of each key, as this does.
+    assert [str(t) for t in first.dtypes] == [
+        "object", "int64", "float64", "float64", "object", "datetime64[ns]", "object", "object", "object"
+    ]  # fmt: skip
+    assert str(second.dtypes["ok"]) == "bool"
+    assert first["t"][0] == pd.Timestamp("1969-12-31 19:00:00")
+    assert pd.isna(first["t"][1])
+    assert second["d"][0] == datetime.date(1970, 1, 2)
+    assert first["s"][0] == {"x": 1}
+    assert list(first["l"][0]) == [1, 2]
+    assert list(second.index) == [0]
+
+
+def test_a_frame_may_be_written_to():
+    class Writes(Totals):
+        def handleInputRows(self, key, rows, timerValues):
+            for frame in rows:
+                frame["twice"] = frame["x"] * 2
+                frame.loc[0, "x"] = 1000.0
+                yield pd.DataFrame({"k": key[0], "n": len(frame), "total": frame["twice"].sum()}, index=[0])
+
+    table = pa.table({"k": ["a", "a", "b"], "x": [1.0, 2.0, 3.0]})
+    out = run(Writes, table, "k string, x double", "k string, n long, total double")
+    assert [(r["n"], r["total"]) for r in out] == [(2, 6.0), (1, 6.0)]
+
+
+def test_a_timestamp_key_is_a_timestamp_of_the_session():
+    seen = []
+
+    class Look(Totals):
+        def handleInputRows(self, key, rows, timerValues):
+            seen.append(key)
+            return iter(())
+
+    table = pa.table({"k": pa.array([0, None], pa.timestamp("us", "America/New_York")), "x": [1.0, 2.0]})
+    table = table.append_column("__dstl_key_group", pa.array([0, 0], pa.int32()))
+    key = parse_ddl("k timestamp")
+    runner = ProcessorRunner(
+        Look(), operator="op", key_schema=key, input_schema=parse_ddl("k timestamp, x double"),
+        output_schema=parse_ddl("k string"), registry=StateRegistry(key), style="pandas",
+    )  # fmt: skip
+    list(runner.run(iter(table.to_batches()), TaskInput(MemoryStateSource(), lambda part: None, 1)))
+    assert seen[0] == (pd.Timestamp("1969-12-31 19:00:00"),)
+    assert pd.isna(seen[1][0])
+
+
+def yielding(*frames):
+    class Yields(StatefulProcessor):
+        def init(self, handle):
+            pass
+
+        def handleInputRows(self, key, rows, timerValues):
+            return iter(frames)
+
+    return Yields
+
+
+ONE = pa.table({"k": ["a"]})
+
+
+def test_a_frame_with_a_hole_does_not_make_floats_of_the_others_integers():
+    big = 2**60 + 1
+    make = yielding(
+        pd.DataFrame({"n": [big]}), pd.DataFrame({"n": [None, 5.0]}), pd.DataFrame({"n": np.array([7], "int8")})
+    )
+    assert [r["n"] for r in run(make, ONE, "k string", "n long")] == [big, None, 5, 7]
+
+
+def test_outputs_by_position_where_no_column_has_a_name():
+    make = yielding(pd.DataFrame([["x", 1], ["y", 2]]))
+    assert run(make, ONE, "k string", "a string, n int") == [{"a": "x", "n": 1}, {"a": "y", "n": 2}]
+
+
+def test_outputs_of_every_type():
+    frame = pd.DataFrame({
+        "t": [pd.Timestamp("2020-07-01 12:00:00"), pd.NaT],
+        "u": [pd.Timestamp("2020-07-01 12:00:00"), pd.NaT],
+        "d": [datetime.date(2020, 1, 1), None],
+        "x": [decimal.Decimal("1.5"), None],
+        "s": [{"a": 1}, None],
+        "m": [{"q": 1}, None],
+        "b": [b"x", None],
+        "o": [True, None],
+    })  # fmt: skip
+    out = run(
+        yielding(frame), ONE, "k string",
+        "t timestamp, u timestamp_ntz, d date, x decimal(5,2), s struct<a:int>, m map<string,int>, b binary, o boolean",
+        timezone="America/New_York",
+    )  # fmt: skip
+    assert out[0]["t"] == datetime.datetime(2020, 7, 1, 16, tzinfo=datetime.UTC)
+    assert out[0]["u"] == datetime.datetime(2020, 7, 1, 12)
+    assert out[0]["x"] == decimal.Decimal("1.50")
+    assert (out[0]["d"], out[0]["s"], out[0]["b"], out[0]["o"]) == (datetime.date(2020, 1, 1), {"a": 1}, b"x", True)
+    assert out[0]["m"] == [("q", 1)]
+    assert set(out[1].values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (pd.DataFrame({"a": ["x"]}), "without the column 'n'"),
+        (pd.DataFrame({"n": ["x"]}), "column 'n' is not int"),
+        (pd.DataFrame({"n": [2**40]}), "column 'n' is not int"),
+        ({"n": [1]}, "yielded dict"),
+        (pd.DataFrame({"n": [None]}), "null in column 'n'"),
+    ],
+)
+def test_a_wrong_frame_names_operator_and_column(frame, message):
+    with pytest.raises(Invalid, match="operator 'op'") as caught:
+        run(yielding(frame), ONE, "k string", "n int not null")
+    assert message in str(caught.value)

@@ -1,0 +1,166 @@
+import json
+
+import pytest
+from pyspark.sql.types import StructType
+
+from dstl.errors import CorruptData, Invalid
+from dstl.state.ddl import parse_ddl
+from dstl.state.descriptor import StateKind
+from dstl.state.registry import StateRegistry
+
+KEY = parse_ddl("k string")
+
+
+def registry(*states):
+    made = StateRegistry(KEY)
+    for name, ddl in states:
+        made.declare(name, StateKind.VALUE, parse_ddl(ddl))
+    return made
+
+
+def reopened(made, **more):
+    return StateRegistry.from_wire(json.loads(json.dumps(made.to_wire())), **more)
+
+
+def test_numbers_follow_the_order_of_declaration_and_survive():
+    made = registry(("b", "n int"), ("a", "n int"))
+    assert [(d.name, d.state_id) for d in made.declared] == [("b", 0), ("a", 1)]
+    again = reopened(made)
+    again.declare("c", StateKind.VALUE, parse_ddl("n int"))
+    again.declare("a", StateKind.VALUE, parse_ddl("n int"))
+    assert {d.name: d.state_id for d in again.descriptors} == {"b": 0, "a": 1, "c": 2}
+    assert [d.name for d in again.declared] == ["c", "a"]
+
+
+def test_a_removed_states_number_never_comes_back():
+    made = reopened(registry(("a", "n int"), ("b", "n int")))
+    made.remove("b")
+    made.remove("never there")
+    assert made.removed == {1}
+    assert made.declare("b", StateKind.VALUE, parse_ddl("s string")).state_id == 2
+    made = reopened(made)
+    assert made.removed == {1}
+    assert made.declare("d", StateKind.VALUE, parse_ddl("n int")).state_id == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "versions"),
+    [
+        ("a int", "a int", 1),
+        ("a int not null", "a int", 1),
+        ("a int", "a int, b string", 2),
+        ("a int, b string", "x double, b string, a int", 2),
+        ("a int", "a long", 2),
+        ("f float", "f double", 2),
+    ],
+)
+def test_compatible_schemas_get_a_version(old, new, versions):
+    made = reopened(registry(("s", old)))
+    found = made.declare("s", StateKind.VALUE, parse_ddl(new))
+    assert len(found.schemas) == versions
+    assert found.value_schemas[-1] == parse_ddl(new)
+    assert found.state_id == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("a int, b int", "a int", "'b' is gone"),
+        ("a int", "a string", "from int to string"),
+        ("a long", "a int", "from bigint to int"),
+        ("a int", "a int not null", "may hold nulls"),
+        ("a int", "a int, b int not null", "new column 'b' is NOT NULL"),
+        ("a struct<x:int>", "a struct<x:int,y:int>", "from struct"),
+    ],
+)
+def test_an_incompatible_schema_names_the_state_and_both_schemas(old, new, why):
+    made = reopened(registry(("balance", old)))
+    with pytest.raises(Invalid, match="balance") as caught:
+        made.declare("balance", StateKind.VALUE, parse_ddl(new))
+    message = str(caught.value)
+    assert why in message
+    assert parse_ddl(old).simpleString() in message
+    assert parse_ddl(new).simpleString() in message
+
+
+def test_a_state_keeps_its_kind_and_user_key():
+    made = StateRegistry(KEY)
+    made.declare("m", StateKind.MAP, parse_ddl("n int"), parse_ddl("u string"))
+    made = reopened(made)
+    with pytest.raises(Invalid, match="map state and declared as value"):
+        made.declare("m", StateKind.VALUE, parse_ddl("n int"))
+    with pytest.raises(Invalid, match="user key"):
+        made.declare("m", StateKind.MAP, parse_ddl("n int"), parse_ddl("u int"))
+
+
+def test_declaring_twice_must_mean_the_same():
+    made = registry(("a", "n int"))
+    assert made.declare("a", StateKind.VALUE, parse_ddl("n int")).state_id == 0
+    with pytest.raises(Invalid, match=r"twice|cannot change"):
+        made.declare("a", StateKind.VALUE, parse_ddl("n string"))
+    with pytest.raises(Invalid, match="deleteIfExists first"):
+        made.remove("a")
+    with pytest.raises(Invalid, match="two columns"):
+        made.declare("z", StateKind.VALUE, parse_ddl("n int, n int"))
+
+
+def test_a_task_may_only_declare_what_the_driver_saw():
+    made = reopened(registry(("a", "n int")), settled=True)
+    made.declare("a", StateKind.VALUE, parse_ddl("n int"))
+    made.remove("gone")
+    with pytest.raises(Invalid, match="'b' was not declared when the query was defined"):
+        made.declare("b", StateKind.VALUE, parse_ddl("n int"))
+
+
+def test_tasks_that_declare_differently_are_found_out():
+    first, second = registry(("a", "n int"), ("b", "n int")), registry(("b", "n int"), ("a", "n int"))
+    with pytest.raises(Invalid, match="differently"):
+        first.merge(second)
+    with pytest.raises(Invalid, match="one number to two states"):
+        registry(("a", "n int")).merge(registry(("b", "n int")))
+    merged = registry(("a", "n int")).merge(registry(("a", "n int"), ("b", "n int")))
+    assert [d.name for d in merged.descriptors] == ["a", "b"]
+
+
+def test_the_grouping_key_is_compared_by_type():
+    made = StateRegistry(parse_ddl("k string, n int"))
+    made.check_key(parse_ddl("renamed string, n int"), "op")
+    with pytest.raises(Invalid, match=r"operator 'op' groups by \(string, bigint\).*\(string, int\)"):
+        made.check_key(parse_ddl("k string, n bigint"), "op")
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"format": 9}, {"format": 1, "key": "x"}, {"format": 1, "key": "{}", "states": 5}]
+)
+def test_a_registry_that_cannot_be_read_is_corrupt(data):
+    with pytest.raises(CorruptData, match="not a state registry"):
+        StateRegistry.from_wire(data)
+
+
+def test_an_operator_without_keys_is_one_too():
+    assert reopened(StateRegistry(StructType([]))).key_schema == StructType([])
+
+
+def test_a_deleted_state_does_not_come_back_from_what_is_known():
+    # Its values would be there again under the same name in a later version of the processor.
+    known = StateRegistry(parse_ddl("k string"))
+    known.declare("old", StateKind.VALUE, parse_ddl("n long"))
+    task = StateRegistry.from_wire(known.to_wire())
+    task.remove("old")
+    task.declare("new", StateKind.VALUE, parse_ddl("n long"))
+    merged = known.merge(task)
+    assert [(d.name, d.state_id) for d in merged.descriptors] == [("new", 1)]
+    again = StateRegistry.from_wire(merged.to_wire())
+    assert again.declare("old", StateKind.VALUE, parse_ddl("n long")).state_id == 2
+
+
+def test_a_settled_registry_does_not_delete_a_state_a_second_time():
+    # init() runs in every task of every batch; what it deletes and declares anew must keep its values from then on.
+    first = StateRegistry(parse_ddl("k string"))
+    first.remove("s")
+    declared = first.declare("s", StateKind.VALUE, parse_ddl("n long"))
+    for _ in range(2):
+        task = StateRegistry.from_wire(first.to_wire(), settled=True)
+        task.remove("s")
+        assert task.declare("s", StateKind.VALUE, parse_ddl("n long")) == declared
+        assert task.to_wire() == first.to_wire()

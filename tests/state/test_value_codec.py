@@ -1,0 +1,197 @@
+import contextlib
+import datetime
+import decimal
+import json
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    Row,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+
+from dstl.errors import CorruptData, Invalid
+from dstl.state.ddl import parse_ddl
+from dstl.state.ttl import is_expired, write_time_ms
+from dstl.state.value_codec import ValueCodec, is_fixed_width
+
+MICROS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2200, 1, 1))
+ATOMS = {
+    BooleanType(): st.booleans(),
+    ByteType(): st.integers(-(2**7), 2**7 - 1),
+    ShortType(): st.integers(-(2**15), 2**15 - 1),
+    IntegerType(): st.integers(-(2**31), 2**31 - 1),
+    LongType(): st.integers(-(2**63), 2**63 - 1),
+    FloatType(): st.floats(width=32, allow_nan=False),
+    DoubleType(): st.floats(allow_nan=False),
+    StringType(): st.text(max_size=20),
+    BinaryType(): st.binary(max_size=20),
+    DateType(): st.dates(),
+    TimestampType(): MICROS,
+    TimestampNTZType(): st.datetimes(),
+    DecimalType(10, 2): st.decimals(-99999999, 99999999, places=2),
+    DecimalType(38, 18): st.decimals(-(10**19), 10**19, places=18),
+    DayTimeIntervalType(): st.timedeltas(datetime.timedelta(-1000), datetime.timedelta(1000)),
+    YearMonthIntervalType(): st.integers(-1000, 1000),
+}
+
+
+def types_with_values(depth=2):
+    atoms = st.sampled_from(list(ATOMS)).map(lambda t: (t, ATOMS[t]))
+    if depth == 0:
+        return atoms
+    inner = types_with_values(depth - 1)
+    arrays = inner.map(lambda tv: (ArrayType(tv[0]), st.lists(st.none() | tv[1], max_size=3)))
+    maps = st.tuples(st.sampled_from([StringType(), LongType()]), inner).map(
+        lambda p: (MapType(p[0], p[1][0]), st.dictionaries(ATOMS[p[0]], st.none() | p[1][1], max_size=3))
+    )
+
+    def struct_of(parts):
+        names = [f"f{i}" for i in range(len(parts))]
+        make = Row(*names)
+        schema = StructType([StructField(n, t) for n, (t, _) in zip(names, parts, strict=True)])
+        return schema, st.tuples(*[st.none() | v for _, v in parts]).map(lambda values: make(*values))
+
+    return st.one_of(atoms, atoms, arrays, maps, st.lists(inner, min_size=1, max_size=3).map(struct_of))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_what_is_encoded_is_decoded(data):
+    parts = data.draw(st.lists(types_with_values(), min_size=1, max_size=5))
+    schema = StructType([StructField(f"c{i}", t) for i, (t, _) in enumerate(parts)])
+    codec = ValueCodec("s", [schema], write_time_ms=data.draw(st.none() | st.integers(0, 2**50)))
+    for _ in range(3):
+        value = tuple(data.draw(st.none() | v) for _, v in parts)
+        encoded = codec.encode(value)
+        assert codec.decode(encoded) == value
+        assert codec.encode(list(value)) == encoded
+        assert codec.encode(dict(zip(schema.names, value, strict=True))) == encoded
+    json.loads(schema.json())
+
+
+def test_a_schema_of_fixed_width_is_packed():
+    schema = parse_ddl("n long, total double, ok boolean, day date")
+    assert is_fixed_width(schema)
+    codec = ValueCodec("s", [schema])
+    assert len(codec.encode((1, 2.0, True, datetime.date(2020, 1, 1)))) == 1 + 1 + 8 + 8 + 1 + 4
+    assert not is_fixed_width(parse_ddl("n long, name string"))
+
+
+@pytest.mark.parametrize(
+    ("ddl", "value", "names"),
+    [
+        ("n int", (2**31,), "'n'"),
+        ("n int, s string", (2**31, "x"), "'n'"),
+        ("n long, s string", (2**63, "x"), "'n'"),
+        ("n int", ("x",), "'n'"),
+        ("n int", (1.5,), "'n'"),
+        ("b boolean", (1,), "'b'"),
+        ("s string", (5,), "'s'"),
+        ("a int, s string", (1, b"x"), "'s'"),
+        ("d decimal(4,2)", (decimal.Decimal("100.00"),), "'d'"),
+        ("n int not null", (None,), "'n'"),
+        ("n int not null, s string", (None, "x"), "'n'"),
+        ("a array<int>", (["x"],), "'a'"),
+        ("n int", (1, 2), "takes 1"),
+        ("n int, s string", ("x",), "takes 2"),
+        ("n int, s string", "ab", "tuple"),
+        ("n int", 5, "tuple"),
+        ("a int, b int", b"ab", "tuple"),
+        ("a int, b int", {1, 2}, "tuple"),
+        ("t timestamp_ntz", (datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC),), "'t'"),
+    ],
+)
+def test_a_value_of_another_shape_is_refused_by_name(ddl, value, names):
+    codec = ValueCodec("balance", [parse_ddl(ddl)])
+    with pytest.raises(Invalid, match=r"balance") as caught:
+        codec.encode(value)
+    assert names in str(caught.value)
+
+
+def test_types_learned_from_one_value_do_not_let_a_wrong_one_pass():
+    codec = ValueCodec("s", [parse_ddl("n int not null, d decimal(10,2) not null, s string")])
+    good = (1, decimal.Decimal("1.00"), "x")
+    assert codec.decode(codec.encode(good)) == good
+    for bad in ((2**40, good[1], "x"), (1, decimal.Decimal("NaN"), "x"), (1, decimal.Decimal("1e20"), "x")):
+        with pytest.raises(Invalid):
+            codec.encode(bad)
+
+
+def test_numpy_scalars_are_taken():
+    import numpy as np
+
+    for ddl in ("n long, x double, b boolean", "n long, x double, b boolean, s string"):
+        schema = parse_ddl(ddl)
+        codec = ValueCodec("s", [schema])
+        value = (np.int64(5), np.float64(2.5), np.bool_(True), "x")[: len(schema.names)]
+        assert codec.decode(codec.encode(value)) == (5, 2.5, True, "x")[: len(schema.names)]
+
+
+def test_added_columns_read_as_none_whatever_their_place():
+    for old_ddl, new_ddl in (
+        ("a int, b long", "b long, c string, a long"),
+        ("a int, s string", "z int, s string, a int"),
+    ):
+        old, new = parse_ddl(old_ddl), parse_ddl(new_ddl)
+        before, after = ValueCodec("s", [old]), ValueCodec("s", [old, new])
+        value = dict(zip(old.names, (7, 8 if "b" in old.names else "x"), strict=True))
+        assert after.decode(before.encode(value)) == tuple(value.get(name) for name in new.names)
+        newer = tuple("y" if f.dataType == StringType() else 3 for f in new.fields)
+        assert after.decode(after.encode(newer)) == newer
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.binary(max_size=40),
+    st.sampled_from(["a int, b long", "a int, s string", "m map<string,array<int>>, t timestamp"]),
+)
+def test_foreign_bytes_never_raise_anything_but_corrupt_data(data, ddl):
+    codec = ValueCodec("s", [parse_ddl(ddl)])
+    with contextlib.suppress(CorruptData):
+        assert len(codec.decode(data)) == 2
+
+
+def test_a_value_above_the_limit_is_refused():
+    codec = ValueCodec("s", [parse_ddl("t string")], max_bytes=100)
+    codec.encode(("x" * 90,))
+    with pytest.raises(Invalid, match="above the limit of 100"):
+        codec.encode(("x" * 100,))
+
+
+def test_the_write_time_is_in_the_value():
+    schema = parse_ddl("n long")
+    timed, plain = ValueCodec("s", [schema], write_time_ms=1000).encode((5,)), ValueCodec("s", [schema]).encode((5,))
+    assert write_time_ms(timed) == 1000
+    assert write_time_ms(plain) is None
+    assert not is_expired(timed, 10, 1009)
+    assert is_expired(timed, 10, 1010)
+    assert not is_expired(plain, 10, 10**15)
+    # A time to live may be added or taken away: both kinds of value stay readable.
+    assert ValueCodec("s", [schema]).decode(timed) == ValueCodec("s", [schema], write_time_ms=7).decode(plain) == (5,)
+
+
+def test_the_bytes_of_a_packed_row_stay_what_they_are():
+    codec = ValueCodec("s", [parse_ddl("n int, x double")], write_time_ms=3)
+    assert codec.encode((None, 1.5)) == b"\x81" + struct.pack("<qBid", 3, 1, 0, 1.5)
+    assert ValueCodec("s", [parse_ddl("s string, n int")]).encode(("a", 1)) == b"\x01\x92\xa1a\x01"

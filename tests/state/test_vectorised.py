@@ -1,0 +1,324 @@
+"""Vectorised operators without Spark: aggregates against a plain loop, and what a function over states may do."""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from dstl.errors import Invalid, UserCodeError
+from dstl.state.aggregate_functions import Extreme, Mean, Sum
+from dstl.state.ddl import schema_of
+from dstl.state.keyed_functions import Aggregate, AggregateKeys, MapStates
+from dstl.state.memory_source import MemoryStateSource
+from dstl.state.processor_runner import TaskInput
+from dstl.state.registry import StateRegistry
+from dstl.state.row_writer import arrow_schema
+from dstl.state.value_codec import ValueCodec
+from dstl.state.vectorised import KeyedFunction, VectorisedRunner
+
+KEY = StructType([StructField("k", StringType())])
+KEY_GROUP = "__dstl_key_group"
+
+
+class Job:
+    """One partition of an operator over several micro-batches; state is kept as change batches leave it."""
+
+    def __init__(self, function: KeyedFunction, keys: StructType, inputs: StructType, **options: Any) -> None:
+        self.function, self.keys, self.inputs, self.options = function, keys, inputs, options
+        self.source = MemoryStateSource()
+        self.registry = StateRegistry(keys)
+        self.changes: list[pa.RecordBatch] = []
+        self.batch = 0
+
+    def run(self, rows: list[dict[str, Any]], rows_per_batch: int = 3) -> list[dict[str, Any]]:
+        schema = arrow_schema(self.inputs)
+        table = pa.Table.from_pylist(rows, schema=schema)
+        groups = [hash_of(tuple(repr(row[name]) for name in self.keys.names)) % 8 for row in rows]
+        table = table.append_column(KEY_GROUP, pa.array(groups, pa.int32()))
+        self.changes = []
+        runner = VectorisedRunner(
+            self.function,
+            operator="op",
+            key_schema=self.keys,
+            input_schema=self.inputs,
+            registry=StateRegistry.from_wire(self.registry.to_wire()),
+            **self.options,
+        )
+        self.registry = runner.registry
+        task = TaskInput(source=self.source, send=self.changes.append, sequence=self.batch)
+        self.batch += 1
+        output = list(runner.run(iter(table.to_batches(max_chunksize=rows_per_batch)), task))
+        for part in self.changes:
+            groups = part.column("key_group").to_pylist()
+            assert groups == sorted(groups)
+            self.source.apply(part)
+        return [row for each in output for row in each.to_pylist()]
+
+    def content(self, state: int = 0) -> dict[bytes, tuple[Any, ...]]:
+        codec = ValueCodec("state", self.registry.descriptors[state].value_schemas)
+        return {key: codec.decode(value) for (key, _), value in self.source.content(state).items()}
+
+
+def hash_of(parts: tuple[str, ...]) -> int:
+    return sum(ord(each) * 31 for part in parts for each in part)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-9) or (math.isnan(a) and math.isnan(b)) or a == b
+    return bool(a == b) and type(a) is type(b)
+
+
+def nan_last(value: Any) -> Any:
+    return (1, 0.0) if isinstance(value, float) and math.isnan(value) else (0, value)
+
+
+def expected_of(name: str, values: list[Any]) -> Any:
+    """What Spark says of all values of one key, oldest first."""
+    some = [value for value in values if value is not None]
+    if name == "count":
+        return len(some)
+    if name in ("first", "last"):
+        return values[0 if name == "first" else -1]
+    if name in ("first_some", "last_some"):
+        return (some[0 if name == "first_some" else -1]) if some else None
+    if not some:
+        return None
+    if name == "mean":
+        return sum(float(value) for value in some) / len(some)
+    return {"sum": sum, "min": lambda v: min(v, key=nan_last), "max": lambda v: max(v, key=nan_last)}[name](some)
+
+
+KINDS: dict[str, tuple[DataType, st.SearchStrategy[Any], tuple[str, ...]]] = {
+    "short": (ShortType(), st.integers(-300, 300), ("sum", "mean", "min", "max")),
+    "long": (LongType(), st.integers(-(1 << 40), 1 << 40), ("sum", "mean", "min", "max")),
+    "double": (DoubleType(), st.floats(-1e6, 1e6) | st.just(math.nan), ("sum", "mean", "min", "max")),
+    "decimal": (
+        DecimalType(20, 2),
+        st.integers(-(10**19), 10**19).map(lambda n: decimal.Decimal(n).scaleb(-2, decimal.Context(40))),
+        ("sum", "min", "max"),
+    ),
+    "string": (StringType(), st.text(max_size=2), ("min", "max")),
+    "date": (DateType(), st.dates(), ("min", "max")),
+    "boolean": (BooleanType(), st.booleans(), ("min", "max")),
+}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data(), st.sampled_from(sorted(KINDS)))
+def test_aggregates_are_those_of_a_loop_over_all_rows_so_far(data: st.DataObject, kind: str) -> None:
+    of, values, functions = KINDS[kind]
+    inputs = StructType([StructField("k", StringType()), StructField("v", of)])
+    aggregates = {name: Aggregate(name, "v") for name in (*functions, "first", "last", "count")}
+    aggregates |= {f"{name}_some": Aggregate(name, "v", ignore_nulls=True) for name in ("first", "last")}
+    aggregates["rows"] = Aggregate("count")
+    job = Job(AggregateKeys(KEY, inputs, aggregates), KEY, inputs, call_rows=data.draw(st.sampled_from([4, 1000])))
+    seen: dict[str | None, list[Any]] = {}
+    for _ in range(3):
+        rows = data.draw(
+            st.lists(
+                st.fixed_dictionaries({"k": st.sampled_from(["a", "b", None]), "v": st.none() | values}), max_size=9
+            )
+        )
+        for row in rows:
+            seen.setdefault(row["k"], []).append(row["v"])
+        found = {row.pop("k"): row for row in job.run(rows)}
+        assert found.keys() == {row["k"] for row in rows}
+        for key, row in found.items():
+            assert row.pop("rows") == len(seen[key])
+            for name, value in row.items():
+                assert same(value, expected_of(name, seen[key])), (key, name, value, seen[key])
+
+
+def test_several_columns_as_key_with_nulls_nans_and_signed_zeros_are_grouped_as_spark_does() -> None:
+    keys = schema_of("a double, b long")
+    inputs = schema_of("a double, b long")
+    job = Job(AggregateKeys(keys, inputs, {"n": Aggregate("count")}), keys, inputs)
+    rows = [(0.0, 1), (-0.0, 1), (math.nan, None), (-math.nan, None), (None, None), (None, 0)]
+    found = job.run([{"a": a, "b": b} for a, b in rows])
+    assert sorted(row["n"] for row in found) == [1, 1, 2, 2]
+    found = job.run([{"a": a, "b": b} for a, b in rows])
+    assert sorted(row["n"] for row in found) == [2, 2, 4, 4]
+    assert sorted(job.content().values()) == [(2,), (2,), (4,), (4,)]
+
+
+def test_an_integer_sum_beyond_64_bits_fails_instead_of_wrapping_around() -> None:
+    inputs = schema_of("k string, v long")
+    function = AggregateKeys(KEY, inputs, {"total": Aggregate("sum", "v")})
+    half = 1 << 62
+    with pytest.raises(Invalid, match="aggregate 'total': a sum does not fit int64"):
+        Job(function, KEY, inputs).run([{"k": "a", "v": half}, {"k": "a", "v": half}])
+    job = Job(function, KEY, inputs)
+    # In one batch the partial sums would overflow in between; the sum itself fits.
+    assert job.run([{"k": "a", "v": v} for v in (half, half, -half)]) == [{"k": "a", "total": half}]
+    with pytest.raises(Invalid, match="a sum does not fit int64"):
+        job.run([{"k": "a", "v": half}])
+
+
+def test_an_aggregate_that_is_added_later_starts_from_nothing() -> None:
+    inputs = schema_of("k string, v long")
+    job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("count")}), KEY, inputs)
+    job.run([{"k": "a", "v": 1}])
+    more = {"n": Aggregate("count"), "total": Aggregate("sum", "v"), "first": Aggregate("first", "v")}
+    job.function = AggregateKeys(KEY, inputs, more)
+    assert job.run([{"k": "a", "v": 5}]) == [{"k": "a", "n": 2, "total": 5, "first": 5}]
+    assert job.run([{"k": "a", "v": 6}]) == [{"k": "a", "n": 3, "total": 11, "first": 5}]
+
+
+@pytest.mark.parametrize("rsd", [0.05, 0.02])
+def test_approximate_distinct_counts_stay_near_the_truth_over_batches(rsd: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    inputs = schema_of("k string, v string")
+    job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("approx_count_distinct", "v", rsd=rsd)}), KEY, inputs)
+    sizes = {"none": 0, "one": 1, "few": 30, "many": 3000}
+    rows = [{"k": "none", "v": None}]
+    rows += [{"k": key, "v": f"{key}-{i}"} for key, size in sizes.items() for i in range(size)]
+    found: dict[str, int] = {}
+    for part in (rows, [rows[i] for i in rng.integers(0, len(rows), 500)], rows):
+        found = {row["k"]: row["n"] for row in job.run(part, rows_per_batch=1000)}
+    assert found["none"] == 0
+    assert found["one"] == 1
+    for key in ("few", "many"):
+        assert abs(found[key] - sizes[key]) <= 5 * rsd * sizes[key], found
+    # What a key with few values takes is little.
+    assert len(job.content()[b"few"][0]) <= 4 * 30
+
+
+TOTAL = schema_of("total long")
+
+
+def totals(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
+    """Adds up; a total below zero removes the state."""
+    sums = np.bincount(rows["__group"].to_numpy(), weights=rows["v"].to_numpy(), minlength=len(keys)).astype(np.int64)
+    new = states["total"].fill_null(0).to_numpy() + sums
+    states_now = pa.table({"total": new, "__exists": new >= 0})
+    return states_now, pa.table({"k": keys["k"], "total": new, "before": states["__exists"]})
+
+
+OUT = schema_of("k string, total long, before boolean")
+IN = schema_of("k string, v long")
+
+
+def test_a_function_sees_prior_states_and_may_remove_them() -> None:
+    job = Job(MapStates(totals, TOTAL, OUT, "op"), KEY, IN)
+    rows = [{"k": "a", "v": 1}, {"k": None, "v": 5}, {"k": "a", "v": 2}, {"k": "b", "v": 1}]
+    first = job.run(rows)
+    assert {(r["k"], r["total"], r["before"]) for r in first} == {("a", 3, False), (None, 5, False), ("b", 1, False)}
+    assert {(r["k"], r["total"], r["before"]) for r in job.run(rows[:3])} == {("a", 6, True), (None, 10, True)}
+    assert job.run([{"k": "a", "v": -100}]) == [{"k": "a", "total": -94, "before": True}]
+    assert job.content() == {b"\xff": (10,), b"b": (1,)}
+    assert job.run([{"k": "a", "v": 7}]) == [{"k": "a", "total": 7, "before": False}]
+    # One read for all keys of a call, and none one by one.
+    assert dict(job.source.calls) == {"fetch_values": 4}
+
+
+def test_a_state_that_is_removed_needs_no_value_in_a_required_column() -> None:
+    def remove(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
+        total = pc.if_else(pc.equal(keys["k"], "a"), None, 1)
+        return pa.table({"total": total, "__exists": pc.not_equal(keys["k"], "a")}), None
+
+    required = StructType([StructField("total", LongType(), nullable=False)])
+    job = Job(MapStates(remove, required, OUT, "op"), KEY, IN)
+    job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
+    assert job.content() == {b"b": (1,)}
+
+
+def test_states_that_stay_the_same_are_not_written() -> None:
+    job = Job(MapStates(totals, TOTAL, OUT, "op"), KEY, IN)
+    job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
+    job.run([{"k": "a", "v": 0}, {"k": "b", "v": 1}, {"k": "gone", "v": -1}])
+    assert [change["key"] for part in job.changes for change in part.to_pylist()] == [b"b"]
+    job.run([{"k": "a", "v": 0}])
+    assert job.changes == []
+
+
+def test_a_key_is_in_one_call_with_all_its_rows_in_their_order() -> None:
+    calls: list[dict[str, list[int]]] = []
+
+    def collect(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
+        held: dict[str, list[int]] = {}
+        for group, value in zip(rows["__group"].to_pylist(), rows["v"].to_pylist(), strict=True):
+            held.setdefault(keys["k"][group].as_py(), []).append(value)
+        calls.append(held)
+        assert sorted(set(rows["__group"].to_pylist())) == list(range(len(keys)))
+        return None, None
+
+    rows = [{"k": f"k{i % 7}", "v": i} for i in range(60)]
+    job = Job(MapStates(collect, TOTAL, OUT, "op"), KEY, IN, call_rows=10)
+    assert job.run(rows) == []
+    assert len(calls) > 3
+    assert [key for call in calls for key in call] == list(dict.fromkeys(key for call in calls for key in call))
+    merged = {key: values for call in calls for key, values in call.items()}
+    assert merged == {f"k{i}": list(range(i, 60, 7)) for i in range(7)}
+    assert job.changes == []
+
+
+def test_a_large_change_set_is_sent_in_parts() -> None:
+    job = Job(MapStates(totals, TOTAL, OUT, "op"), KEY, IN, part_bytes=512)
+    job.run([{"k": f"k{i}", "v": i} for i in range(100)])
+    assert len(job.changes) > 5
+    assert len(job.content()) == 100
+
+
+def raising(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
+    raise RuntimeError("no luck with this one")
+
+
+BAD: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (raising, UserCodeError, "no luck with this one"),
+    (lambda rows, keys, states: states, Invalid, r"returns \(new states, output\)"),
+    (lambda rows, keys, states: ([1], None), Invalid, "the new states are a list"),
+    (lambda rows, keys, states: (None, "x"), Invalid, "the output are a str"),
+    (lambda rows, keys, states: (states.slice(1), None), Invalid, "1 new states for 2 keys"),
+    (lambda rows, keys, states: (pa.table({"x": [1, 2]}), None), Invalid, "the new states has no column 'total'"),
+    (lambda rows, keys, states: (pa.table({"total": ["a", "b"]}), None), Invalid, "'total' as string, not int64"),
+    (lambda rows, keys, states: (None, pa.table({"k": ["a"]})), Invalid, "the output has no column 'total'"),
+    (
+        lambda rows, keys, states: (pa.table({"total": [1, 2], "__exists": [1, 0]}), None),
+        Invalid,
+        "__exists of the new states is int64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "error", "message"), BAD)
+def test_what_a_function_may_not_do_names_the_operator_and_sends_nothing(
+    function: Callable[..., Any], error: type[Exception], message: str
+) -> None:
+    job = Job(MapStates(function, TOTAL, OUT, "op"), KEY, IN)
+    with pytest.raises(error, match=message) as raised:
+        job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
+    assert "'op'" in str(raised.value)
+    assert job.changes == []
+
+
+def test_types_that_have_no_such_aggregate_are_refused() -> None:
+    with pytest.raises(Invalid, match=r"sum\(\) takes numbers, not string"):
+        Sum(StringType())
+    with pytest.raises(Invalid, match=r"mean\(\) takes integers and doubles"):
+        Mean(DecimalType(10, 2))
+    with pytest.raises(Invalid, match=r"max\(\) takes a type with an order"):
+        Extreme(schema_of("a array<int>")["a"].dataType, largest=True)
+    with pytest.raises(Invalid, match=r"sum\(\) names column 'x'; there are k, v"):
+        AggregateKeys(KEY, IN, {"n": Aggregate("sum", "x")})

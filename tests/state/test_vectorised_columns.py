@@ -1,0 +1,165 @@
+"""Whole columns of keys and values have the bytes that the codecs for single ones write, and come back unchanged."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from dstl.errors import CorruptData, Invalid
+from dstl.state.key_codec import KeyCodec
+from dstl.state.row_writer import arrow_schema
+from dstl.state.value_codec import ValueCodec
+from dstl.state.value_columns import ValueColumns
+
+INSTANT = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
+DECIMAL = DecimalType(38, 4)
+VALUES: list[tuple[DataType, st.SearchStrategy[Any]]] = [
+    (BooleanType(), st.booleans()),
+    (ByteType(), st.integers(-128, 127)),
+    (ShortType(), st.integers(-(1 << 15), (1 << 15) - 1)),
+    (IntegerType(), st.integers(-(1 << 31), (1 << 31) - 1)),
+    (LongType(), st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-300, 70_000))),
+    (DoubleType(), st.floats()),
+    (FloatType(), st.floats(width=32)),
+    (DateType(), st.dates()),
+    (TimestampType(), INSTANT),
+    (TimestampNTZType(), st.datetimes()),
+    (StringType(), st.one_of(st.text(max_size=5), st.integers(0, 70_000).map(lambda n: "é" * (n // 2)))),
+    (BinaryType(), st.one_of(st.binary(max_size=5), st.sampled_from([255, 256, 65535, 65536]).map(bytes))),
+    (DECIMAL, st.integers(-(10**38) + 1, 10**38 - 1).map(lambda n: decimal.Decimal(n).scaleb(-4, decimal.Context(50)))),
+    (DECIMAL, st.integers(-(10**20), 10**20).map(lambda n: decimal.Decimal(n).scaleb(-4, decimal.Context(50)))),
+    (ArrayType(LongType()), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=3)),
+    (
+        StructType([StructField("a", LongType()), StructField("t", TimestampType())]),
+        st.fixed_dictionaries({"a": st.integers(0, 9), "t": INSTANT}),
+    ),
+    (
+        MapType(StringType(), DECIMAL),
+        st.dictionaries(st.text(max_size=2), st.none() | st.just(decimal.Decimal("1.5000"))),
+    ),
+]
+
+
+@st.composite
+def tables(draw: st.DrawFn, kinds: list[tuple[DataType, st.SearchStrategy[Any]]]) -> tuple[StructType, pa.RecordBatch]:
+    chosen = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=18))
+    schema = StructType([StructField(f"c{i}", kind) for i, (kind, _) in enumerate(chosen)])
+    count = draw(st.integers(0, 5))
+    arrow = arrow_schema(schema)
+    columns = [
+        pa.array(draw(st.lists(st.none() | values, min_size=count, max_size=count)), field.type)
+        for (_, values), field in zip(chosen, arrow, strict=True)
+    ]
+    return schema, pa.RecordBatch.from_arrays(columns, schema=arrow)
+
+
+def rows_of_table(table: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+@settings(deadline=None, max_examples=120)
+@given(tables(VALUES))
+def test_a_column_of_values_has_the_bytes_of_single_values_and_comes_back(
+    drawn: tuple[StructType, pa.RecordBatch],
+) -> None:
+    schema, table = drawn
+    columns = ValueColumns("s", [schema])
+    encoded = columns.encode(table)
+    one = ValueCodec("s", [schema])
+    assert encoded.to_pylist() == [one.encode(row) for row in rows_of_table(table)]
+    assert columns.decode(encoded).cast(table.schema).equals(table, check_metadata=False) or repr(
+        columns.decode(encoded).to_pylist()
+    ) == repr(table.to_pylist())
+
+
+@settings(deadline=None, max_examples=120)
+@given(tables([kind for kind in VALUES if not isinstance(kind[0], MapType)]))
+def test_a_column_of_keys_has_the_bytes_of_single_keys(drawn: tuple[StructType, pa.RecordBatch]) -> None:
+    schema, table = drawn
+    codec = KeyCodec(schema)
+    found = codec.encode_array(table.columns, table.num_rows)
+    assert found.to_pylist() == codec.encode_columns(table.columns, table.num_rows)
+    assert found.to_pylist() == [codec.encode(row) for row in rows_of_table(table)]
+    assert found.null_count == 0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.none() | st.integers(-5, 5), max_size=9), st.integers(0, 3), st.sampled_from(["long", "string"]))
+def test_a_slice_of_one_column_as_key_too(values: list[int | None], offset: int, kind: str) -> None:
+    column = (
+        pa.array(values, pa.int64())
+        if kind == "long"
+        else pa.array([None if v is None else str(v) for v in values], pa.string())
+    )
+    column = column.slice(min(offset, len(values)))
+    codec = KeyCodec(StructType([StructField("k", LongType() if kind == "long" else StringType())]))
+    assert codec.encode_array([column], len(column)).to_pylist() == [codec.encode((v,)) for v in column.to_pylist()]
+
+
+FIRST = StructType([StructField("n", IntegerType()), StructField("x", DoubleType())])
+SECOND = StructType([StructField("x", DoubleType()), StructField("n", LongType()), StructField("t", StringType())])
+
+
+def test_values_of_several_schema_versions_and_with_write_times_are_read_together() -> None:
+    old = ValueCodec("s", [FIRST])
+    timed = ValueCodec("s", [FIRST], write_time_ms=1_700_000_000_000)
+    new = ValueCodec("s", [FIRST, SECOND])
+    values = [
+        old.encode((1, 0.5)),
+        None,
+        new.encode((1.5, 1 << 40, "a")),
+        timed.encode((None, 2.5)),
+        old.encode((2, None)),
+    ]
+    found = ValueColumns("s", [FIRST, SECOND]).decode(pa.array(values, pa.binary()))
+    nothing = (None, None, None)
+    assert rows_of_table(found) == [(0.5, 1, None), nothing, (1.5, 1 << 40, "a"), (2.5, None, None), (None, 2, None)]
+
+
+@pytest.mark.parametrize("schema", [FIRST, SECOND])
+def test_damaged_values_are_refused(schema: StructType, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = ValueColumns("s", [schema])
+    whole = ValueCodec("s", [schema]).encode((1, 2.5) if schema is FIRST else (2.5, 1000, "text"))
+    for size in range(len(whole)):
+        with pytest.raises(CorruptData, match="'s'"):
+            columns.decode(pa.array([whole, whole[:size]], pa.binary()))
+    for _ in range(200):
+        # Any bytes: an error of ours or some values, but nothing else.
+        noise = rng.bytes(int(rng.integers(0, 40)))
+        with contextlib.suppress(CorruptData):
+            assert columns.decode(pa.array([b"\x01" + noise], pa.binary())).num_rows == 1
+
+
+def test_a_null_in_a_required_field_is_refused() -> None:
+    columns = ValueColumns("s", [StructType([StructField("n", LongType(), nullable=False)])])
+    with pytest.raises(Invalid, match="'n' of state 's' is declared NOT NULL"):
+        columns.encode(pa.record_batch([pa.array([1, None])], names=["n"]))
