@@ -1,0 +1,30 @@
+"""The dstl command line: one module per verb, no logic of its own."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line."""
+    import typer
+
+    from dstl.cli.checkpoints import app as checkpoints
+    from dstl.cli.demo import demo
+    from dstl.cli.gc import gc
+    from dstl.cli.savepoint import app as savepoint
+    from dstl.cli.segment import app as segment
+    from dstl.cli.state import app as state
+
+    app = typer.Typer(
+        help="DSTL: a durable short-term log as the state backend of PySpark Structured Streaming.",
+        no_args_is_help=True,
+        add_completion=False,
+    )
+    app.command()(demo)
+    app.command()(gc)
+    app.add_typer(checkpoints, name="checkpoints")
+    app.add_typer(savepoint, name="savepoint")
+    app.add_typer(segment, name="segment")
+    app.add_typer(state, name="state")
+    app()

@@ -1,0 +1,139 @@
+"""``dstl gc``: what crashes and aborted batches left in a location."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dstl.checkpoint.cleaner import CleanerReport, clean
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.cli.console import (
+    AsJson,
+    EndpointUrl,
+    age_text,
+    errors_as_exit,
+    print_json,
+    progress_bar,
+    run_at,
+    size_text,
+)
+from dstl.errors import Invalid
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+
+__all__ = ["gc", "parse_duration"]
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_SHOWN_ROWS = 20
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``90s``, ``15m``, ``24h`` or ``7d``.
+
+    Raises:
+        Invalid: Not a duration.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise Invalid(f"not a duration: {text!r}; write 90s, 15m, 24h or 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def gc(
+    location: Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")],
+    commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
+    grace: Annotated[
+        str, typer.Option(help="Leave everything younger alone, by the store's clock: 90s, 15m, 24h or 7d.")
+    ] = "24h",
+    stopped: Annotated[
+        bool,
+        typer.Option(
+            "--stopped",
+            help="The query does not run and nothing is being restored: no object waits for its checkpoint any more. "
+            "Without it, what the latest batches stored stays, for they may be running.",
+        ),
+    ] = False,
+    at_most: Annotated[int, typer.Option(min=1, help="Most deletions of this pass.")] = 10_000,
+    endpoint_url: EndpointUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
+
+    Safe beside a running query (which cleans up by itself). Never touched: other queries' objects, names that are not
+    DSTL's, savepoints, fences. Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the
+    store did not answer: try again.
+    """
+    with errors_as_exit(), progress_bar("deleting") as on_progress:
+        grace_s = parse_duration(grace)
+
+        async def nobody() -> tuple[str, ...]:
+            return ()
+
+        async def work(store: ObjectStore, runtime: Runtime) -> CleanerReport:
+            return await clean(
+                store,
+                runtime,
+                ManifestLog(store, runtime),
+                grace_s=grace_s,
+                dry_run=not commit,
+                live_writer_ids=nobody if stopped else None,
+                max_deletions=at_most,
+                on_progress=on_progress,
+            )
+
+        report = run_at(location, endpoint_url, work)
+    if as_json:
+        print_json(_described(location, report))
+    else:
+        _show(location, report)
+
+
+def _described(location: str, report: CleanerReport) -> dict[str, Any]:
+    return {
+        "location": location,
+        "query_id": report.query_id,
+        "dry_run": report.dry_run,
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "deleted": report.deleted,
+        "orphans": [
+            {
+                "object": each.info.name,
+                "size": each.info.size,
+                "age_s": round(report.now - each.info.modified, 3),
+                "reason": each.reason,
+            }
+            for each in report.plan.deletions
+        ],
+        "orphan_bytes": report.orphan_bytes,
+        "kept": [
+            {"reason": reason.value, "objects": count, "bytes": report.plan.kept_bytes[reason]}
+            for reason, count in report.plan.kept.items()
+        ],
+    }
+
+
+def _show(location: str, report: CleanerReport) -> None:
+    console = Console(soft_wrap=True)
+    orphans = report.plan.deletions
+    table = Table(title=f"{'orphans' if report.dry_run else 'deleted'} in {location}, query {report.query_id}")
+    for column in ("object", "size", "age", "why"):
+        table.add_column(column, justify="right" if column in ("size", "age") else "left")
+    for each in orphans[:_SHOWN_ROWS]:
+        age = age_text(report.now - each.info.modified)
+        table.add_row(each.info.name, size_text(each.info.size), age, each.reason)
+    if orphans:
+        console.print(table)
+    if len(orphans) > _SHOWN_ROWS:
+        typer.echo(f"and {len(orphans) - _SHOWN_ROWS} more (all with --json)")
+    for reason, count in report.plan.kept.items():
+        typer.echo(f"kept {count} objects, {size_text(report.plan.kept_bytes[reason])}: {reason.value}")
+    if report.dry_run:
+        typer.echo(f"{len(orphans)} objects, {size_text(report.orphan_bytes)}, would go: pass --commit to delete them")
+    else:
+        typer.echo(f"deleted {report.deleted} objects, {size_text(report.orphan_bytes)}")

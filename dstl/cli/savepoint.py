@@ -1,0 +1,196 @@
+"""``dstl savepoint``: make, list, check and delete savepoints."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from dstl.checkpoint.savepoint import create_savepoint
+from dstl.checkpoint.savepoint_deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
+from dstl.checkpoint.savepoint_format import Savepoint, directory_of
+from dstl.checkpoint.savepoint_verification import verify_savepoint
+from dstl.cli.console import (
+    EXIT_CODES,
+    AsJson,
+    EndpointUrl,
+    age_text,
+    errors_as_exit,
+    print_json,
+    progress_bar,
+    run_at,
+    size_text,
+    time_text,
+)
+from dstl.options import S3Options
+from dstl.runtime import Runtime, system_runtime
+from dstl.store.base import ObjectStore
+from dstl.store.location import open_store
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="Savepoints: self-contained copies of a checkpoint that no cleanup touches. Restore one with "
+    "StateBackend(location, restore_from='LOCATION/savepoints/NAME').",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+)
+
+_Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
+
+
+@app.command(epilog=EXIT_CODES)
+def create(
+    location: _Location,
+    name: _Name,
+    checkpoint: Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")] = None,
+    to: Annotated[str | None, typer.Option(help="Where the savepoint goes. Default: the same location.")] = None,
+    endpoint_url: EndpointUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a checkpoint of LOCATION to the savepoint NAME; its job may be running."""
+    with errors_as_exit():
+        with progress_bar(f"savepoint {name}") as on_progress:
+
+            async def work(source: ObjectStore, runtime: Runtime) -> Savepoint:
+                target = source if to is None else open_store(to, S3Options(endpoint_url=endpoint_url))
+                try:
+                    return await create_savepoint(
+                        source, target, runtime, name, checkpoint_id=checkpoint, on_progress=on_progress
+                    )
+                finally:
+                    if target is not source:
+                        await target.close()
+
+            made = run_at(location, endpoint_url, work)
+        found = {"location": f"{(to or location).rstrip('/')}/{directory_of(name).rstrip('/')}", **_described(made)}
+    if as_json:
+        print_json(found)
+    else:
+        _show(f"savepoint {name}", found)
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(location: _Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+    """List the savepoints of LOCATION, unfinished and damaged ones included."""
+    with errors_as_exit():
+        found = run_at(location, endpoint_url, list_savepoints)
+    if as_json:
+        print_json([_listed(each) for each in found])
+        return
+    now = system_runtime().clock.wall()
+    table = Table(title=f"savepoints of {location}")
+    for column in ("name", "state", "checkpoint", "batch", "size", "entries", "age"):
+        table.add_column(column, justify="left" if column in ("name", "state") else "right")
+    for each in found:
+        of = each.savepoint
+        table.add_row(
+            each.name,
+            f"{each.state} {each.detail}".strip(),
+            str(of.checkpoint_id) if of else "-",
+            str(of.batch_id) if of else "-",
+            size_text(each.bytes),
+            f"{of.entries:,}" if of else "-",
+            age_text(now - (of.created_at if of else each.modified)),
+        )
+    Console(soft_wrap=True).print(table)
+
+
+@app.command(epilog=EXIT_CODES)
+def verify(location: _Location, name: _Name, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+    """Read and decode every byte of a savepoint and report every object that is damaged or missing."""
+    with errors_as_exit(), progress_bar(f"verifying {name}") as on_progress:
+        done = run_at(
+            location,
+            endpoint_url,
+            lambda store, runtime: verify_savepoint(store, runtime, name, on_progress=on_progress),
+        )
+    found = {"ok": not done.problems, **_described(done.savepoint), "problems": list(done.problems)}
+    if as_json:
+        print_json(found)
+    else:
+        _show(f"savepoint {name}: {'sound' if not done.problems else 'DAMAGED'}", found)
+    if done.problems:
+        raise typer.Exit(1)
+
+
+@app.command(epilog=EXIT_CODES)
+def delete(
+    location: _Location,
+    name: _Name,
+    commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds for which files without a descriptor count as being written.")
+    ] = WRITING_GRACE_S,
+    endpoint_url: EndpointUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a savepoint, or what is left of an unfinished one; a dry run unless --commit is given."""
+    with errors_as_exit():
+        done = run_at(
+            location,
+            endpoint_url,
+            lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace),
+        )
+    found = {
+        "name": name,
+        "state": done.state,
+        "deleted": done.committed,
+        "objects": list(done.objects),
+        "bytes": done.bytes,
+    }
+    if as_json:
+        print_json(found)
+        return
+    for each in done.objects:
+        typer.echo(each)
+    verb = "deleted" if done.committed else "would be deleted: run again with --commit"
+    typer.echo(f"{len(done.objects)} objects, {size_text(done.bytes)}, {verb}")
+
+
+def _described(savepoint: Savepoint) -> dict[str, Any]:
+    return {
+        "name": savepoint.name,
+        "checkpoint": savepoint.checkpoint_id,
+        "batch": savepoint.batch_id,
+        "query_id": savepoint.query_id,
+        "source": savepoint.source,
+        "created_at": savepoint.created_at,
+        "watermark_ms": savepoint.watermark_ms,
+        "max_parallelism": savepoint.max_parallelism,
+        "operators": [entry.uid for entry in savepoint.operators],
+        "objects": len(savepoint.files) + 1,
+        "bytes": savepoint.bytes,
+        "entries": savepoint.entries,
+    }
+
+
+def _listed(listing: SavepointListing) -> dict[str, Any]:
+    described = _described(listing.savepoint) if listing.savepoint else {}
+    return {
+        **described,
+        "name": listing.name,
+        "state": listing.state,
+        "detail": listing.detail,
+        "objects": listing.objects,
+        "bytes": listing.bytes,
+        "modified": listing.modified,
+    }
+
+
+def _show(title: str, found: dict[str, Any]) -> None:
+    table = Table(title=title, show_header=False)
+    for name, value in found.items():
+        if name == "bytes":
+            shown = f"{size_text(value)} ({value:,} bytes)"
+        elif name == "created_at":
+            shown = time_text(value)
+        elif isinstance(value, list):
+            shown = "\n".join(map(str, value)) or "none"
+        else:
+            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    Console(soft_wrap=True).print(table)

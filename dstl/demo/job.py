@@ -1,0 +1,132 @@
+"""The demo's driver process: one PySpark program, as a user would write it, that tells its parent what happens.
+
+``python -m dstl.demo.job CONFIG`` runs until every input file is processed. Events go to standard output, one JSON
+object a line; the parent kills this process, its workers and its TaskManager, and starts it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from dstl.checkpoint.service import CheckpointReport, RestoreReport
+from dstl.demo.aircraft import ALERT_SCHEMA, AircraftProcessor
+from dstl.demo.flights import FLIGHT_SCHEMA
+from dstl.errors import DstlError
+from dstl.options import S3Options
+from dstl.spark import StateBackend
+from dstl.spark.restart import FixedDelay, run_with_restarts
+
+__all__ = ["OPERATOR", "JobConfig"]
+
+OPERATOR = "aircraft"
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """What the driver is told by its parent.
+
+    Attributes:
+        work: Directory with ``input/``; ``output/``, Spark's ``checkpoint/`` and at the end
+            ``alerts.parquet``, the sink's rows, are made in it.
+        location: Where state goes.
+        endpoint_url: Of another S3 than AWS's; None for AWS.
+        partitions: Partitions of the operator.
+        task_managers: TaskManager processes.
+    """
+
+    work: str
+    location: str
+    endpoint_url: str | None
+    partitions: int
+    task_managers: int = 1
+
+    def to_json(self) -> str:
+        """Return the configuration as one argument of a command line; it holds no secret."""
+        return json.dumps(asdict(self))
+
+
+def _spark_session(work: Path) -> SparkSession:
+    """Return a local session that may retry a task, quiet enough for a demo."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    session: SparkSession = (
+        SparkSession.builder.master("local[*,4]")
+        .appName("dstl-demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "4")
+        # Saves about 40 ms of every Python task (delayed acknowledgements on the worker's TCP socket).
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.local.dir", str(work / "spark"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def run(config: JobConfig) -> None:
+    """Run the query until its input ends, restarting it when it fails."""
+    work = Path(config.work)
+    spark = _spark_session(work)
+    backend = StateBackend(
+        config.location,
+        parallelism=config.partitions,
+        task_managers=config.task_managers,
+        s3=S3Options(endpoint_url=config.endpoint_url),
+        spark=spark,
+    )
+
+    def report(event: CheckpointReport | RestoreReport) -> None:
+        kind = "checkpoint" if isinstance(event, CheckpointReport) else "restore"
+        _tell(kind, **asdict(event), workers=list(backend.worker_pids), taskmanagers=list(backend.task_manager_pids))
+
+    backend.add_listener(report)
+    flights = spark.readStream.schema(FLIGHT_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
+    alerts = backend.transform_with_state(
+        flights, by="tail", processor=AircraftProcessor(), output=ALERT_SCHEMA, name=OPERATOR
+    )
+    writer = (
+        alerts.writeStream.format("parquet")
+        .option("path", str(work / "output"))
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    _tell("started", pid=os.getpid())
+    run_with_restarts(
+        writer.start,
+        FixedDelay(attempts=5, delay_s=0.2),
+        on_restart=lambda number, error: _tell("restart", number=number, why=str(error)[:2000]),
+    )
+    backend.close()
+    # Read as any reader of the sink sees it: by the sink's own log of committed files.
+    pq.write_table(spark.read.parquet(str(work / "output")).toArrow(), work / "alerts.parquet")
+    _tell("finished")
+    spark.stop()
+
+
+_out = threading.Lock()
+
+
+def _tell(event: str, **fields: Any) -> None:
+    with _out:
+        print(json.dumps({"event": event, **fields}), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        run(JobConfig(**json.loads(sys.argv[1])))
+    except DstlError as refused:
+        _tell("refused", kind=type(refused).__name__, why=str(refused))
+        sys.exit(2)

@@ -1,0 +1,136 @@
+"""The demo's parent process: starts the driver, kills what it is asked to kill, and keeps the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dstl.demo.job import JobConfig
+from dstl.errors import Unavailable, error_from_wire
+
+__all__ = ["KILLS", "RunFigures", "supervise"]
+
+KILLS = ("worker", "taskmanager", "driver")
+"""What can be killed, in the order in which ``all`` does it."""
+
+_MOST_STARTS = 5
+_MOST_SECONDS = 1800.0
+
+
+@dataclass
+class RunFigures:
+    """What happened in one run of the demo.
+
+    Attributes:
+        checkpoints: Every completed checkpoint's figures, as the driver told them.
+        restores: Every restore's.
+        restarts: Restarts of the query inside a driver, and starts of a new driver after the first.
+        kills: ``(what, pid)`` of every process that was killed.
+        recoveries_s: For each kill, seconds until the next checkpoint completed.
+    """
+
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    restores: list[dict[str, Any]] = field(default_factory=list)
+    restarts: int = 0
+    kills: list[tuple[str, int]] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)
+
+
+def supervise(
+    config: JobConfig, kills: tuple[str, ...], batches: int, rng: random.Random, on_batch: Callable[[int], None]
+) -> RunFigures:
+    """Run the job to its end, killing the named processes at points spread over the run.
+
+    A kill comes a random moment after a checkpoint, so it hits some point of the following batch. Only processes that
+    the driver has reported as its own are killed.
+
+    Args:
+        config: The job's.
+        kills: What to kill, in order.
+        batches: How many micro-batches there will be.
+        rng: Decides the moments.
+        on_batch: Called with each completed batch's number.
+
+    Raises:
+        DstlError: The driver refused to run, with its own error.
+        Unavailable: The driver ended too often, or took too long.
+    """
+    figures = RunFigures()
+    due = {max(0, (n + 1) * batches // (len(kills) + 1) - 1): what for n, what in enumerate(kills)}
+    deadline = time.monotonic() + _MOST_SECONDS
+    log = Path(config.work) / "driver.log"
+    killed_at: float | None = None
+    for start in range(_MOST_STARTS):
+        figures.restarts += 1 if start else 0
+        with open(log, "ab") as stderr:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "dstl.demo.job", config.to_json()],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+            )
+        try:
+            for event in _events(driver, deadline):
+                if event["event"] == "refused":
+                    raise error_from_wire(event["kind"], event["why"])
+                if event["event"] == "finished":
+                    driver.wait(60)
+                    return figures
+                if event["event"] == "restart":
+                    figures.restarts += 1
+                if event["event"] == "restore":
+                    figures.restores.append(event)
+                if event["event"] != "checkpoint":
+                    continue
+                figures.checkpoints.append(event)
+                on_batch(event["batch_id"])
+                if killed_at is not None:
+                    figures.recoveries_s.append(time.monotonic() - killed_at)
+                    killed_at = None
+                what = due.pop(event["batch_id"], None)
+                if what is not None:
+                    time.sleep(rng.uniform(0.05, 0.8))
+                    pid = _kill(what, driver, event)
+                    if pid is not None:
+                        figures.kills.append((what, pid))
+                        killed_at = time.monotonic()
+        finally:
+            if driver.poll() is None:
+                driver.kill()
+            driver.wait()
+    last = log.read_text(errors="replace")[-4000:]
+    raise Unavailable(f"the demo's driver ended {_MOST_STARTS} times without finishing; its last messages:\n{last}")
+
+
+def _events(driver: subprocess.Popen[str], deadline: float) -> Iterator[dict[str, Any]]:
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the demo took more than {_MOST_SECONDS:.0f} s: try fewer batches")
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and "event" in event:
+            yield event
+
+
+def _kill(what: str, driver: subprocess.Popen[str], event: dict[str, Any]) -> int | None:
+    """Kill one process with SIGKILL and return its id; None where none of that kind is left."""
+    candidates = {"driver": [driver.pid], "taskmanager": event["taskmanagers"], "worker": event["workers"]}[what]
+    for pid in reversed(candidates):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        return int(pid)
+    return None

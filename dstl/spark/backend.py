@@ -1,0 +1,448 @@
+"""``StateBackend``: DSTL as the state backend of one PySpark streaming query."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, GroupedData, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from dstl.checkpoint.report import SavepointReport
+from dstl.checkpoint.savepoint_restore import RestoreMode
+from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
+from dstl.errors import Invalid
+from dstl.option_sources import resolve
+from dstl.options import (
+    BatchingOptions,
+    CheckpointOptions,
+    HedgingOptions,
+    MaterializationOptions,
+    S3Options,
+    UploadOptions,
+)
+from dstl.runtime import IoLoop, system_runtime
+from dstl.spark.application import (
+    absolute_location,
+    check_operator_name,
+    check_pyspark,
+    driver_host,
+    merge_registries,
+    shut_down,
+)
+from dstl.spark.fleet_launcher import FleetLauncher
+from dstl.spark.initial_state import check_initial_state, with_initial_state
+from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column, partition_column
+from dstl.spark.operator import OperatorDefinition, Style, define_operator
+from dstl.spark.savepoints import SavepointMaker, start_from_savepoint
+from dstl.spark.state_frame import state_rows
+from dstl.spark.task import OperatorTask
+from dstl.spark.ticks import interval_ms, with_marks, with_ticks
+from dstl.spark.vectorised_operators import VectorisedOperators, observed
+from dstl.spark.vectorised_task import VectorisedDefinition
+from dstl.store.base import ObjectStore
+from dstl.store.location import open_store
+from dstl.store.probe import probe
+from dstl.taskmanager.launcher import TaskManagerConfig
+from dstl.taskmanager.protocol import Secret
+from handles.key_group import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM
+from materializer.tables import TableKind
+
+__all__ = ["StateBackend"]
+
+_log = logging.getLogger(__name__)
+
+
+class StateBackend(VectorisedOperators):
+    """Keeps the state of one streaming query in DSTL.
+
+    ::
+
+        backend = StateBackend("s3://bucket/jobs/flights")
+        rows = backend.transform_with_state(df, by="tail", processor=Flights(), output="tail string, ...")
+        query = rows.writeStream.format("parquet")....start()
+
+    One object serves one query, with any number of stateful operators, and survives restarts of that query in the same
+    driver; a second query needs a backend and a location of its own. Spark's own checkpoint directory stays the owner
+    of the source's offsets: the two belong together.
+
+    Thread-safe as far as a driver program is: define operators from one thread. Not usable after a fork.
+
+    Args:
+        location: Where state is stored: ``s3://bucket/prefix``, a directory that driver and executors share, or
+            several of them joined by commas. It is written to and read once before this returns.
+        parallelism: Partitions of each operator, unless it names its own; by default Spark's default parallelism. May
+            differ at every restart. More: more tasks share the work and each needs less memory; fewer: less overhead.
+        max_parallelism: Number of key groups: the most partitions that the job can ever have. Fixed for the job's life.
+            More: more room to grow; fewer: smaller indexes.
+        table: ``heap`` (fast, state must fit the TaskManagers' memory) or ``rocksdb`` (slower, state on local disk).
+        task_managers: Processes that share the key groups. More: more cores serve state; fewer: fewer objects per
+            checkpoint.
+        batching: When the log is sealed into segments.
+        upload: How objects get into the store.
+        hedging: When a second request is sent for a late one.
+        checkpoints: Deadlines and retention.
+        materialization: When tables are written as base files, so that the log stays short. Options that are not
+            given come from the environment or Spark's configuration: see :mod:`dstl.option_sources`.
+        s3: How S3 is reached; credentials come from the SDK's provider chain.
+        restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
+            has checkpoints of its own they come first, so the argument may stay. Parallelism, table kind and number of
+            TaskManagers may differ from those of the savepoint's query; ``max_parallelism`` may not. It holds no
+            source offsets: say where the sources start, and leave ``initial_state`` out.
+        restore_mode: ``no_claim`` copies the savepoint's files before the first batch: from the first checkpoint on the
+            job is independent of it. ``claim`` copies nothing: the savepoint, which has to be in this very location,
+            becomes the job's own, and its files are deleted as the job needs them no more.
+        restore: ``latest``: a run goes on from the checkpoint of the batch before, or not at all. ``previous``: where
+            that one cannot be read, from the newest older one that can, and what the batches in between did to the
+            state is lost: it is logged, and in the :class:`RestoreReport`. Start with it once, by hand.
+        allow_non_restored_state: Accept a checkpoint with state of an operator that the query no longer has; the state
+            is carried along. State in a savepoint of such an operator stays in the savepoint.
+        spark: The session; by default the active one.
+
+    Raises:
+        AccessDenied: The credentials may not read, write, list or delete there.
+        Invalid: The location or an argument is wrong.
+        MissingState: There is no such savepoint.
+        CorruptData: The savepoint's descriptor is damaged.
+        Unavailable: The store does not answer.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        parallelism: int | None = None,
+        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
+        table: TableKind = "heap",
+        task_managers: int = 1,
+        batching: BatchingOptions | None = None,
+        upload: UploadOptions | None = None,
+        hedging: HedgingOptions | None = None,
+        checkpoints: CheckpointOptions | None = None,
+        materialization: MaterializationOptions | None = None,
+        s3: S3Options | None = None,
+        restore_from: str | None = None,
+        restore_mode: RestoreMode = "no_claim",
+        restore: Literal["latest", "previous"] = "latest",
+        allow_non_restored_state: bool = False,
+        spark: SparkSession | None = None,
+    ) -> None:
+        check_pyspark()
+        session = spark or SparkSession.getActiveSession()
+        if session is None:
+            raise Invalid("there is no active Spark session: make one first, or pass spark=")
+        if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
+            raise Invalid(f"max_parallelism={max_parallelism} is not in [1, {MAX_MAX_PARALLELISM}]")
+        if not 1 <= task_managers <= max_parallelism:
+            raise Invalid(f"task_managers={task_managers} is not in [1, {max_parallelism}], the maximum parallelism")
+        if restore not in ("latest", "previous"):
+            raise Invalid(f"restore={restore!r} is neither 'latest' nor 'previous'")
+        if location.startswith("memory://"):
+            raise Invalid("memory:// is this process's own memory, and state lives in others: use a directory or S3")
+        self.location = location
+        self.max_parallelism = max_parallelism
+        self._parallelism = parallelism or session.sparkContext.defaultParallelism
+        self._check_parallelism(self._parallelism)
+        self._session = session
+        self._secret = Secret.generate()
+        self._operators: list[str] = []
+        self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = []
+        self._loop = IoLoop("dstl-coordinator")
+        self._closer: weakref.finalize[Any, StateBackend] | None = None
+        runtime = system_runtime()
+        conf = dict(session.sparkContext.getConf().getAll())
+        batching = resolve("batching", BatchingOptions, batching, os.environ, conf)
+        upload = resolve("upload", UploadOptions, upload, os.environ, conf)
+        hedging = resolve("hedging", HedgingOptions, hedging, os.environ, conf)
+        checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
+        materialization = resolve("materialization", MaterializationOptions, materialization, os.environ, conf)
+        s3 = resolve("s3", S3Options, s3, os.environ, conf)
+        self._store = open_store(location, s3)
+        stores: list[ObjectStore] = [self._store]
+        try:
+            self._loop.run(probe(self._store, runtime=runtime))
+            host = driver_host(session)
+            self._launcher = FleetLauncher(task_managers)
+            self._service = CoordinatorService(
+                self._store,
+                runtime,
+                self._secret,
+                options=checkpoints,
+                max_parallelism=max_parallelism,
+                task_managers=task_managers,
+                host=host,
+                merge_registries=merge_registries,
+                allow_non_restored_state=allow_non_restored_state,
+                on_event=self._on_event,
+                on_task_manager_lost=self._launcher.replace,
+                materialization=materialization,
+                fall_back=restore == "previous",
+            )
+            self._loop.run(self._service.start())
+            self._launcher.config = TaskManagerConfig(
+                member_id="",
+                location=absolute_location(location),
+                coordinator=self._service.address,
+                secret=self._secret,
+                table=table,
+                max_parallelism=max_parallelism,
+                host=host,
+                batching=batching,
+                upload=upload,
+                hedging=hedging,
+                materialization=materialization,
+                s3=s3,
+            )
+        except BaseException:
+            self._loop.run(self._store.close())
+            self._loop.close()
+            raise
+        self._closer = weakref.finalize(self, shut_down, self._loop, self._service, self._launcher, stores)
+        self._savepoints = SavepointMaker(self._service, self._loop, location, s3)
+        if restore_from is not None:
+            begin = start_from_savepoint(
+                self._service, self._store, absolute_location(location), restore_from, restore_mode, s3
+            )
+            try:
+                stores += self._loop.run(begin)
+            except BaseException:
+                self.close()
+                raise
+
+    def __repr__(self) -> str:
+        return f"StateBackend({self.location!r}, operators={self._operators})"
+
+    def __enter__(self) -> StateBackend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def transform_with_state(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str = "append",
+        time_mode: str = "none",
+        initial_state: DataFrame | GroupedData | None = None,
+        tick: str | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataFrame:
+        """Run a Row-style ``StatefulProcessor`` over a streaming DataFrame, as ``groupBy(by).transformWithState`` does.
+
+        Args:
+            df: A streaming DataFrame.
+            by: Grouping column or columns. A null is a key like any other.
+            processor: PySpark's own class, unchanged: ``handleInputRows`` gets and returns iterators of ``Row``. Called
+                once per key and micro-batch with all of the key's rows; Spark promises no order among them.
+            output: Schema of what it returns.
+            output_mode: ``append`` or ``update``: what the sink is promised.
+            time_mode: ``none``, ``processingTime`` or ``eventTime``.
+            initial_state: A batch DataFrame with the grouping columns: each of its rows is given to
+                ``handleInitialState`` once, in the query's first batch, before its key's input. Keep the argument at
+                restarts: it is one of the sources that Spark counts.
+            tick: Have a batch at least this often (``"10 seconds"``), so that timers fire without input. Shorter: they
+                fire sooner; longer: fewer batches, each of which costs a checkpoint. By default timers fire in the next
+                batch with data of any key. Keep the argument at restarts; its value may change.
+            name: The operator's name, under which its state is found at a restart; by default ``operator-<n>`` in the
+                order of definition. Give one to be free to add and remove operators later.
+            parallelism: Partitions; by default the backend's.
+
+        Returns:
+            A streaming DataFrame that any sink can write.
+
+        Raises:
+            Invalid: A column does not exist, a type is not supported, a name is taken, or the DataFrame is not
+                streaming: refused here, not in a task.
+        """
+        return self._transform(
+            df, by, processor, output, output_mode, time_mode, initial_state, tick, name, parallelism, "row"
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str = "append",
+        time_mode: str = "none",
+        initial_state: DataFrame | GroupedData | None = None,
+        tick: str | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataFrame:
+        """Run a pandas-style ``StatefulProcessor``: ``handleInputRows`` gets and returns iterators of ``DataFrame``.
+
+        Otherwise as :meth:`transform_with_state`.
+        """
+        return self._transform(
+            df, by, processor, output, output_mode, time_mode, initial_state, tick, name, parallelism, "pandas"
+        )
+
+    def read_state(
+        self,
+        spark: SparkSession,
+        name: str,
+        checkpoint: int | Literal["latest"] = "latest",
+        operator: str | None = None,
+    ) -> DataFrame:
+        """Return the live entries of one state as of a checkpoint; safe while the query runs, for it only reads.
+
+        The driver reads the operator's state from the store and holds it in memory: it is for looking, not for
+        processing terabytes. Entries whose time to live has passed are left out.
+
+        Args:
+            spark: The session to make the DataFrame in.
+            name: The state's name; ``$timers`` for the timers.
+            checkpoint: Its number (as listeners and the command line show it), or ``latest``.
+            operator: The operator's name; needed where several have a state of this name.
+
+        Returns:
+            ``key`` (a struct of the grouping columns), ``user_key`` (a struct, of a map state) and ``value`` (a struct;
+            a list state has a row for each element, in its order); of the timers ``key`` and ``expiry_ms``.
+
+        Raises:
+            Invalid: No such state; names those that there are.
+            MissingState: No such checkpoint.
+            CorruptData: The checkpoint is damaged.
+        """
+        schema, rows = self._loop.run(state_rows(self._store, system_runtime(), name, checkpoint, operator))
+        return spark.createDataFrame(rows, schema)
+
+    @property
+    def task_manager_pids(self) -> Sequence[int]:
+        """Process ids of the TaskManagers that have registered."""
+        return tuple(self._service.fleet.pids)
+
+    @property
+    def worker_pids(self) -> Sequence[int]:
+        """Process ids of the Python workers that have run a task of this backend, dead ones included."""
+        return tuple(self._service.worker_pids)
+
+    def savepoint(
+        self, name: str, *, to: str | None = None, on_progress: Callable[[int, int], None] | None = None
+    ) -> SavepointReport:
+        """Copy the last completed checkpoint to a savepoint, while batches go on.
+
+        Returns when it is complete; it takes about as long as restoring the state. Nothing waits for it, but it uses
+        the driver's processor and network, and its memory: some hundred megabytes.
+
+        Args:
+            name: The savepoint's name.
+            to: Another location for it; by default this backend's, below ``savepoints/``.
+            on_progress: Called with key groups done and in all, on a thread of its own.
+
+        Returns:
+            Its figures; their ``location`` is what ``restore_from`` takes.
+
+        Raises:
+            MissingState: No checkpoint has completed since this backend began.
+            ObjectExists: The name is taken.
+            Invalid: Not a name or a location.
+        """
+        return self._savepoints.make(name, to, on_progress)
+
+    def add_listener(self, listener: Callable[[CheckpointReport | RestoreReport], None]) -> None:
+        """Call ``listener`` with the figures of every checkpoint and restore, on a thread of the backend's.
+
+        It must not block: a checkpoint is not over until it returns.
+        """
+        self._listeners.append(listener)
+
+    def close(self) -> None:
+        """End the TaskManagers and stop listening. Stop the query first. Idempotent."""
+        if self._closer is not None:
+            self._closer()
+
+    def _transform(
+        self,
+        df: DataFrame,
+        by: str | Sequence[str],
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str,
+        time_mode: str,
+        initial_state: DataFrame | GroupedData | None,
+        tick: str | None,
+        name: str | None,
+        parallelism: int | None,
+        style: Style,
+    ) -> DataFrame:
+        uid, partitions = self._next_operator(name, parallelism)
+        definition: OperatorDefinition = define_operator(
+            df,
+            uid=uid,
+            by=[by] if isinstance(by, str) else list(by),
+            processor=processor,
+            output=output,
+            output_mode=output_mode,
+            time_mode=time_mode,
+            style=style,
+            parallelism=partitions,
+            max_parallelism=self.max_parallelism,
+            has_initial_state=initial_state is not None,
+        )
+        what = f"operator {uid!r}"
+        interval = None if tick is None else interval_ms(tick)
+        if interval is not None and not definition.has_timers:
+            raise Invalid(f"{what}: tick={tick!r} serves timers, and time mode none has no timers")
+        initial = None if initial_state is None else check_initial_state(initial_state, definition.key_schema, what)
+        self._add(definition)
+        key_group = key_group_column(definition.by, self.max_parallelism)
+        keyed = observed(df, uid).withColumn(KEY_GROUP_COLUMN, key_group)
+        if initial is not None:
+            keyed = with_initial_state(keyed, initial, definition.by, key_group, KEY_GROUP_COLUMN)
+        if interval is not None:
+            keyed = with_ticks(keyed, interval)
+        if definition.needs_marks:
+            keyed = with_marks(keyed, partitions)
+        return self._placed(keyed, definition)
+
+    def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
+        """Return the name and the parallelism of the operator that is being defined, checked."""
+        partitions = parallelism or self._parallelism
+        self._check_parallelism(partitions)
+        return check_operator_name(name or f"operator-{len(self._operators) + 1}"), partitions
+
+    def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
+        self._loop.run(self._expect(definition))
+        self._operators.append(definition.uid)
+        self._launcher.start()
+
+    def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
+        task = OperatorTask(definition, self._service.address, self._secret)
+        partition = partition_column(self.max_parallelism, definition.parallelism)
+        return keyed.repartitionById(definition.parallelism, partition).mapInArrow(task, definition.output)
+
+    async def _expect(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
+        self._service.expect(
+            definition.uid,
+            definition.parallelism,
+            definition.key_types,
+            definition.event_time[1] if definition.event_time else None,
+            definition.resolve,
+        )
+
+    def _check_parallelism(self, parallelism: int) -> None:
+        if not 1 <= parallelism <= self.max_parallelism:
+            raise Invalid(f"parallelism={parallelism} is not in [1, {self.max_parallelism}], the maximum parallelism")
+
+    def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
+        for listener in self._listeners:
+            try:
+                listener(report)
+            except Exception:
+                _log.exception("a listener raised")

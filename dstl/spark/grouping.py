@@ -1,0 +1,68 @@
+"""Bringing the rows of one key together inside a task.
+
+Spark does not sort streaming data, so a task gathers its partition's rows of one micro-batch and groups them itself,
+on columns. A micro-batch's partition must therefore fit a worker's memory, as it must for Spark's own
+``applyInPandas``; more partitions or smaller batches make it smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dstl.spark.key_groups import KEY_GROUP_COLUMN
+from dstl.state.groups import group_codes
+from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+
+__all__ = ["grouped", "initial_first", "take_marks"]
+
+_ROWS_PER_BATCH = 1 << 14
+
+
+def grouped(
+    batches: Iterable[pa.RecordBatch], by: Sequence[str], rows_per_batch: int = _ROWS_PER_BATCH
+) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows with equal keys standing together, in batches of at most ``rows_per_batch`` rows.
+
+    Rows of one key keep their order. Keys come in the order of their first row. Nulls are equal to each other; so are
+    NaNs, and -0.0 equals 0.0, as in Spark's own grouping.
+    """
+    held = [batch for batch in batches if batch.num_rows]
+    if not held:
+        return
+    table = pa.Table.from_batches(held)
+    codes = group_codes(table, by)
+    if np.any(codes[1:] < codes[:-1]):
+        table = table.take(pa.array(np.argsort(codes, kind="stable")))
+    yield from table.combine_chunks().to_batches(max_chunksize=rows_per_batch)
+
+
+def take_marks(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, list[pa.RecordBatch]]:
+    """Return the partition that the marks among the rows name, and the rows without the marks.
+
+    A partition of a DataFrame that is in a union with itself has two marks, of equal numbers.
+    """
+    partition: int | None = None
+    rest: list[pa.RecordBatch] = []
+    for batch in batches:
+        groups = batch.column(KEY_GROUP_COLUMN)
+        lowest = pc.min(groups).as_py()
+        if lowest is not None and lowest < 0:
+            partition = -1 - lowest
+            batch = batch.filter(pc.greater_equal(groups, 0))
+        if batch.num_rows:
+            rest.append(batch)
+    return partition, rest
+
+
+def initial_first(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the same rows, those that carry initial state first: a shuffle keeps no order."""
+    first, rest = [], []
+    for batch in batches:
+        carries = batch.column(INITIAL_STATE_COLUMN).is_valid()
+        first.append(batch.filter(carries))
+        rest.append(batch.filter(pc.invert(carries)))
+    return [batch for batch in (*first, *rest) if batch.num_rows]

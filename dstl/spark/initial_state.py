@@ -1,0 +1,78 @@
+"""Initial state: the rows of a batch DataFrame that each key is given once, before its first input.
+
+The rows travel as rows of the stream: a stream-static join of the DataFrame with a source that has one row, once. So
+Spark's own record of offsets says when they are delivered: in batch 0, again when that batch is run again, and never
+in another; and they reach their key's partition through the same shuffle as every row, whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.spark.ticks import one_row_once
+from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+
+__all__ = ["check_initial_state", "with_initial_state"]
+
+
+def check_initial_state(initial_state: Any, key_schema: StructType, what: str) -> DataFrame:
+    """Return the DataFrame of initial state if its keys can be those of the stream.
+
+    Args:
+        initial_state: A batch DataFrame, or one that is grouped already, as PySpark's own argument is.
+        key_schema: The stream's grouping columns.
+        what: Names the operator, for messages.
+
+    Raises:
+        Invalid: It is a stream, or has not the same grouping columns.
+    """
+    df = getattr(initial_state, "_df", None) if isinstance(initial_state, GroupedData) else initial_state
+    if not isinstance(df, DataFrame):
+        raise Invalid(f"{what}: initial_state is a {type(initial_state).__name__}, not a DataFrame")
+    if df.isStreaming:
+        raise Invalid(f"{what}: initial_state is a stream; it must be a batch DataFrame")
+    found = {field.name: field.dataType.simpleString() for field in df.schema.fields}
+    for field in key_schema.fields:
+        wanted = field.dataType.simpleString()
+        if found.get(field.name) != wanted:
+            held = ", ".join(f"{name} {kind}" for name, kind in found.items())
+            raise Invalid(f"{what}: initial_state needs the grouping column {field.name} {wanted}; it has {held}")
+    return df
+
+
+def with_initial_state(
+    df: DataFrame, initial: DataFrame, by: Sequence[str], key_group: Column, column: str
+) -> DataFrame:
+    """Return the stream with the initial state's rows among its own.
+
+    Args:
+        df: The stream, with its key groups in ``column``.
+        initial: The batch DataFrame.
+        by: Grouping columns, which both have.
+        key_group: The key group of a row, from the grouping columns.
+        column: Name of the key group's column.
+    """
+    names = [f"`{name}`" for name in initial.columns]
+    state = F.struct(*names)
+    kind = initial.select(state.alias("s")).schema["s"].dataType
+    stream = df.withColumn(INITIAL_STATE_COLUMN, F.lit(None).cast(kind))
+    # The one row is broadcast to the state's, however many: as a join's streamed side the state stays distributed.
+    once = initial.join(F.broadcast(one_row_once(df.sparkSession)))
+    columns = []
+    for field in stream.schema.fields:
+        if field.name in by:
+            value = F.col(f"`{field.name}`")
+        elif field.name == column:
+            value = key_group
+        elif field.name == INITIAL_STATE_COLUMN:
+            value = state
+        else:
+            value = F.lit(None).cast(field.dataType)
+        columns.append(value.alias(field.name))
+    return stream.union(once.select(*columns))

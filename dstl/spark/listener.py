@@ -1,0 +1,90 @@
+"""The figures of checkpoints and restores, for a job's own log, metrics and alarms.
+
+::
+
+    backend.add_listener(CheckpointLog(slow_after_s=5.0))
+
+Spark's own progress has the rows of each operator as the observed metric ``dstl_<operator>``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from dstl.checkpoint.service import CheckpointReport, RestoreReport
+from dstl.errors import Invalid
+from dstl.metrics import Recorder
+
+__all__ = ["CheckpointLog", "CheckpointMetrics", "CheckpointReport", "Report", "RestoreReport"]
+
+_log = logging.getLogger("dstl.checkpoints")
+
+Report = CheckpointReport | RestoreReport
+"""What a listener is called with."""
+
+
+class CheckpointLog:
+    """Writes one line for every checkpoint and restore to the logger ``dstl.checkpoints``; a slow one is a warning.
+
+    Args:
+        slow_after_s: A checkpoint that took longer is a warning. Lower: trouble is seen earlier; higher: fewer alarms.
+        on_slow: Called with the report of such a checkpoint; must not block.
+    """
+
+    def __init__(self, slow_after_s: float = 10.0, on_slow: Callable[[CheckpointReport], None] | None = None) -> None:
+        if slow_after_s <= 0:
+            raise Invalid(f"slow_after_s={slow_after_s} must be above 0")
+        self._slow_after_s = slow_after_s
+        self._on_slow = on_slow
+
+    def __call__(self, report: Report) -> None:
+        """Take one report."""
+        if isinstance(report, RestoreReport):
+            _log.info(
+                "restored checkpoint %s in %.3f s (%d bytes, %d changes) for run %s",
+                report.checkpoint_id,
+                report.seconds,
+                report.bytes,
+                report.changes,
+                report.run_id,
+            )
+            return
+        slow = report.seconds > self._slow_after_s
+        _log.log(
+            logging.WARNING if slow else logging.INFO,
+            "checkpoint %d of batch %d took %.3f s: %d requests, %d new bytes, %d in all",
+            report.checkpoint_id,
+            report.batch_id,
+            report.seconds,
+            report.requests,
+            report.new_bytes,
+            report.full_bytes,
+        )
+        if slow and self._on_slow is not None:
+            self._on_slow(report)
+
+
+class CheckpointMetrics:
+    """Passes the figures on to a metrics recorder, under Flink's names where Flink has them.
+
+    Args:
+        recorder: Where they go.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __call__(self, report: Report) -> None:
+        """Take one report."""
+        if isinstance(report, RestoreReport):
+            self._recorder.increment("numRestores")
+            self._recorder.observe("restoreSeconds", report.seconds)
+            self._recorder.gauge("lastRestoredBytes", report.bytes)
+            return
+        self._recorder.increment("numberOfCompletedCheckpoints")
+        self._recorder.observe("checkpointSeconds", report.seconds)
+        self._recorder.observe("checkpointRequests", report.requests)
+        self._recorder.gauge("lastCompletedCheckpointId", report.checkpoint_id)
+        self._recorder.gauge("lastIncSizeOfNonMaterialization", report.new_bytes)
+        self._recorder.gauge("lastCheckpointFullSize", report.full_bytes)

@@ -1,0 +1,190 @@
+"""What one stateful operator is: checked when the query is defined, carried into every task."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pyarrow as pa
+from pyspark.errors import ParseException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.spark.grouping import grouped
+from dstl.state.ddl import schema_of
+from dstl.state.handle import TimeMode
+from dstl.state.processor_runner import ProcessorRunner, discover_states
+from dstl.state.registry import StateRegistry
+
+__all__ = ["OperatorDefinition", "Style", "define_operator"]
+
+Style = Literal["row", "pandas"]
+_OUTPUT_MODES = ("append", "update")
+_WATERMARK_DELAY = "spark.watermarkDelayMs"
+
+
+@dataclass(frozen=True)
+class OperatorDefinition:
+    """One stateful operator.
+
+    Attributes:
+        uid: Its name, stable over restarts.
+        by: Grouping columns.
+        processor: The user's processor; each task works on its own copy.
+        input_schema: Columns of the input.
+        key_schema: The grouping columns' types.
+        output: Columns of the output.
+        style: ``row`` or ``pandas``.
+        time_mode: PySpark's name of it.
+        parallelism: Partitions.
+        max_parallelism: Key groups.
+        event_time: The event-time column and its watermark's delay in milliseconds; None in other time modes.
+        timezone: The session's time zone, which Spark shows timestamps in.
+        has_initial_state: Rows of initial state are among those of the first batch.
+    """
+
+    uid: str
+    by: tuple[str, ...]
+    processor: StatefulProcessor
+    input_schema: StructType
+    key_schema: StructType
+    output: StructType
+    style: Style
+    time_mode: str
+    parallelism: int
+    max_parallelism: int
+    event_time: tuple[str, int] | None
+    timezone: str
+    has_initial_state: bool = False
+
+    @property
+    def needs_marks(self) -> bool:
+        """True where a task must know its partition even without rows: timers are found by it."""
+        return self.has_initial_state or self.has_timers
+
+    @property
+    def has_timers(self) -> bool:
+        """True in the time modes that have timers."""
+        return TimeMode.parse(self.time_mode) is not TimeMode.NONE
+
+    @property
+    def key_types(self) -> str:
+        """The grouping columns' Spark types, joined by commas."""
+        return ",".join(field.dataType.simpleString() for field in self.key_schema.fields)
+
+    def with_processor(self, processor: StatefulProcessor) -> OperatorDefinition:
+        """Return the same operator with another processor object: a task's own copy."""
+        return replace(self, processor=processor)
+
+    def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the operator's states, given those of its checkpoint: what every task of a run is told.
+
+        The processor's ``init`` runs for it, on a copy, so that each run of the query adds and deletes states once.
+
+        Raises:
+            UserCodeError: A state cannot follow the stored one; names both schemas.
+        """
+        registry = StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)
+        processor = copy.deepcopy(self.processor)
+        return discover_states(processor, registry, self.time_mode, self.uid).to_wire()
+
+    def gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return a task's rows as its runner takes them: those of one key together."""
+        return grouped(batches, self.by)
+
+    def task_runner(self, registry: StateRegistry) -> ProcessorRunner:
+        """Return what runs one task, on a processor object of its own."""
+        return self.with_processor(copy.deepcopy(self.processor)).runner(registry)
+
+    def runner(self, registry: StateRegistry) -> ProcessorRunner:
+        """Return what runs the processor in one task.
+
+        Raises:
+            Invalid: A type that is not supported.
+        """
+        return ProcessorRunner(
+            self.processor,
+            operator=self.uid,
+            key_schema=self.key_schema,
+            input_schema=self.input_schema,
+            output_schema=self.output,
+            registry=registry,
+            style=self.style,
+            time_mode=self.time_mode,
+            event_time_column=self.event_time[0] if self.event_time else None,
+            timezone=self.timezone,
+        )
+
+
+def define_operator(
+    df: DataFrame,
+    *,
+    uid: str,
+    by: Sequence[str],
+    processor: StatefulProcessor,
+    output: StructType | str,
+    output_mode: str,
+    time_mode: str,
+    style: Style,
+    parallelism: int,
+    max_parallelism: int,
+    has_initial_state: bool = False,
+) -> OperatorDefinition:
+    """Check everything that can be checked before a task runs, and return the definition.
+
+    Raises:
+        Invalid: Names the operator and what is wrong.
+        UserCodeError: The processor's ``init`` raised.
+    """
+    what = f"operator {uid!r}"
+    if not df.isStreaming:
+        raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
+    if not isinstance(processor, StatefulProcessor):
+        raise Invalid(f"{what}: the processor is a {type(processor).__name__}, not a StatefulProcessor object")
+    if output_mode.lower() not in _OUTPUT_MODES:
+        raise Invalid(f"{what}: output mode {output_mode!r} is none of {', '.join(_OUTPUT_MODES)}")
+    if not by:
+        raise Invalid(f"{what}: by names no column; there is no state without a key")
+    missing = [name for name in by if name not in df.columns]
+    if missing:
+        raise Invalid(f"{what}: there is no column {missing[0]!r} to group by; there are {', '.join(df.columns)}")
+    taken = [name for name in df.columns if name.startswith("__dstl_")]
+    if taken:
+        raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL keeps for itself: rename it")
+    try:
+        schema = schema_of(output)
+    except ParseException as error:
+        raise Invalid(f"{what}: the output schema cannot be parsed: {error}") from None
+    definition = OperatorDefinition(
+        uid=uid,
+        by=tuple(by),
+        processor=processor,
+        input_schema=df.schema,
+        key_schema=StructType([df.schema[name] for name in by]),
+        output=schema,
+        style=style,
+        time_mode=time_mode,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+        event_time=_event_time(df, what) if TimeMode.parse(time_mode) is TimeMode.EVENT_TIME else None,
+        timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
+        has_initial_state=has_initial_state,
+    )
+    # Spark, too, runs init once on the driver: what it refuses is refused here and not in a task.
+    definition.runner(StateRegistry.from_wire(definition.resolve(None)))
+    return definition
+
+
+def _event_time(df: DataFrame, what: str) -> tuple[str, int]:
+    """Return the column that ``withWatermark`` has named, and its delay; Spark leaves both in the schema."""
+    marked = [field for field in df.schema.fields if _WATERMARK_DELAY in (field.metadata or {})]
+    if len(marked) != 1:
+        raise Invalid(
+            f"{what}: time mode eventTime needs one column with a watermark, and the input has {len(marked)}: "
+            "call df.withWatermark(column, delay) before, and keep the column"
+        )
+    return marked[0].name, int(marked[0].metadata[_WATERMARK_DELAY])

@@ -1,0 +1,175 @@
+"""Restarting a query that has failed, by Flink's strategies.
+
+A query stops with an error whenever Spark gives a task up or a TaskManager dies with changes that no checkpoint has.
+Nothing is lost then: the next run goes on from the last checkpoint. :func:`run_with_restarts` starts it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming import StreamingQuery
+
+from dstl.errors import Invalid
+from dstl.runtime import Clock, IoLoop, SystemClock
+
+__all__ = [
+    "ExponentialDelay",
+    "FailureRate",
+    "FixedDelay",
+    "NoRestart",
+    "RestartStrategy",
+    "run_with_restarts",
+]
+
+_log = logging.getLogger(__name__)
+_NOT_RETRIABLE = ("dstl.errors.Invalid", "dstl.errors.UserCodeError", "dstl.errors.AccessDenied", "dstl.errors.Fenced")
+
+
+class RestartStrategy(Protocol):
+    """Decides after each failure. Stateful; one per run."""
+
+    def next_delay(self, now: float) -> float | None:
+        """Return how many seconds to wait before the next start, or None to give up.
+
+        Args:
+            now: Monotonic seconds at which the query failed.
+        """
+        ...
+
+
+@dataclass
+class NoRestart:
+    """Give up at the first failure (Flink ``restart-strategy.type: none``)."""
+
+    def next_delay(self, now: float) -> float | None:
+        """Return None."""
+        return None
+
+
+@dataclass
+class FixedDelay:
+    """A fixed number of restarts with a fixed pause (Flink ``fixed-delay``).
+
+    Attributes:
+        attempts: Restarts in all. More: rides out longer trouble; fewer: a query that cannot succeed stops sooner.
+        delay_s: Pause before each, in seconds. Longer: what failed has time to heal; shorter: less time is lost.
+    """
+
+    attempts: int = 3
+    delay_s: float = 1.0
+    _done: int = field(default=0, init=False)
+
+    def next_delay(self, now: float) -> float | None:
+        """Return the fixed pause until the attempts are used up."""
+        self._done += 1
+        return self.delay_s if self._done <= self.attempts else None
+
+
+@dataclass
+class ExponentialDelay:
+    """Restarts for ever, with pauses that grow (Flink ``exponential-delay``).
+
+    Attributes:
+        initial_s: First pause, in seconds.
+        maximum_s: Longest pause.
+        multiplier: Growth from one to the next.
+        reset_after_s: A run at least this long counts as healthy: the pause starts over. Longer: a query that fails
+            every now and then waits longer and longer; shorter: one that fails slowly is restarted too eagerly.
+    """
+
+    initial_s: float = 1.0
+    maximum_s: float = 60.0
+    multiplier: float = 1.5
+    reset_after_s: float = 3600.0
+    _delay: float = field(default=0.0, init=False)
+    _last: float | None = field(default=None, init=False)
+
+    def next_delay(self, now: float) -> float | None:
+        """Return the next pause; never gives up."""
+        healthy = self._last is not None and now - self._last - self._delay >= self.reset_after_s
+        fresh = self._last is None or healthy
+        self._delay = self.initial_s if fresh else min(self.maximum_s, self._delay * self.multiplier)
+        self._last = now
+        return self._delay
+
+
+@dataclass
+class FailureRate:
+    """Restarts until failures come too often (Flink ``failure-rate``).
+
+    Attributes:
+        max_failures: Most failures within the interval that are still answered by a restart.
+        interval_s: Length of the interval, in seconds, ending now.
+        delay_s: Pause before each restart.
+    """
+
+    max_failures: int = 3
+    interval_s: float = 300.0
+    delay_s: float = 1.0
+    _failures: deque[float] = field(default_factory=deque, init=False)
+
+    def next_delay(self, now: float) -> float | None:
+        """Return the pause, or None where the rate is exceeded."""
+        self._failures.append(now)
+        while self._failures and now - self._failures[0] > self.interval_s:
+            self._failures.popleft()
+        return self.delay_s if len(self._failures) <= self.max_failures else None
+
+
+def run_with_restarts(
+    start: Callable[[], StreamingQuery],
+    strategy: RestartStrategy,
+    *,
+    on_restart: Callable[[int, BaseException], None] | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Start a query, wait for its end, and start it again as the strategy says.
+
+    Args:
+        start: Starts the query: usually ``writer.start``, which may be called again and again.
+        strategy: Decides after each failure.
+        on_restart: Called before each restart with its number, from 1, and the error.
+        clock: Time; the machine's by default.
+
+    Returns:
+        How many restarts it took until the query ended without an error.
+
+    Raises:
+        StreamingQueryException: The strategy gave up, or the error cannot be cured by a restart (wrong configuration,
+            an error in user code, a newer driver has taken over).
+        Invalid: ``start`` returned something else than a query.
+    """
+    clock = clock or SystemClock()
+    waiting = IoLoop("dstl-restart")
+    restarts = 0
+    try:
+        while True:
+            query = start()
+            if not hasattr(query, "awaitTermination"):
+                raise Invalid("start must return a StreamingQuery: pass writer.start, not writer")
+            try:
+                query.awaitTermination()
+                return restarts
+            except StreamingQueryException as error:
+                delay = strategy.next_delay(clock.now()) if is_restartable(error) else None
+                if delay is None:
+                    raise
+                restarts += 1
+                _log.warning("restart %d in %.1f s after: %s", restarts, delay, str(error).splitlines()[0])
+                if on_restart is not None:
+                    on_restart(restarts, error)
+                waiting.run(clock.sleep(delay))
+    finally:
+        waiting.close()
+
+
+def is_restartable(error: BaseException) -> bool:
+    """Return False for errors that would only come again: configuration, user code, or a newer driver's fence."""
+    text = str(error)
+    return not any(kind in text for kind in _NOT_RETRIABLE)

@@ -1,0 +1,134 @@
+"""Savepoints as a driver program uses them: made while its query runs, and what a new query starts from."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from dstl.checkpoint.report import SavepointReport
+from dstl.checkpoint.savepoint import OnProgress, save_checkpoint
+from dstl.checkpoint.savepoint_format import Savepoint, directory_of, parse_savepoint_location
+from dstl.checkpoint.savepoint_restore import RestoreMode, SavepointRestore
+from dstl.checkpoint.service import CoordinatorService
+from dstl.errors import Invalid, MissingState
+from dstl.options import S3Options
+from dstl.runtime import IoLoop, Runtime, system_runtime
+from dstl.store.base import ObjectStore
+from dstl.store.location import open_store
+from handles.checkpoint import CompletedCheckpoint
+
+__all__ = ["SavepointMaker", "start_from_savepoint"]
+
+_log = logging.getLogger(__name__)
+_TAKES = 5
+
+
+class SavepointMaker:
+    """Makes savepoints of a query that may be running. Thread-safe.
+
+    Args:
+        service: The query's coordinator.
+        service_loop: Its loop.
+        location: The query's location.
+        s3: How S3 is reached.
+    """
+
+    def __init__(self, service: CoordinatorService, service_loop: IoLoop, location: str, s3: S3Options) -> None:
+        self._service = service
+        self._service_loop = service_loop
+        self._location = location
+        self._s3 = s3
+
+    def make(self, name: str, to: str | None, on_progress: OnProgress | None) -> SavepointReport:
+        """Copy the last completed checkpoint, on a loop of its own, so that no checkpoint waits for it.
+
+        The checkpoint's objects are held meanwhile. Where another process has deleted some all the same, and the
+        checkpoint is subsumed, the newest one is taken anew.
+
+        Raises:
+            DstlError: As :func:`~dstl.checkpoint.savepoint.save_checkpoint`.
+        """
+        runtime = system_runtime()
+        target = (to or self._location).rstrip("/")
+        if target.startswith("memory://"):
+            raise Invalid("memory:// is this process's own memory and ends with it: put the savepoint elsewhere")
+        started = runtime.clock.now()
+        loop = IoLoop("dstl-savepoint")
+        try:
+            for take in range(1, _TAKES + 1):
+                checkpoint, hold = self._service_loop.run(self._hold())
+                try:
+                    made = loop.run(self._copy(checkpoint, target, name, runtime, on_progress))
+                except MissingState as error:
+                    kept = {each.checkpoint_id for each in self._service.completed}
+                    if take == _TAKES or checkpoint.checkpoint_id in kept:
+                        raise
+                    _log.info("checkpoint %d was cleaned away meanwhile: %s", checkpoint.checkpoint_id, error)
+                else:
+                    seconds = runtime.clock.now() - started
+                    where = f"{target}/{directory_of(name).rstrip('/')}"
+                    return SavepointReport(where, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
+                finally:
+                    self._service_loop.run(self._release(hold))
+            raise AssertionError("unreachable")
+        finally:
+            loop.close()
+
+    async def _hold(self) -> tuple[CompletedCheckpoint, int]:
+        return self._service.hold()
+
+    async def _release(self, hold: int) -> None:
+        self._service.release(hold)
+
+    async def _copy(
+        self,
+        checkpoint: CompletedCheckpoint,
+        target: str,
+        name: str,
+        runtime: Runtime,
+        on_progress: OnProgress | None,
+    ) -> Savepoint:
+        source, store = open_store(self._location, self._s3), open_store(target, self._s3)
+        try:
+            return await save_checkpoint(source, store, runtime, name, checkpoint, on_progress=on_progress)
+        finally:
+            await source.close()
+            await store.close()
+
+
+async def start_from_savepoint(
+    service: CoordinatorService, store: ObjectStore, location: str, restore_from: str, mode: RestoreMode, s3: S3Options
+) -> list[ObjectStore]:
+    """Let a query that has no checkpoint yet begin with a savepoint.
+
+    Args:
+        service: The query's coordinator.
+        store: The query's store.
+        location: The query's location, as it was given, with directories made absolute.
+        restore_from: ``LOCATION/savepoints/NAME``.
+        mode: ``no_claim`` or ``claim``.
+        s3: How S3 is reached.
+
+    Returns:
+        The savepoint's store, where it is another than the query's: to be closed with the query's.
+
+    Raises:
+        Invalid: No such form or mode, another number of key groups, or a claim from another location.
+        MissingState: There is no such savepoint.
+        CorruptData: Its descriptor is damaged.
+    """
+    where, name = parse_savepoint_location(restore_from)
+    where = _absolute(where)
+    opened = [] if where == location.rstrip("/") else [open_store(where, s3)]
+    try:
+        source = opened[0] if opened else store
+        await service.start_from(SavepointRestore(source, store, name, mode, system_runtime()))
+    except BaseException:
+        for each in opened:
+            await each.close()
+        raise
+    return opened
+
+
+def _absolute(location: str) -> str:
+    return location if "://" in location else os.path.abspath(os.path.expanduser(location))

@@ -1,0 +1,58 @@
+"""One state of a checkpoint as rows for a DataFrame."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.runtime import Runtime
+from dstl.spark.state_reader import find_checkpoint, read_state, state_columns
+from dstl.state.registry import StateRegistry
+from dstl.store.base import ObjectStore
+from handles.checkpoint import CompletedCheckpoint
+
+__all__ = ["operator_of", "state_rows"]
+
+
+async def state_rows(
+    store: ObjectStore, runtime: Runtime, name: str, checkpoint: int | Literal["latest"], operator: str | None
+) -> tuple[StructType, list[tuple[Any, ...]]]:
+    """Return the schema and the live entries of one state: see ``StateBackend.read_state``."""
+    found = await find_checkpoint(store, runtime, None if checkpoint == "latest" else checkpoint)
+    uid = operator_of(found, name) if operator is None else operator
+    columns = state_columns(found, uid, name)
+    schema = StructType().add("key", columns.key, nullable=False)
+    is_timer = not columns.value.fields
+    for field in columns.user_key.fields if columns.user_key and is_timer else ():
+        schema = schema.add(field)
+    if columns.user_key is not None and not is_timer:
+        schema = schema.add("user_key", columns.user_key, nullable=False)
+    if not is_timer:
+        schema = schema.add("value", columns.value, nullable=False)
+    rows: list[tuple[Any, ...]] = []
+    async for row in read_state(store, runtime, found, uid, name):
+        if is_timer:
+            rows.append((row.key, *(row.user_key or ())))
+        elif row.user_key is not None:
+            rows.append((row.key, row.user_key, row.value))
+        else:
+            rows.append((row.key, row.value))
+    return schema, rows
+
+
+def operator_of(checkpoint: CompletedCheckpoint, state: str) -> str:
+    """Return the only operator that has a state of this name.
+
+    Raises:
+        Invalid: There is none, or more than one; names those that there are.
+    """
+    known = {o.uid: StateRegistry.from_wire(o.registry).descriptors for o in checkpoint.operators if o.registry}
+    found = [uid for uid, states in known.items() if any(d.name == state for d in states)]
+    if not found:
+        held = "; ".join(f"{uid!r} has {', '.join(repr(d.name) for d in states)}" for uid, states in known.items())
+        raise Invalid(f"checkpoint {checkpoint.checkpoint_id} has no state {state!r}: {held or 'no operator has any'}")
+    if len(found) > 1:
+        raise Invalid(f"operators {', '.join(map(repr, found))} each have a state {state!r}: name one with operator=")
+    return found[0]

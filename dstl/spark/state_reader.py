@@ -1,0 +1,170 @@
+"""Reading the states of a checkpoint without running its query: safe against a running job, it only reads."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.types import LongType, StructField, StructType
+
+from dstl.checkpoint.savepoint import choose_checkpoint, key_group_chunks
+from dstl.checkpoint.savepoint_objects import SavepointObjects
+from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
+from dstl.errors import Invalid
+from dstl.runtime import Runtime
+from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.key_codec import KeyCodec
+from dstl.state.registry import StateRegistry
+from dstl.state.timers import expiry_ms
+from dstl.state.ttl import is_expired
+from dstl.state.value_codec import ValueCodec
+from dstl.store.base import ObjectStore
+from handles.checkpoint import CheckpointId, CompletedCheckpoint
+from materializer.restore import restore_tables
+from materializer.tables import HeapStateTable, StateTable
+
+__all__ = ["StateColumns", "StateRow", "find_checkpoint", "find_savepoint", "read_state", "state_columns"]
+
+_TIMER = StructType([StructField("expiry_ms", LongType(), nullable=False)])
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One entry of a state.
+
+    Attributes:
+        key: The grouping columns.
+        user_key: Of a map state; of a timer, when it is due in Unix milliseconds; None otherwise.
+        value: The value's columns; none of a timer.
+    """
+
+    key: tuple[Any, ...]
+    user_key: tuple[Any, ...] | None
+    value: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StateColumns:
+    """The types of a state's rows.
+
+    Attributes:
+        key: The grouping columns.
+        user_key: As in :class:`StateRow`; None where rows have none.
+        value: The value's columns, as the newest schema has them.
+    """
+
+    key: StructType
+    user_key: StructType | None
+    value: StructType
+
+
+async def find_checkpoint(
+    store: ObjectStore, runtime: Runtime, checkpoint_id: CheckpointId | None = None
+) -> CompletedCheckpoint:
+    """Return a checkpoint of a location, the latest where none is named.
+
+    Raises:
+        MissingState: There is none, or none of that number.
+        CorruptData: Its manifest, or a newer one, is damaged.
+    """
+    return await choose_checkpoint(store, runtime, checkpoint_id)
+
+
+async def find_savepoint(store: ObjectStore, runtime: Runtime, name: str) -> CompletedCheckpoint:
+    """Return a savepoint of a location as the checkpoint that it is a copy of.
+
+    Raises:
+        MissingState: There is none of that name.
+        CorruptData: Its descriptor is damaged.
+    """
+    savepoint = await SavepointObjects(store, runtime).descriptor(name)
+    return savepoint_as_checkpoint(
+        savepoint,
+        names=list(savepoint.objects()),
+        checkpoint_id=savepoint.checkpoint_id,
+        batch_id=savepoint.batch_id,
+        query_id=savepoint.query_id,
+        run_id="",
+        created_at=savepoint.created_at,
+        operators=savepoint.operators,
+    )
+
+
+def state_columns(checkpoint: CompletedCheckpoint, operator: str, state: str) -> StateColumns:
+    """Return the types of a state's rows.
+
+    Raises:
+        Invalid: No such operator or state; names those that there are.
+    """
+    registry, descriptor = _find(checkpoint, operator, state)
+    if descriptor.kind is StateKind.TIMER:
+        return StateColumns(registry.key_schema, _TIMER, StructType([]))
+    return StateColumns(registry.key_schema, descriptor.user_key, descriptor.value_schemas[-1])
+
+
+async def read_state(
+    store: ObjectStore, runtime: Runtime, checkpoint: CompletedCheckpoint, operator: str, state: str
+) -> AsyncGenerator[StateRow]:
+    """Yield every live entry of one state, key group by key group; the elements of a list in their order.
+
+    Tables are rebuilt for some key groups at a time, so memory is bounded whatever the size of the state.
+
+    Args:
+        store: Where the checkpoint is.
+        runtime: Clock, for retries and for entries whose time to live has passed.
+        checkpoint: Which one.
+        operator: The operator's uid.
+        state: The state's name.
+
+    Raises:
+        Invalid: No such operator or state; names those that there are.
+        CorruptData, MissingState: The checkpoint is damaged, or was subsumed by its running job meanwhile.
+    """
+    registry, descriptor = _find(checkpoint, operator, state)
+    now_ms = int(runtime.clock.wall() * 1000)
+    for chunk in key_group_chunks(checkpoint):
+        restored = await restore_tables(checkpoint, store, chunk, lambda _: HeapStateTable(), runtime)
+        try:
+            table = restored.tables.get(operator)
+            if table is not None:
+                for key_group in table.key_groups():
+                    for row in _rows(table, key_group, descriptor, registry, now_ms):
+                        yield row
+        finally:
+            for each in restored.tables.values():
+                each.close()
+
+
+def _find(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
+    entry = next((o for o in checkpoint.operators if o.uid == operator), None)
+    if entry is None:
+        held = ", ".join(repr(o.uid) for o in checkpoint.operators)
+        raise Invalid(f"checkpoint {checkpoint.checkpoint_id} has no operator {operator!r}; it has {held or 'none'}")
+    descriptors: tuple[StateDescriptor, ...] = ()
+    if entry.registry:
+        registry = StateRegistry.from_wire(entry.registry)
+        descriptors = registry.descriptors
+        for descriptor in descriptors:
+            if descriptor.name == state:
+                return registry, descriptor
+    held = ", ".join(repr(d.name) for d in descriptors)
+    raise Invalid(f"operator {operator!r} has no state {state!r}; it has {held or 'none'}")
+
+
+def _rows(
+    table: StateTable, key_group: int, descriptor: StateDescriptor, registry: StateRegistry, now_ms: int
+) -> Iterator[StateRow]:
+    keys = KeyCodec(registry.key_schema)
+    is_timer = descriptor.kind is StateKind.TIMER
+    values = ValueCodec(descriptor.name, descriptor.value_schemas)
+    user_keys = KeyCodec(descriptor.user_key, "the user key") if descriptor.user_key is not None else None
+    after: tuple[bytes, bytes] | None = None
+    while page := table.scan(descriptor.state_id, key_group, after=after):
+        for entry in page:
+            if is_timer:
+                yield StateRow(keys.decode(entry.key), (expiry_ms(entry.user_key),), ())
+            elif not is_expired(entry.value, descriptor.ttl_ms, now_ms):
+                user_key = user_keys.decode(entry.user_key) if user_keys is not None else None
+                yield StateRow(keys.decode(entry.key), user_key, values.decode(entry.value))
+        after = (page[-1].key, page[-1].user_key)

@@ -1,0 +1,170 @@
+"""The task function: what runs in a PySpark worker for one partition of one micro-batch.
+
+A worker is stateless. It is forked, reused, killed and run twice as Spark likes; so connections are made per process
+and kept only as a cache, and everything is told to the coordinator with the attempt's identity.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from dstl.errors import Invalid
+from dstl.spark.grouping import initial_first, take_marks
+from dstl.spark.key_groups import KEY_GROUP_COLUMN
+from dstl.spark.operator import OperatorDefinition
+from dstl.spark.vectorised_task import VectorisedDefinition
+from dstl.state.processor_runner import TaskInput
+from dstl.state.registry import StateRegistry
+from dstl.taskmanager.client import Address, Connection
+from dstl.taskmanager.protocol import Secret
+from dstl.taskmanager.state_client import StateClient
+from handles.key_group import KeyGroupRange, partition_of, range_of_partition
+
+__all__ = ["OperatorTask"]
+
+_CALL_SECONDS = 3600.0
+"""Longest call: beginning waits for a whole restore, the last acknowledgement for its checkpoint. A dead peer is
+noticed long before, by its connection."""
+
+_connections: dict[Address, Connection] = {}
+"""This process's connections; a forked child ignores its parent's."""
+
+
+@dataclass(frozen=True)
+class OperatorTask:
+    """Called by Spark with the rows of one partition; yields the processor's output.
+
+    Attributes:
+        definition: The operator.
+        coordinator: Where to begin and acknowledge.
+        secret: The application's.
+    """
+
+    definition: OperatorDefinition | VectorisedDefinition
+    coordinator: Address
+    secret: Secret
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run one attempt: begin, process, send the change set, acknowledge.
+
+        Raises:
+            Fenced: The run, batch or attempt is over.
+            CheckpointDeclined: This was the acknowledgement that completed the set, and the checkpoint failed.
+            UserCodeError: The processor raised.
+            Unavailable: The coordinator or a TaskManager is gone.
+        """
+        definition = self.definition
+        identity = _identity(definition.uid)
+        partition: int | None = None
+        received: Iterable[pa.RecordBatch] = batches
+        if definition.needs_marks:
+            partition, received = take_marks(received)
+        if definition.has_initial_state:
+            received = initial_first(received)
+        rows = definition.gathered(received)
+        first = next(rows, None)
+        if partition is None:
+            partition = self._partition_of(first)
+        begun = self._ask("begin", **identity, pid=os.getpid())
+        registry = _registry(definition, begun["registry"])
+        state = self._open_state(identity, begun)
+
+        def send(changes: pa.RecordBatch) -> None:
+            state.write(
+                partition_of(
+                    changes.column("key_group")[0].as_py(), definition.max_parallelism, definition.parallelism
+                ),
+                changes,
+                json.dumps(registry.to_wire()).encode(),
+            )
+
+        runner = definition.task_runner(registry)
+        yield from runner.run(
+            rows if first is None else chain((first,), rows),
+            TaskInput(
+                source=state,
+                send=send,
+                sequence=begun["sequence"],
+                key_groups=self._key_groups(partition),
+                processing_time_ms=begun["processing_time_ms"],
+                watermark_ms=begun["watermark"] or 0,
+                late_watermark_ms=begun["late_watermark"] or 0,
+            ),
+        )
+        self._ask(
+            "acknowledge",
+            **identity,
+            partition=partition,
+            digest=state.digest,
+            event_time_ms=runner.max_event_time_ms,
+            registry=registry.to_wire(),
+        )
+
+    def _partition_of(self, rows: pa.RecordBatch | None) -> int | None:
+        """Return the partition that rows belong to; an empty one cannot know its number, which a union shifts."""
+        if rows is None:
+            return None
+        key_group = rows.column(KEY_GROUP_COLUMN)[0].as_py()
+        return partition_of(key_group, self.definition.max_parallelism, self.definition.parallelism)
+
+    def _key_groups(self, partition: int | None) -> list[int]:
+        if partition is None:
+            return []
+        return list(range_of_partition(partition, self.definition.max_parallelism, self.definition.parallelism))
+
+    def _ask(self, method: str, **fields: Any) -> dict[str, Any]:
+        answer, _ = _connection(self.coordinator, self.secret).call(method, **fields)
+        return answer
+
+    def _open_state(self, identity: dict[str, Any], begun: dict[str, Any]) -> StateClient:
+        owners = [
+            (KeyGroupRange(first, last), _connection(Address.from_wire(where), self.secret))
+            for first, last, where in begun["assignments"]
+        ]
+        state = StateClient(owners, identity["operator"], identity["attempt"])
+        state.open(identity["batch"], begun["parent"], self.definition.parallelism)
+        return state
+
+
+def _registry(definition: OperatorDefinition | VectorisedDefinition, known: dict[str, Any] | None) -> StateRegistry:
+    return StateRegistry.from_wire(known, settled=True) if known else StateRegistry(definition.key_schema)
+
+
+def _identity(operator: str) -> dict[str, Any]:
+    """Return who this attempt is, from the task's local properties.
+
+    Raises:
+        Invalid: Not a task of a streaming query, or one that Spark does not tell so.
+    """
+    context = TaskContext.get()
+    batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
+    if context is None or batch is None:
+        raise Invalid(
+            f"operator {operator!r} runs outside a micro-batch of a streaming query. With Spark Connect, an action "
+            "inside foreachBatch does: write the DataFrame itself to a sink"
+        )
+    return {
+        "query": context.getLocalProperty("sql.streaming.queryId"),
+        "run": context.getLocalProperty("spark.jobGroup.id"),
+        "operator": operator,
+        "batch": int(batch),
+        "slot": context.partitionId(),
+        "stage": context.stageId(),
+        "attempt": context.taskAttemptId(),
+    }
+
+
+def _connection(address: Address, secret: Secret) -> Connection:
+    """Return this process's connection to a service, a new one where the old one is broken or was the parent's."""
+    held = _connections.get(address)
+    if held is None or held.is_broken or held.pid != os.getpid():
+        held = _connections[address] = Connection(address, secret, timeout=_CALL_SECONDS)
+    return held

@@ -1,0 +1,141 @@
+"""Batches without input, and partitions without rows: what lets timers fire where nothing arrives.
+
+Two things are missing in a stream that is quiet:
+
+*A batch.* Spark makes one only when a source has something new. A *tick* is a source that has something new every so
+often and never a row: its offset is the number of intervals since 1970.
+
+*A partition's number.* A task without rows does not know which partition it is, for a union shifts its place in the
+stage, by another distance in each batch. So each partition gets one row of its own, a *mark*, which never reaches the
+processor. Marks belong to no source: they are there in every batch and cause none.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from dstl.errors import Invalid
+from dstl.spark.key_groups import KEY_GROUP_COLUMN
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before Spark 4.2: such a query then takes everything that is there in one batch
+    SupportsTriggerAvailableNow = object
+
+__all__ = ["TickSource", "interval_ms", "one_row_once", "with_marks", "with_ticks"]
+
+_FORMAT = "dstl_ticks"
+_UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
+
+
+class TickSource(DataSource):  # type: ignore[misc]
+    """A streaming source with one integer column, driven by the clock of the driver's host.
+
+    Options:
+        interval_ms: Milliseconds between ticks, each of which is a new offset without any row. Without it there is one
+            row, once in the query's life: in its first batch, and again whenever that batch runs again.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name for ``spark.readStream``."""
+        return _FORMAT
+
+    def schema(self) -> str:
+        """Return the source's schema."""
+        return "tick long"
+
+    def streamReader(self, schema: Any) -> _TickReader:
+        """Return what Spark asks for offsets and rows."""
+        return _TickReader(int(self.options.get("interval_ms", 0)))
+
+
+class _TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    def __init__(self, interval: int) -> None:
+        self._interval = interval
+        self._last: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"tick": 0}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
+        if not self._interval:
+            return {"tick": 1}
+        return {"tick": self._now() if self._last is None else self._last}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._last = self._now() if self._interval else None
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [] if self._interval else [InputPartition(end["tick"])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        yield (partition.value,)
+
+    def commit(self, end: dict[str, int]) -> None:
+        pass
+
+    def _now(self) -> int:
+        return int(time.time() * 1000) // self._interval
+
+
+def interval_ms(text: str) -> int:
+    """Return the milliseconds of ``"10 seconds"`` or ``"500 ms"``.
+
+    Raises:
+        Invalid: Not a number and a unit up to hours, or less than a millisecond.
+    """
+    found = re.fullmatch(r"\s*(\d{1,9})\s*([a-z]+)\s*", text.lower()) if isinstance(text, str) else None
+    unit = _UNITS.get(found[2]) or _UNITS.get(found[2].removesuffix("s")) if found else None
+    if found is None or unit is None or int(found[1]) == 0:
+        raise Invalid(f"tick={text!r} is not a time between batches: write '10 seconds', '1 minute' or '500 ms'")
+    return int(found[1]) * unit
+
+
+def with_ticks(df: DataFrame, interval: int) -> DataFrame:
+    """Return the same rows from a stream that has a batch at least every ``interval`` milliseconds."""
+    stream = _source(df.sparkSession).option("interval_ms", str(interval)).load()
+    # No constant condition: Spark would see that there is nothing to read and leave the source out.
+    return df.union(stream.where(F.col("tick") < 0).select(*_nulls(df)))
+
+
+def one_row_once(session: SparkSession) -> DataFrame:
+    """Return a stream of one row in the query's first batch and none in any other, by Spark's own record of offsets."""
+    return _source(session).load()
+
+
+def with_marks(df: DataFrame, partitions: int) -> DataFrame:
+    """Return the same rows and one mark for each partition: a key group below zero, every other column null.
+
+    Raises:
+        Invalid: This Spark has no way to make them.
+    """
+    session = df.sparkSession
+    numbers = session.range(0, partitions, 1, 1).select(F.expr("cast(-1 - id as int)").alias(KEY_GROUP_COLUMN))
+    try:
+        # Spark refuses the union of a stream and a batch frame. What foreachBatch is given is a frame of this kind:
+        # rows that belong to no source, and yet to a stream.
+        rows = numbers._jdf.queryExecution().toRdd()
+        made = session._jsparkSession.internalCreateDataFrame(rows, numbers._jdf.schema(), True)
+    except Exception as error:
+        raise Invalid(f"timers and initial state cannot be had with this Spark, {session.version}: {error}") from error
+    return df.union(DataFrame(made, session).select(*_nulls(df, KEY_GROUP_COLUMN)))
+
+
+def _source(session: SparkSession) -> Any:
+    session.dataSource.register(TickSource)
+    return session.readStream.format(_FORMAT)
+
+
+def _nulls(df: DataFrame, kept: str | None = None) -> list[Any]:
+    return [
+        F.col(field.name) if field.name == kept else F.lit(None).cast(field.dataType).alias(field.name)
+        for field in df.schema.fields
+    ]

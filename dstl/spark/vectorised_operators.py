@@ -1,0 +1,149 @@
+"""The vectorised half of :class:`~dstl.spark.StateBackend`: aggregates, and functions over states."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column
+from dstl.spark.operator import OperatorDefinition
+from dstl.spark.vectorised_task import VectorisedDefinition, define_aggregate, define_map_states
+from dstl.state.keyed_functions import Aggregate, StatesFunction
+
+__all__ = ["VectorisedOperators", "observed"]
+
+
+class VectorisedOperators:
+    """What a backend offers beside stateful processors; the backend is its only subclass."""
+
+    max_parallelism: int
+
+    def aggregate(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        name: str | None = None,
+        parallelism: int | None = None,
+        **aggregates: Aggregate,
+    ) -> DataFrame:
+        """Aggregate the rows of each key over all micro-batches, as ``groupBy(by).agg(...)`` does.
+
+        ::
+
+            backend.aggregate(df, by="sensor", n=count(), total=sum("value"), latest=last("value"))
+
+        Output mode update: each micro-batch yields the new aggregates of the keys that occurred in it.
+
+        Args:
+            df: A streaming DataFrame.
+            by: Grouping column or columns. A null is a key like any other.
+            name: The operator's name; see :meth:`transform_with_state`.
+            parallelism: Partitions; by default the backend's.
+            aggregates: What to compute, by the name of the output column (not ``df``, ``by``, ``name`` or
+                ``parallelism``). Others may be added at a restart: they start from nothing then.
+
+        Returns:
+            A streaming DataFrame of the grouping columns and the aggregates.
+
+        Raises:
+            Invalid: A column does not exist, its type cannot be aggregated so, or a name is taken: refused here, not in
+                a task.
+        """
+        uid, partitions = self._next_operator(name, parallelism)
+        definition = define_aggregate(
+            df,
+            uid=uid,
+            by=[by] if isinstance(by, str) else list(by),
+            aggregates=aggregates,
+            parallelism=partitions,
+            max_parallelism=self.max_parallelism,
+        )
+        return self._vectorise(df, definition)
+
+    def map_states(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        state: StructType | str,
+        output: StructType | str,
+        function: StatesFunction,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataFrame:
+        """Update the states of many keys at once with a function over Arrow tables.
+
+        ``function(rows, keys, states)`` returns ``(new_states, output)``, where all are ``pyarrow.Table`` s:
+
+        - ``rows``: the input's columns, and ``__group``, which says which row of ``keys`` each row belongs to. Rows of
+          one key stand in the order in which they came.
+        - ``keys``: the grouping columns of the distinct keys, each once.
+        - ``states``: for each row of ``keys`` its prior state, and ``__exists``: False (and nulls) where it has none.
+        - ``new_states``: one row for each row of ``keys``, in their order, with the state's columns, matched by name.
+          With a boolean column ``__exists``, False removes the key's state. Unchanged states cost nothing. None leaves
+          all states as they are.
+        - ``output``: any rows of the output schema, matched by name, or None.
+
+        It is called about once per partition and micro-batch; more often where a partition has millions of rows. A key
+        is in one call of a micro-batch only, with all its rows.
+
+        Args:
+            df: A streaming DataFrame.
+            by: Grouping column or columns. A null is a key like any other.
+            state: Columns of a key's state; columns that may be null can be added at a restart.
+            output: Columns of the output.
+            function: The function; it is shipped to the workers.
+            name: The operator's name; see :meth:`transform_with_state`.
+            parallelism: Partitions; by default the backend's.
+
+        Returns:
+            A streaming DataFrame that any sink can write.
+
+        Raises:
+            Invalid: A column does not exist, a type is not supported, a name is taken, or the function does not take
+                three arguments: refused here, not in a task.
+        """
+        uid, partitions = self._next_operator(name, parallelism)
+        definition = define_map_states(
+            df,
+            uid=uid,
+            by=[by] if isinstance(by, str) else list(by),
+            state=state,
+            output=output,
+            function=function,
+            parallelism=partitions,
+            max_parallelism=self.max_parallelism,
+        )
+        return self._vectorise(df, definition)
+
+    @abstractmethod
+    def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
+        """Return the name and the parallelism of the operator that is being defined, checked."""
+
+    @abstractmethod
+    def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
+        """Expect the operator's tasks."""
+
+    @abstractmethod
+    def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
+        """Bring the rows to their partitions and run the operator's tasks there."""
+
+    def _vectorise(self, df: DataFrame, definition: VectorisedDefinition) -> DataFrame:
+        self._add(definition)
+        needed = observed(df, definition.uid).select([F.col(f"`{name}`") for name in definition.input_schema.names])
+        key_group = key_group_column(definition.by, self.max_parallelism)
+        return self._placed(needed.withColumn(KEY_GROUP_COLUMN, key_group), definition)
+
+
+def observed(df: DataFrame, uid: str) -> DataFrame:
+    """Return the DataFrame with its rows counted, for the query's progress.
+
+    That also keeps a source without new data from being planned away, and an operator's tasks with it: then its
+    acknowledgements would be missing.
+    """
+    return df.observe(f"dstl_{uid}", F.count(F.lit(1)).alias("rows"))

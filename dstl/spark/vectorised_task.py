@@ -1,0 +1,200 @@
+"""Vectorised operators: checked when the query is defined, carried into every task."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.errors import ParseException
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.state.ddl import schema_of
+from dstl.state.keyed_functions import (
+    EXISTS_COLUMN,
+    GROUP_COLUMN,
+    Aggregate,
+    AggregateKeys,
+    MapStates,
+    StatesFunction,
+)
+from dstl.state.registry import StateRegistry
+from dstl.state.vectorised import KeyedFunction, VectorisedRunner
+
+__all__ = ["VectorisedDefinition", "define_aggregate", "define_map_states"]
+
+
+@dataclass(frozen=True)
+class VectorisedDefinition:
+    """One vectorised operator; what a task asks of it is what it asks of an ``OperatorDefinition``.
+
+    Attributes:
+        uid: Its name, stable over restarts.
+        by: Grouping columns.
+        function: What it does.
+        input_schema: The columns of the input that it needs.
+        key_schema: The grouping columns' types.
+        parallelism: Partitions.
+        max_parallelism: Key groups.
+    """
+
+    uid: str
+    by: tuple[str, ...]
+    function: KeyedFunction
+    input_schema: StructType
+    key_schema: StructType
+    parallelism: int
+    max_parallelism: int
+
+    needs_marks: ClassVar[bool] = False
+    has_initial_state: ClassVar[bool] = False
+    event_time: ClassVar[tuple[str, int] | None] = None
+
+    @property
+    def output(self) -> StructType:
+        """Columns of the output."""
+        return self.function.output_schema
+
+    @property
+    def key_types(self) -> str:
+        """The grouping columns' Spark types, joined by commas."""
+        return ",".join(field.dataType.simpleString() for field in self.key_schema.fields)
+
+    def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the operator's state, given that of its checkpoint: what every task of a run is told.
+
+        Raises:
+            Invalid: The state cannot follow the stored one; names both schemas.
+        """
+        registry = StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)
+        return self.task_runner(registry).registry.to_wire()
+
+    def gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return a task's rows as its runner takes them: in any order."""
+        return (batch for batch in batches if batch.num_rows)
+
+    def task_runner(self, registry: StateRegistry) -> VectorisedRunner:
+        """Return what runs the operator in one task.
+
+        Raises:
+            Invalid: A type that is not supported.
+        """
+        return VectorisedRunner(
+            self.function,
+            operator=self.uid,
+            key_schema=self.key_schema,
+            input_schema=self.input_schema,
+            registry=registry,
+        )
+
+
+def define_aggregate(
+    df: DataFrame,
+    *,
+    uid: str,
+    by: Sequence[str],
+    aggregates: Mapping[str, Aggregate],
+    parallelism: int,
+    max_parallelism: int,
+) -> VectorisedDefinition:
+    """Check an operator of aggregates and return its definition.
+
+    Raises:
+        Invalid: Names the operator and what is wrong.
+    """
+    what = f"operator {uid!r}"
+    _check_input(df, by, what)
+    if not aggregates:
+        raise Invalid(f"{what}: there is nothing to aggregate; pass n=count(), say")
+    for name, aggregate in aggregates.items():
+        if not isinstance(aggregate, Aggregate):
+            raise Invalid(f"{what}: {name}= is {aggregate!r}, not an aggregate of dstl.spark such as count()")
+        if name in by or name.startswith("$"):
+            raise Invalid(f"{what}: the output cannot have a column {name!r} beside the grouping columns")
+    schema: StructType = df.schema
+    keys = StructType([schema[name] for name in by])
+    try:
+        function = AggregateKeys(keys, schema, aggregates)
+    except Invalid as error:
+        raise Invalid(f"{what}: {error}") from error
+    used = [*by, *(each.column for each in aggregates.values() if each.column is not None)]
+    needed = StructType([schema[name] for name in dict.fromkeys(used)])
+    return _checked(uid, by, function, needed, keys, parallelism, max_parallelism)
+
+
+def define_map_states(
+    df: DataFrame,
+    *,
+    uid: str,
+    by: Sequence[str],
+    state: StructType | str,
+    output: StructType | str,
+    function: StatesFunction,
+    parallelism: int,
+    max_parallelism: int,
+) -> VectorisedDefinition:
+    """Check an operator of a function over states and return its definition.
+
+    Raises:
+        Invalid: Names the operator and what is wrong.
+    """
+    what = f"operator {uid!r}"
+    _check_input(df, by, what)
+    schemas = []
+    for name, given in (("state", state), ("output", output)):
+        try:
+            schemas.append(schema_of(given))
+        except (ParseException, Invalid) as error:
+            raise Invalid(f"{what}: the {name} schema cannot be used: {error}") from None
+        if not schemas[-1].fields:
+            raise Invalid(f"{what}: the {name} schema has no column")
+    reserved = {GROUP_COLUMN, EXISTS_COLUMN} & {*df.columns, *schemas[0].names}
+    if reserved:
+        raise Invalid(f"{what}: the column name {min(reserved)} is taken by DSTL; rename it")
+    try:
+        inspect.signature(function).bind(None, None, None)
+    except TypeError as error:
+        raise Invalid(f"{what}: function is called as function(rows, keys, states): {error}") from None
+    keys = StructType([df.schema[name] for name in by])
+    return _checked(
+        uid, by, MapStates(function, schemas[0], schemas[1], uid), df.schema, keys, parallelism, max_parallelism
+    )
+
+
+def _checked(
+    uid: str,
+    by: Sequence[str],
+    function: KeyedFunction,
+    input_schema: StructType,
+    keys: StructType,
+    parallelism: int,
+    max_parallelism: int,
+) -> VectorisedDefinition:
+    definition = VectorisedDefinition(
+        uid=uid,
+        by=tuple(by),
+        function=function,
+        input_schema=input_schema,
+        key_schema=keys,
+        parallelism=parallelism,
+        max_parallelism=max_parallelism,
+    )
+    definition.resolve(None)  # What a task would refuse is refused here.
+    return definition
+
+
+def _check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
+    if not df.isStreaming:
+        raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
+    if not by:
+        raise Invalid(f"{what}: by names no column; there is no state without a key")
+    missing = [name for name in by if name not in df.columns]
+    if missing:
+        raise Invalid(f"{what}: there is no column {missing[0]!r} to group by; there are {', '.join(df.columns)}")
+    taken = [name for name in df.columns if name.startswith("__dstl_")]
+    if taken:
+        raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL keeps for itself: rename it")

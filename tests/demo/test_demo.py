@@ -1,0 +1,143 @@
+"""The main job in its short form: few batches, every kind of kill, and a verdict that can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from dstl.demo import main_job
+from dstl.demo.aircraft import expected_result
+from dstl.demo.flights import load_flights, write_batches
+from dstl.errors import Invalid
+
+
+def dstl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dstl.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+        env={**os.environ, **environment},
+    )
+
+
+def report_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@pytest.mark.spark
+def test_the_main_job_survives_every_kill(tmp_path: Path, seed: int) -> None:
+    report = report_of(
+        dstl("demo", "--kill", "all", "--batches", "8", "--json", "--seed", str(seed), "--store", str(tmp_path / "s"))
+    )
+    assert report["ok"] is True
+    assert report["kills"] == ["worker", "taskmanager", "driver"]
+    assert (report["events"], report["keys"], report["batches"]) == (336_776, 4_044, 8)
+    assert (report["state_differences"], report["output_differences"]) == (0, 0)
+    assert report["restarts"] >= 1
+    assert report["requests_per_checkpoint"] <= 2
+
+
+def test_a_kill_that_does_not_exist_and_too_few_batches_are_refused() -> None:
+    for wrong in (["--kill", "everyone"], ["--kill", "all", "--batches", "2"]):
+        done = dstl("demo", *wrong)
+        assert done.returncode == 2
+        assert "refused" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_without_java_the_demo_says_so_in_a_sentence(tmp_path: Path) -> None:
+    done = dstl("demo", PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 2
+    assert "install a JDK 17" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_old_pyspark_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyspark
+
+    monkeypatch.setattr(pyspark, "__version__", "4.0.1")
+    with pytest.raises(Invalid, match=r"PySpark 4\.0\.1 is too old"):
+        main_job.check_prerequisites()
+
+
+def test_the_flights_are_whole_and_in_order(tmp_path: Path) -> None:
+    flights = load_flights()
+    assert flights.num_rows == 336_776
+    assert flights.column("tail").null_count == 2_512
+    assert flights.column("number").to_pylist() == list(range(336_776))
+    write_batches(flights, tmp_path, 7)
+    files = sorted(tmp_path.glob("*.parquet"))
+    assert len(files) == 7
+    assert sum(pa.parquet.read_metadata(file).num_rows for file in files) == 336_776
+
+
+def test_the_expected_result_on_a_hand_made_year() -> None:
+    rows = [
+        ("N1", "EWR", 100, 0),
+        ("N1", "JFK", 100, 61),
+        ("N1", "JFK", 100, None),
+        ("N1", "JFK", 100, 90),
+        (None, "LGA", 50, None),
+        ("N1", "JFK", 100, 70),
+        ("N1", "EWR", 100, -5),
+    ]
+    table = pa.table(
+        {
+            "number": list(range(len(rows))),
+            "tail": pa.array([row[0] for row in rows], pa.string()),
+            "origin": [row[1] for row in rows],
+            "distance": [row[2] for row in rows],
+            "delay": pa.array([row[3] for row in rows], pa.int64()),
+        }
+    )
+    states, alerts = expected_result(table)
+    assert states == {"N1": ("EWR", 6, 1, 500, 221, 0), None: (None, 1, 1, 0, 0, 0)}
+    assert alerts == Counter(
+        {
+            ("N1", 1, "moved", "EWR to JFK"): 1,
+            ("N1", 6, "moved", "JFK to EWR"): 1,
+            ("N1", 5, "late", "3 in a row"): 1,
+        }
+    )
+
+
+def test_a_wrong_state_or_a_missing_row_is_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The verdict itself must be able to fail.
+    from dstl.demo import verdict
+    from dstl.demo.job import JobConfig
+
+    table = pa.table(
+        {
+            "number": [0, 1],
+            "tail": ["N1", "N1"],
+            "origin": ["EWR", "JFK"],
+            "distance": [1, 1],
+            "delay": [0, 0],
+        }
+    )
+    states, alerts = expected_result(table)
+
+    async def held(_: JobConfig) -> dict[Any, Any]:
+        return dict(states)
+
+    monkeypatch.setattr(verdict, "_states", held)
+    monkeypatch.setattr(verdict, "_alerts", lambda _: Counter(alerts))
+    config = JobConfig(str(tmp_path), str(tmp_path), None, 1)
+    assert verdict.judge(config, table) == verdict.Verdict(1, 1, 0, 0)
+    states["N1"] = ("EWR", 9, 9, 9, 9, 9)
+    alerts.clear()
+    assert verdict.judge(config, table).state_differences == 1
+    assert verdict.judge(config, table).output_differences == 1

@@ -1,0 +1,166 @@
+"""States as DataFrames, and what a user gets to see when something is wrong with a processor."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import Invalid, MissingState, UserCodeError
+from dstl.spark import StateBackend
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+OUTPUT = "k string"
+
+
+class Shelves(StatefulProcessor):
+    """One state of each kind; a row of key "bad" does what the class attribute says."""
+
+    wrong = ""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.latest = handle.getValueState("latest", "v long, at date")
+        self.all = handle.getListState("all", "v long")
+        self.by_sign = handle.getMapState("by_sign", "sign string", "v long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.latest.update((row.v, None))
+            self.all.appendValue((row.v,))
+            self.by_sign.updateValue(("plus" if row.v > 0 else None,), (row.v,))
+            self.handle.registerTimer(9_000_000_000_000 + row.v)
+        if key[0] == "bad":
+            getattr(self, self.wrong)()
+        yield Row(k=key[0])
+
+    def raises(self) -> None:
+        raise RuntimeError("the user's own words")
+
+    def oversized(self) -> None:
+        self.handle.big = "x" * (1 << 26)
+        self.words.update((self.handle.big,))
+
+    def undeclared(self) -> None:
+        self.handle.getValueState("late", "v long")
+
+    def close(self) -> None:
+        pass
+
+
+class Wordy(Shelves):
+    wrong = "oversized"
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.words = handle.getValueState("words", "s string")
+
+
+class Raising(Shelves):
+    wrong = "raises"
+
+
+class Undeclared(Shelves):
+    wrong = "undeclared"
+
+
+class Timeless(Shelves):
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        handle.getValueState("gone", "v long", ttlDurationMs=1000)
+
+
+def test_states_are_read_as_typed_rows_of_any_checkpoint(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream()
+    source.add([{"k": "a", "v": 1}, {"k": None, "v": -2}])
+    source.add([{"k": "a", "v": 3}])
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        with pytest.raises(MissingState):
+            backend.read_state(spark, "latest")
+        first = backend.transform_with_state(
+            source.read(), by="k", processor=Shelves(), output=OUTPUT, name="one", time_mode="processingTime"
+        )
+        checkpoints: list[int] = []
+        backend.add_listener(lambda report: checkpoints.append(getattr(report, "checkpoint_id", None) or 0))
+        source.collect(first, "query")
+
+        def rows(name: str, **more: Any) -> list[Any]:
+            return sorted(map(tuple, backend.read_state(spark, name, **more).collect()), key=repr)
+
+        assert rows("latest") == [(("a",), (3, None)), ((None,), (-2, None))]
+        assert rows("latest", checkpoint=min(c for c in checkpoints if c)) == [
+            (("a",), (1, None)),
+            ((None,), (-2, None)),
+        ]
+        assert rows("all", operator="one") == [(("a",), (1,)), (("a",), (3,)), ((None,), (-2,))]
+        assert rows("by_sign") == [(("a",), ("plus",), (3,)), ((None,), (None,), (-2,))]
+        assert rows("$timers") == [
+            (("a",), 9_000_000_000_001),
+            (("a",), 9_000_000_000_003),
+            ((None,), 8_999_999_999_998),
+        ]
+        schema = backend.read_state(spark, "by_sign").schema.simpleString()
+        assert schema == "struct<key:struct<k:string>,user_key:struct<sign:string>,value:struct<v:bigint>>"
+        with pytest.raises(Invalid, match=r"no state 'nope': 'one' has"):
+            backend.read_state(spark, "nope")
+        with pytest.raises(Invalid, match="no operator 'two'"):
+            backend.read_state(spark, "latest", operator="two")
+        with pytest.raises(MissingState):
+            backend.read_state(spark, "latest", checkpoint=999_999)
+
+
+def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream()
+    source.add([{"k": "a", "v": 1}])
+    cases = {
+        Shelves: None,
+        Raising: r"the user's own words[\s\S]*in raises",
+        Wordy: r"'words'[\s\S]*in oversized|in oversized[\s\S]*'words'",
+        Undeclared: r"'late' is declared after init",
+    }
+    for kind, why in cases.items():
+        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+            df = backend.transform_with_state(
+                source.read(), by="k", processor=kind(), output=OUTPUT, name="shelves", time_mode="processingTime"
+            )
+            if why is None:
+                source.collect(df, "query")
+                source.add([{"k": "a", "v": 2}, {"k": "bad", "v": 3}])
+                continue
+            with pytest.raises(StreamingQueryException, match=why) as raised:
+                source.collect(df, "query")
+            text = str(raised.value)
+            assert "UserCodeError" in text
+            assert "'shelves'" in text
+            assert "('bad',)" in text or "k='bad'" in text
+            assert [tuple(row.value) for row in backend.read_state(spark, "latest").collect()] == [(1, None)]
+
+
+def test_a_timer_in_time_mode_none_and_a_time_to_live_outside_processing_time_are_refused(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream()
+    source.add([{"k": "a", "v": 1}])
+    with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
+        with pytest.raises((Invalid, UserCodeError), match="needs time mode processingTime"):
+            backend.transform_with_state(source.read(), by="k", processor=Timeless(), output=OUTPUT)
+        with pytest.raises(Invalid, match="withWatermark"):
+            backend.transform_with_state(
+                source.read(), by="k", processor=Shelves(), output=OUTPUT, time_mode="eventTime"
+            )
+        df = backend.transform_with_state(source.read(), by="k", processor=Shelves(), output=OUTPUT)
+        with pytest.raises(StreamingQueryException, match="timers need time mode"):
+            source.collect(df, "query")

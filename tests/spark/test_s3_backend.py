@@ -1,0 +1,88 @@
+"""State on S3 through Spark, and S3's refusals before any query runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import AccessDenied, Invalid, Unavailable
+from dstl.options import BatchingOptions, S3Options
+from dstl.spark import StateBackend
+from dstl.testing.s3_server import S3Server
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Count(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = (self.count.get() or (0,))[0] + sum(1 for _ in rows)
+        self.count.update((n,))
+        yield Row(k=key[0], n=n)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with S3Server() as server, server.credentials():
+        server.make_bucket("bucket")
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_faults(server: S3Server) -> None:
+    server.faults.clear()
+
+
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it(
+    spark: SparkSession, stream: Callable[..., Any], server: S3Server
+) -> None:
+    source = stream()
+    for batch in range(2):
+        source.add([{"k": f"k{i % 5}", "v": i} for i in range(20)])
+        with StateBackend(
+            "s3://bucket/jobs/count",
+            parallelism=2,
+            s3=S3Options(endpoint_url=server.endpoint_url),
+            batching=BatchingOptions(inline_threshold=0),
+            spark=spark,
+        ) as backend:
+            source.drain(
+                backend.transform_with_state(source.read(), by="k", processor=Count(), output="k string, n long")
+            )
+        assert set(source.output("k string, n long")) >= {(f"k{i}", 4 * (batch + 1)) for i in range(5)}
+
+
+class TestRefused:
+    """Before the query starts, with the location and what to do, and without a secret."""
+
+    def refused(self, spark: SparkSession, location: str, endpoint: str) -> str:
+        with pytest.raises((AccessDenied, Invalid, Unavailable)) as raised:
+            StateBackend(location, s3=S3Options(endpoint_url=endpoint), spark=spark)
+        text = str(raised.value)
+        assert location in text
+        assert "testing" not in text.replace(location, "")
+        return text
+
+    def test_a_missing_bucket(self, spark: SparkSession, server: S3Server) -> None:
+        assert "bucket" in self.refused(spark, "s3://nowhere/job", server.endpoint_url)
+
+    def test_credentials_that_may_not(self, spark: SparkSession, server: S3Server) -> None:
+        server.fail("error", method="PUT", status=403, code="AccessDenied", times=99)
+        self.refused(spark, "s3://bucket/job", server.endpoint_url)
+
+    def test_an_endpoint_where_nobody_answers(self, spark: SparkSession, tmp_path: Path) -> None:
+        self.refused(spark, "s3://bucket/job", "http://127.0.0.1:9")

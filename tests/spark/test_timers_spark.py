@@ -1,0 +1,202 @@
+"""Timers and times to live through Spark: as Spark's own, and without input."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import Invalid
+from dstl.spark import StateBackend
+from dstl.spark.ticks import interval_ms
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+INPUT = "k string, i long, op string, n long, t timestamp"
+OUTPUT = "k string, i long, what string"
+START_S = 1_700_000_000
+
+
+class Alarms(StatefulProcessor):
+    """Registers, deletes and lists timers as its rows say; says what it sees, and what fires."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.fired = handle.getListState("fired", "at long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in sorted(rows, key=lambda row: row.i):
+            seen: Any = None
+            if row.op == "register":
+                self.handle.registerTimer(row.n)
+            elif row.op == "delete":
+                self.handle.deleteTimer(row.n)
+            else:
+                seen = (sorted(self.handle.listTimers()), [one[0] for one in self.fired.get()])
+            yield Row(k=key[0], i=row.i, what=f"{row.op} {seen} {self.now(timerValues)}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        self.fired.appendValue((at,))
+        yield Row(k=key[0], i=at, what=f"fired {self.now(timerValues)}")
+
+    def now(self, times: Any) -> int:
+        return int(times.getCurrentWatermarkInMs())
+
+    def close(self) -> None:
+        pass
+
+
+class Reminders(Alarms):
+    """In processing time, with states that live for a millisecond or for an hour."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.short = handle.getValueState("short", "n long", 1)
+        self.long = handle.getMapState("long", "n long", "x long", 3_600_000)
+        self.brief = handle.getListState("brief", "n long", 1)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        found = (self.short.get(), sorted(map(repr, self.long.keys())), list(self.brief.get()))
+        yield Row(k=key[0], i=-1, what=repr(found))
+        taken = list(rows)
+        n = max(row.i for row in taken)
+        self.short.update((n,))
+        self.long.updateValue((n,), (n,))
+        self.brief.appendValue((n,))
+        yield Row(k=key[0], i=-2, what=repr((self.short.get(), len(list(self.brief.get())))))
+        yield from super().handleInputRows(key, iter(taken), timerValues)
+
+    def now(self, times: Any) -> int:
+        return int(abs(times.getCurrentProcessingTimeInMs() / 1000 - time.time()) < 600)
+
+
+def event_time_batches(rng: random.Random) -> list[list[dict[str, Any]]]:
+    """Rows up to 13 seconds behind the newest of their batch, the delay being two: many are late."""
+    batches = []
+    for batch in range(4):
+        rows = []
+        for i in range(60):
+            at = START_S + batch * 5 - rng.randrange(14)
+            op = rng.choice(["register", "register", "delete", "list"])
+            n = (START_S + batch * 5 + rng.randrange(-6, 12)) * 1000
+            rows.append({"k": rng.choice("abcde"), "i": batch * 100 + i, "op": op, "n": n, "t": at})
+        rows.append({"k": None, "i": batch * 100 + 99, "op": "list", "n": 0, "t": None})
+        batches.append(rows)
+    # Nothing is due after these, so that Spark's last batch without data has nothing left to fire.
+    batches += [[{"k": "z", "i": 900 + i, "op": "list", "n": 0, "t": START_S + 1000 + i}] for i in range(2)]
+    return batches
+
+
+@pytest.mark.usefixtures("rocksdb")
+def test_event_time_timers_and_late_rows_are_as_in_spark(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    source = stream(INPUT.replace("timestamp", "long"))
+    for rows in event_time_batches(random.Random(seed)):
+        source.add(rows)
+    df = source.read().withColumn("t", F.timestamp_seconds("t")).withWatermark("t", "2 seconds")
+    want = source.collect(df.groupBy("k").transformWithState(Alarms(), OUTPUT, "append", "eventTime"), "native")
+    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+        ours = backend.transform_with_state(df, by="k", processor=Alarms(), output=OUTPUT, time_mode="eventTime")
+        assert source.collect(ours, "ours") == want
+        assert {row.key.k for row in backend.read_state(spark, "$timers").collect()} == set()
+    assert any(row[3].startswith("fired") for row in want)
+
+
+@pytest.mark.usefixtures("rocksdb")
+def test_processing_time_timers_and_times_to_live_are_as_in_spark(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    source = stream(INPUT)
+    far = 9_000_000_000_000
+    for batch in range(3):
+        rows = []
+        for i in range(40):
+            n = rng.choice([rng.randrange(1, 9) * 1000, far + rng.randrange(4)])
+            op = rng.choice(["register", "delete", "list"])
+            rows.append({"k": rng.choice("abcd"), "i": batch * 100 + i, "op": op, "n": n})
+        source.add(rows)
+    df = source.read()
+    want = source.collect(
+        df.groupBy("k").transformWithState(Reminders(), OUTPUT, "append", "processingTime"), "native", batches=3
+    )
+    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+        ours = backend.transform_with_state(
+            df, by="k", processor=Reminders(), output=OUTPUT, time_mode="processingTime"
+        )
+        assert source.collect(ours, "ours") == want
+        assert {row.expiry_ms for row in backend.read_state(spark, "$timers").collect()} <= set(range(far, far + 4))
+
+
+class Soon(StatefulProcessor):
+    """Reports a key once, half a second after its row."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            assert row.op is not None, "a tick or a mark has come through"
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 500)
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=key[0], i=0, what="fired")
+
+    def close(self) -> None:
+        pass
+
+
+def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    # The other branch has tasks in the first batch and none later: it shifts the operator's tasks by another distance
+    # in each batch, and a task without rows that went by an earlier one would fire another partition's timers.
+    source = stream(INPUT)
+    source.add([{"k": f"k{i}", "i": 0, "op": "x", "n": 0} for i in range(40)])
+    got: list[str] = []
+    with StateBackend(str(tmp_path / "state"), parallelism=5, spark=spark) as backend:
+        df = source.read()
+        timed = backend.transform_with_state(
+            df, by="k", processor=Soon(), output=OUTPUT, time_mode="processingTime", tick="1 second"
+        )
+        both = df.select("k", "i", F.lit("row").alias("what")).union(timed)
+        query = (
+            both.writeStream.foreachBatch(lambda out, _: got.extend(f"{r.k} {r.what}" for r in out.collect()))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        deadline = time.monotonic() + 60
+        while len(got) < 80 and time.monotonic() < deadline and query.isActive:
+            time.sleep(0.1)
+        time.sleep(1.5)  # another tick: nothing fires again
+        query.stop()
+    assert sorted(got) == sorted([f"k{i} row" for i in range(40)] + [f"k{i} fired" for i in range(40)])
+
+
+def test_what_a_tick_may_be(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+    assert [interval_ms(text) for text in ("10 seconds", "1 Second", "500 ms", "2min", "1 hour", "3 s")] == [
+        10_000,
+        1000,
+        500,
+        120_000,
+        3_600_000,
+        3000,
+    ]
+    for wrong in ("", "seconds", "0 seconds", "-1 second", "5 m", "1 fortnight", 5):
+        with pytest.raises(Invalid):
+            interval_ms(wrong)  # type: ignore[arg-type]
+    with StateBackend(str(tmp_path / "state"), spark=spark) as backend, pytest.raises(Invalid, match="no timers"):
+        backend.transform_with_state(stream(INPUT).read(), by="k", processor=Soon(), output=OUTPUT, tick="1 second")

@@ -1,0 +1,226 @@
+"""``dstl state read`` without Spark running: every kind of state and awkward type, as lines, table and Parquet."""
+
+import asyncio
+import datetime as dt
+import json
+import struct
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import StructType
+from typer.testing import CliRunner
+
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.savepoint_format import Savepoint, SavepointFile
+from dstl.checkpoint.savepoint_objects import SavepointObjects
+from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
+from dstl.cli.state import app
+from dstl.runtime import Runtime, system_runtime
+from dstl.state.ddl import parse_ddl
+from dstl.state.descriptor import StateKind
+from dstl.state.key_codec import KeyCodec
+from dstl.state.registry import TIMERS, StateRegistry
+from dstl.state.timers import expiry_user_key
+from dstl.state.value_codec import ValueCodec
+from dstl.store.local import LocalStore
+from dstl.testing.table_changes import changes, put
+from handles.checkpoint import OperatorEntry
+from materializer.snapshot import encode_key_group
+from materializer.tables import HeapStateTable
+
+RUNNER = CliRunner()
+GROUPS = 8
+KEY = parse_ddl("name string, n int")
+VALUE = parse_ddl("d date, t timestamp, m decimal(10,2), b binary, x double, a array<struct<p:int>>, o map<string,int>")
+AWKWARD = (
+    dt.date(2024, 2, 29),
+    dt.datetime(2024, 2, 29, 12, 30, tzinfo=dt.UTC),
+    Decimal("12.50"),
+    b"\x00\xff",
+    float("nan"),
+    [(1,), None],
+    {"k": 1},
+)
+NOTHING = (None,) * 7
+
+
+def expired_and_fresh(schema: StructType, runtime: Runtime) -> tuple[bytes, bytes]:
+    now = int(runtime.clock.wall() * 1000)
+    old, fresh = (ValueCodec("mortal", (schema,), write_time_ms=at) for at in (now - 10_000, now))
+    return old.encode((1,)), fresh.encode((2,))
+
+
+def table_of(registry: StateRegistry, runtime: Runtime) -> HeapStateTable:
+    """One entry of each kind in key group 3, and a plain value in every other."""
+    value = registry.declare("value", StateKind.VALUE, VALUE)
+    elements = registry.declare("elements", StateKind.LIST, parse_ddl("v int"))
+    by_user = registry.declare("by_user", StateKind.MAP, parse_ddl("v int"), parse_ddl("u string, w int"))
+    mortal = registry.declare("mortal", StateKind.VALUE, parse_ddl("v int"), ttl_ms=5000)
+    timers = registry.declare(TIMERS, StateKind.TIMER, StructType([]))
+    keys, user_keys = KeyCodec(KEY), KeyCodec(parse_ddl("u string, w int"))
+    awkward, small = ValueCodec("value", (VALUE,)), ValueCodec("v", (parse_ddl("v int"),))
+    old, fresh = expired_and_fresh(parse_ddl("v int"), runtime)
+    one, two = keys.encode(("one", 1)), keys.encode((None, 2))
+    rows = [
+        put(3, value.state_id, one, b"", awkward.encode(AWKWARD)),
+        put(3, value.state_id, two, b"", awkward.encode(NOTHING)),
+        *(put(3, elements.state_id, one, struct.pack(">QI", 1 + n // 2, n % 2), small.encode((n,))) for n in range(5)),
+        put(3, by_user.state_id, one, user_keys.encode(("x", None)), small.encode((7,))),
+        put(3, mortal.state_id, one, b"", old),
+        put(3, mortal.state_id, two, b"", fresh),
+        put(3, timers.state_id, one, expiry_user_key(-5), b""),
+        put(3, timers.state_id, one, expiry_user_key(1_700_000_000_000), b""),
+        *(
+            put(g, value.state_id, keys.encode((f"g{g}", g)), b"", awkward.encode(NOTHING))
+            for g in range(GROUPS)
+            if g != 3
+        ),
+    ]
+    table = HeapStateTable()
+    table.apply(changes(*rows))
+    return table
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    """A location with a savepoint and a checkpoint of the same state."""
+
+    async def fill() -> None:
+        store, runtime = LocalStore(str(tmp_path / "job")), system_runtime()
+        registry = StateRegistry(KEY)
+        snapshot = table_of(registry, runtime).snapshot()
+        data, parts = b"", []
+        for group in range(GROUPS):
+            part = encode_key_group(snapshot, group)
+            parts.append((group, len(data), len(part.data), part.rows))
+            data += part.data
+        file = SavepointFile(
+            operator="op", name="00/000000.base", size=len(data), checksum=google_crc32c.value(data), parts=tuple(parts)
+        )
+        entry = OperatorEntry(uid="op", parallelism=2, key_types="string,int", registry=registry.to_wire())
+        savepoint = Savepoint(
+            name="mine",
+            put_id="p",
+            created_at=1.0,
+            source="here",
+            query_id="q",
+            checkpoint_id=2,
+            batch_id=0,
+            sequence_base=2,
+            max_parallelism=GROUPS,
+            operators=(entry,),
+            files=(file,),
+        )
+        objects = SavepointObjects(store, runtime)
+        await objects.put(savepoint.object_name(file), data)
+        assert await objects.win(savepoint, "mine")
+        log = ManifestLog(store, runtime)
+        await log.fence("q")
+        checkpoint = savepoint_as_checkpoint(
+            savepoint,
+            names=list(savepoint.objects()),
+            checkpoint_id=log.next_sequence,
+            batch_id=0,
+            query_id="q",
+            run_id="r",
+            created_at=1.0,
+            operators=(entry,),
+        )
+        await log.commit(checkpoint, [])
+
+    asyncio.run(fill())
+    return str(tmp_path / "job")
+
+
+def read(location: str, state: str, *more: str, code: int = 0) -> str:
+    done = RUNNER.invoke(app, ["read", location, "--operator", "op", "--state", state, *more])
+    assert done.exit_code == code, done.output
+    return done.output if code else done.stdout
+
+
+def lines(location: str, state: str, *more: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in read(location, state, "--json", *more).splitlines()]
+
+
+ONE, TWO = {"name": "one", "n": 1}, {"name": None, "n": 2}
+
+
+@pytest.mark.parametrize("of", [(), ("--checkpoint", "2"), ("--savepoint", "mine")])
+def test_values_of_awkward_types_are_json(location: str, of: tuple[str, ...]) -> None:
+    rows = {row["key"]["name"]: row["value"] for row in lines(location, "value", *of)}
+    assert set(rows) == {"one", None, *(f"g{g}" for g in range(GROUPS) if g != 3)}
+    assert rows["one"] == {
+        "d": "2024-02-29",
+        "t": "2024-02-29T12:30:00+00:00",
+        "m": "12.50",
+        "b": "00ff",
+        "x": "nan",
+        "a": [{"p": 1}, None],
+        "o": [["k", 1]],
+    }
+    assert rows[None] == dict.fromkeys(VALUE.names)
+
+
+def test_lists_maps_timers_and_expired_values(location: str) -> None:
+    assert lines(location, "elements") == [{"key": ONE, "value": {"v": n}} for n in range(5)]
+    assert lines(location, "by_user") == [{"key": ONE, "user_key": {"u": "x", "w": None}, "value": {"v": 7}}]
+    assert lines(location, "mortal") == [{"key": TWO, "value": {"v": 2}}]
+    assert lines(location, TIMERS) == [{"key": ONE, "user_key": {"expiry_ms": at}} for at in (-5, 1_700_000_000_000)]
+
+
+@pytest.mark.parametrize("state", ["value", "elements", "by_user", TIMERS])
+def test_parquet_holds_the_same_rows(location: str, state: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    told = json.loads(read(location, state, "--format", "parquet", "--out", str(path), "--json"))
+    table = pq.read_table(path)
+    assert told == {"out": str(path), "format": "parquet", "rows": table.num_rows}
+    assert [row["key"] for row in table.to_pylist()] == [row["key"] for row in lines(location, state)]
+    if state == "value":
+        found = next(row["value"] for row in table.to_pylist() if row["key"] == ONE)
+        assert (found["m"], found["b"], found["d"]) == (AWKWARD[2], AWKWARD[3], AWKWARD[0])
+
+
+def test_a_table_shows_the_first_rows_and_says_so(location: str, tmp_path: Path) -> None:
+    shown = read(location, "elements", "--limit", "2")
+    assert "key.name" in shown
+    assert " v " in shown
+    assert shown.count("one") == 2
+    path = tmp_path / "rows.txt"
+    read(location, "elements", "--out", str(path))
+    assert path.read_text().count("one") == 5
+    jsonl = tmp_path / "rows.jsonl"
+    assert json.loads(read(location, "elements", "--out", str(jsonl), "--json", "--limit", "3"))["rows"] == 3
+    assert len(jsonl.read_text().splitlines()) == 3
+
+
+def test_what_is_not_there_is_named_with_what_is(location: str, tmp_path: Path) -> None:
+    assert "has no state 'none'; it has 'value', 'elements', 'by_user', 'mortal', '$timers'" in read(
+        location, "none", code=2
+    )
+    assert "has no checkpoint 9; it retains: 2" in read(location, "value", "--checkpoint", "9", code=1)
+    assert "has no savepoint 'none'" in read(location, "value", "--savepoint", "none", code=1)
+    assert "name it with --out" in read(location, "value", "--format", "parquet", code=2)
+    assert "exclude each other" in read(location, "value", "--checkpoint", "2", "--savepoint", "mine", code=2)
+    assert "cannot be written" in read(location, "value", "--out", str(tmp_path / "no" / "where"), code=2)
+    assert "retains: none" in read(str(tmp_path / "empty"), "value", code=1)
+    done = RUNNER.invoke(app, ["read", location, "--operator", "other", "--state", "value"])
+    assert (done.exit_code, "has no operator 'other'; it has 'op'" in done.output) == (2, True)
+
+
+def test_a_damaged_object_ends_with_1_and_its_name(location: str) -> None:
+    (file,) = Path(location, "savepoints").rglob("*.base")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.chmod(0o644)
+    file.write_bytes(data)
+    for of in ((), ("--savepoint", "mine")):
+        assert str(file.relative_to(location)) in read(location, "value", "--json", *of, code=1)
+
+
+def test_help_documents_the_exit_codes() -> None:
+    for words in (["--help"], ["read", "--help"]):
+        assert "Exit codes: 0 done" in " ".join(RUNNER.invoke(app, words).output.split())

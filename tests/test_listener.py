@@ -1,0 +1,52 @@
+"""Listeners: one line a checkpoint, a warning and an alarm for a slow one, and metrics under known names."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dstl.errors import Invalid
+from dstl.metrics import MemoryRecorder
+from dstl.spark.listener import CheckpointLog, CheckpointMetrics, CheckpointReport, RestoreReport
+
+
+def checkpoint(seconds: float) -> CheckpointReport:
+    return CheckpointReport(
+        checkpoint_id=7, batch_id=5, seconds=seconds, requests=2, new_bytes=100, full_bytes=900, inlined=0
+    )
+
+
+def test_a_slow_checkpoint_is_a_warning_and_an_alarm(caplog: pytest.LogCaptureFixture) -> None:
+    alarms: list[CheckpointReport] = []
+    listener = CheckpointLog(slow_after_s=1.0, on_slow=alarms.append)
+    with caplog.at_level(logging.INFO, "dstl.checkpoints"):
+        listener(checkpoint(0.5))
+        listener(checkpoint(1.5))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+    assert "checkpoint 7 of batch 5 took 1.500 s: 2 requests, 100 new bytes, 900 in all" in caplog.text
+    assert [alarm.seconds for alarm in alarms] == [1.5]
+
+
+def test_a_restore_is_logged_with_what_it_read(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "dstl.checkpoints"):
+        CheckpointLog()(RestoreReport(run_id="r", checkpoint_id=6, seconds=0.25, bytes=10, changes=3))
+    assert "restored checkpoint 6 in 0.250 s (10 bytes, 3 changes) for run r" in caplog.text
+
+
+def test_metrics_are_counted() -> None:
+    recorder = MemoryRecorder()
+    listener = CheckpointMetrics(recorder)
+    listener(checkpoint(0.5))
+    listener(checkpoint(1.5))
+    listener(RestoreReport(run_id="r", checkpoint_id=6, seconds=0.25, bytes=10, changes=3))
+    flat = recorder.snapshot()
+    assert flat["numberOfCompletedCheckpoints"] == 2
+    assert flat["checkpointSeconds.p99"] == 1.5
+    assert flat["lastIncSizeOfNonMaterialization"] == 100
+    assert flat["numRestores"] == 1
+
+
+def test_a_threshold_of_nothing_is_refused() -> None:
+    with pytest.raises(Invalid):
+        CheckpointLog(slow_after_s=0)
