@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m bench NAME --json``; one JSON object on the last line, progress on stderr."""

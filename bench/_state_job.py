@@ -1,0 +1,266 @@
+"""One TaskManager and the coordinator's commit path without Spark: what the state benchmarks drive.
+
+A batch opens an attempt, reads its keys, writes its changes, persists, commits a manifest and completes, as a query's
+batch does; sockets and Spark itself are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
+from dstl.changelog.names import SegmentNames
+from dstl.changelog.storage import StateChangelogStorage
+from dstl.changelog.uploader import Uploader
+from dstl.checkpoint.assembly import assemble
+from dstl.checkpoint.fleet import _part
+from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.metrics import MemoryRecorder
+from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.runtime import system_runtime
+from dstl.store.base import ObjectStore
+from dstl.store.instrumented import InstrumentedStore
+from dstl.store.local import LocalStore
+from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.service import _contribution_to_wire
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
+from handles.key_group import KeyGroupRange
+from handles.segment_handle import SegmentHandle
+from handles.shared_state_registry import SharedStateRegistry
+from materializer.restore import restore_tables
+from materializer.tables import StateTable, TableKind, open_table
+
+GROUPS = 128
+OPERATOR = "bench"
+KEY_BYTES = 8
+DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """Milliseconds of one batch.
+
+    Attributes:
+        work: Opening, reading, writing: what needs the TaskManager and no store.
+        work_cpu: The same on the clock of the loop's thread: without what other threads and processes took.
+        checkpoint: From the last acknowledgement to completion.
+        requests: To the store, deletions left out.
+        materializing: Whether a materialization ran at its beginning or end.
+    """
+
+    work: float
+    work_cpu: float
+    checkpoint: float
+    requests: int
+    materializing: bool
+
+
+def open_store(kind: str, directory: Path, model: str, seed: int) -> ObjectStore:
+    """A local directory, or one behind a latency model of ``models.json``."""
+    local = LocalStore(str(directory / "objects"))
+    if kind == "local":
+        return local
+    models = json.loads((Path(__file__).parent / "models.json").read_text())
+    parameters: dict[str, Any] = models[model]
+    return LatencyStore(local, LatencyModel(LatencyParameters.of(parameters), seed))
+
+
+class StateJob:
+    """A job of one operator with a value state: key ``i`` in key group ``i mod 128``."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        directory: Path,
+        *,
+        table: TableKind = "heap",
+        options: MaterializationOptions,
+        value_bytes: int = 1000,
+        seed: int = 1,
+        retained: int = 3,
+    ) -> None:
+        self.runtime = system_runtime()
+        self.recorder = MemoryRecorder(1 << 16)
+        self.store = InstrumentedStore(store, recorder=self.recorder)
+        self.options = options
+        self.value_bytes = value_bytes
+        self.rng = np.random.default_rng(seed)
+        self.directory = directory
+        self._table: TableKind = table
+        self._tables = 0
+        self.uploader = Uploader(
+            self.store, runtime=self.runtime, options=UploadOptions(), hedging=HedgingOptions(), recorder=self.recorder
+        )
+        names = SegmentNames("bench", self.runtime.new_id(), self.runtime)
+        self.storage = StateChangelogStorage(
+            uploader=self.uploader,
+            store=self.store,
+            names=names,
+            options=BatchingOptions(),
+            runtime=self.runtime,
+            recorder=self.recorder,
+        )
+        self.backend = TaskManagerStateBackend(self.storage, self.open_table, self.runtime, max_parallelism=GROUPS)
+        self.manager = materialize(
+            self.backend,
+            uploader=self.uploader,
+            names=names,
+            store=self.store,
+            options=options,
+            runtime=self.runtime,
+            recorder=self.recorder,
+        )
+        self.log = ManifestLog(self.store, self.runtime)
+        self.registry = SharedStateRegistry()
+        self.completed: list[CompletedCheckpoint] = []
+        self._retained = retained
+        self._attempt = 0
+
+    def open_table(self, operator: str) -> StateTable:
+        """An empty table in a directory of its own."""
+        self._tables += 1
+        return open_table(self._table, self.directory / f"table-{self._tables}")
+
+    @property
+    def newest(self) -> CompletedCheckpoint | None:
+        """The last checkpoint."""
+        return self.completed[-1] if self.completed else None
+
+    async def begin(self) -> None:
+        """Take the location over."""
+        await self.log.fence("bench")
+
+    async def resume(self, checkpoint: CompletedCheckpoint) -> None:
+        """Go on from a checkpoint that another job has made."""
+        owned = KeyGroupRange.all(GROUPS)
+        restored = await restore_tables(checkpoint, self.store, owned, self.open_table, self.runtime)
+        self.backend.replace_tables(restored.tables, checkpoint.checkpoint_id, owned, bases=restored.bases)
+        self.completed.append(checkpoint)
+        name = manifest_name(checkpoint.checkpoint_id)
+        self.registry.register(checkpoint.checkpoint_id, [*dict.fromkeys(referenced_objects(checkpoint)), name])
+        self._attempt = checkpoint.batch_id + 1
+
+    async def close(self) -> None:
+        """End everything, tables included."""
+        await self.manager.close()
+        self.backend.close()
+        await self.storage.close()
+        await self.uploader.close()
+        await self.store.close()
+
+    async def batch(self, puts: np.ndarray[Any, Any], deletes: np.ndarray[Any, Any] | None = None) -> BatchTimes:
+        """Run one batch that reads and replaces these keys, and deletes those."""
+        requests = self._requests()
+        busy = self.manager.running is not None
+        changes = [self.changes(puts)] if len(puts) else []
+        if deletes is not None and len(deletes):
+            changes.append(self.changes(deletes, delete=True))
+        self._attempt += 1
+        key = (OPERATOR, self._attempt)
+        parent = self.newest.checkpoint_id if self.newest else None
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        self.backend.open_attempt(key, self._attempt, parent, 1)
+        table = self.backend.table(OPERATOR)
+        for part in changes:
+            table.get_many(0, part.column("key_group").to_pylist(), part.column("key").to_pylist())
+        for part in changes:
+            async with self.storage.reserve(part.nbytes):
+                self.backend.write(key, 0, part, b"{}")
+        worked, worked_cpu = time.perf_counter(), time.thread_time()
+        winners = {OPERATOR: [self._attempt]}
+        fields, payload = _contribution_to_wire(await self.backend.persist(winners))
+        part, seals = _part(fields, memoryview(payload))
+        checkpoint, inlined = assemble(
+            self.newest,
+            [part],
+            sequence=self.log.next_sequence,
+            batch_id=self._attempt - 1,
+            query_id="bench",
+            run_id="run",
+            max_parallelism=GROUPS,
+            created_at=self.runtime.clock.wall(),
+            watermark_ms=None,
+            operators=[OperatorEntry(uid=OPERATOR, parallelism=1, key_types="bigint")],
+            generations=self.options.generations,
+        )
+        await self.log.commit(checkpoint, inlined)
+        own = [s.handle for s in checkpoint.segments if s.segment[0] == manifest_name(checkpoint.checkpoint_id)]
+        located: dict[str, SegmentHandle] = dict(zip(seals, dict.fromkeys(own), strict=True))
+        self.backend.complete(checkpoint.checkpoint_id, winners, located)
+        ended = time.perf_counter()
+        times = BatchTimes(
+            (worked - began) * 1e3,
+            (worked_cpu - began_cpu) * 1e3,
+            (ended - worked) * 1e3,
+            self._requests() - requests,
+            busy or self.manager.running is not None,
+        )
+        self.completed.append(checkpoint)
+        name = manifest_name(checkpoint.checkpoint_id)
+        self.registry.register(checkpoint.checkpoint_id, [*dict.fromkeys(referenced_objects(checkpoint)), name])
+        if len(self.completed) > self._retained:
+            await self.store.delete(self.registry.unregister(self.completed.pop(0).checkpoint_id))
+        return times
+
+    async def load(self, keys: int, batch_keys: int = 64_000) -> None:
+        """Write every key once."""
+        for start in range(0, keys, batch_keys):
+            await self.batch(np.arange(start, min(keys, start + batch_keys)))
+
+    async def settled(self) -> None:
+        """Wait until no materialization runs."""
+        while self.manager.running is not None:
+            await self.runtime.clock.sleep(0.01)
+
+    def changes(self, ids: np.ndarray[Any, Any], *, delete: bool = False) -> pa.RecordBatch:
+        """Changes of some keys, key group by key group; values are random hexadecimal digits: they pack to a half."""
+        ids = ids[np.argsort(ids % GROUPS, kind="stable")]
+        width = 0 if delete else self.value_bytes
+        values = DIGITS[self.rng.integers(0, 16, (len(ids), width), np.uint8)]
+        keys = ids.astype(">i8").view(np.uint8).reshape(-1, KEY_BYTES)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array((ids % GROUPS).astype(np.uint16)),
+                pa.array(np.zeros(len(ids), np.uint16)),
+                pa.array(np.full(len(ids), OP_DELETE if delete else OP_PUT, np.uint8)),
+                fixed_width(keys),
+                fixed_width(np.empty((len(ids), 0), np.uint8)),
+                fixed_width(values),
+            ],
+            schema=CHANGE_SCHEMA,
+        )
+
+    def _requests(self) -> int:
+        return self.store.totals.calls - self.store.totals.delete.calls
+
+
+def fixed_width(rows: np.ndarray[Any, Any]) -> pa.Array:
+    """Rows of bytes as a binary column."""
+    count, width = rows.shape
+    offsets = (np.arange(count + 1) * width).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
+    )
+
+
+def in_directory(work: Callable[[Path], dict[str, Any]], place: str | None) -> dict[str, Any]:
+    """Run with a directory that is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dstl-bench-", dir=place) as name:
+        return work(Path(name))
+
+
+def percentile(samples: list[float], share: float) -> float:
+    """The smallest sample that so large a share is not above."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0

@@ -1,0 +1,192 @@
+"""``append``: what it costs to log a million changes and to read them back (issue 3).
+
+Appends column batches in record order and persists them into a local directory through the real writer, storage and
+uploader; then reads all key groups, and one (the median of five), through the real reader. Medians of the rounds.
+Records are the issue's: a value and a key group, no key; ``--key-bytes 8`` adds distinct keys. ``record_api_s`` is the
+loop of one-record appends alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
+from dstl.changelog.names import SegmentNames
+from dstl.changelog.reader import SegmentReader
+from dstl.changelog.storage import StateChangelogStorage
+from dstl.changelog.uploader import Uploader
+from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
+from dstl.runtime import system_runtime
+from dstl.store.local import LocalStore
+from handles.key_group import KeyGroupRange
+from handles.segment_handle import SegmentHandle
+
+DISTINCT = 1024
+
+
+def values(width: int, seed: int) -> list[bytes]:
+    """1,024 distinct values: the first half of each random bytes, the second half zero."""
+    rng = random.Random(seed)
+    half = width - width // 2
+    return [rng.randbytes(half) + bytes(width - half) for _ in range(DISTINCT)]
+
+
+def batches(args: argparse.Namespace, distinct: list[bytes]) -> list[pa.RecordBatch]:
+    """All records as column batches, in record order."""
+    rows = np.frombuffer(b"".join(distinct), np.uint8).reshape(DISTINCT, args.value_bytes)
+    found = []
+    for start in range(0, args.records, args.batch_records):
+        i = np.arange(start, min(args.records, start + args.batch_records))
+        keys = i.astype(">i8").view(np.uint8).reshape(-1, 8)[:, 8 - args.key_bytes :]
+        columns = [
+            pa.array((31 * i % args.key_groups).astype(np.uint16)),
+            pa.array(np.zeros(len(i), np.uint16)),
+            pa.array(np.full(len(i), OP_PUT, np.uint8)),
+            fixed_width(keys),
+            fixed_width(np.empty((len(i), 0), np.uint8)),
+            fixed_width(rows[i % DISTINCT]),
+        ]
+        found.append(pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA))
+    return found
+
+
+def fixed_width(rows: np.ndarray[Any, Any]) -> pa.Array:
+    count, width = rows.shape
+    offsets = (np.arange(count + 1) * width).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
+    )
+
+
+async def persist(
+    args: argparse.Namespace, data: list[pa.RecordBatch], store: LocalStore, threads: ThreadPoolExecutor
+) -> tuple[float, list[SegmentHandle]]:
+    """Append and persist once; seconds, and where it lies."""
+    runtime = system_runtime()
+    uploader = Uploader(store, runtime=runtime, options=UploadOptions(), hedging=HedgingOptions())
+    storage = StateChangelogStorage(
+        uploader=uploader,
+        store=store,
+        names=SegmentNames("bench", "tm-0", runtime),
+        options=BatchingOptions(compression_level=args.compression_level),
+        runtime=runtime,
+        executor=threads,
+    )
+    try:
+        writer = storage.create_writer("log-0")
+        started = time.perf_counter()
+        for batch in data:
+            writer.append_batch(batch)
+        segments = await writer.persist(0)
+        return time.perf_counter() - started, [s.location for s in segments if isinstance(s.location, SegmentHandle)]
+    finally:
+        await storage.close()
+        await uploader.close()
+
+
+async def replay(
+    store: LocalStore, handles: list[SegmentHandle], threads: ThreadPoolExecutor, wanted: KeyGroupRange | None
+) -> tuple[float, int]:
+    """Read segments into columns; seconds, and how many changes came."""
+    count = 0
+    started = time.perf_counter()
+    for handle in handles:
+        async with aclosing(SegmentReader(store, handle, executor=threads).read(wanted)) as found:
+            async for _, _, _, batch in found:
+                count += batch.num_rows
+    return time.perf_counter() - started, count
+
+
+def record_api(args: argparse.Namespace, distinct: list[bytes]) -> float:
+    """Seconds to append the same records one by one."""
+    keys = [i.to_bytes(8, "big")[8 - args.key_bytes :] for i in range(args.records)]
+    groups = [31 * i % args.key_groups for i in range(args.records)]
+    ours = [distinct[i % DISTINCT] for i in range(args.records)]
+    append = ChangeSet().append
+    started = time.perf_counter()
+    for group, key, value in zip(groups, keys, ours, strict=True):
+        append(group, 0, OP_PUT, key, b"", value)
+    return time.perf_counter() - started
+
+
+async def check(
+    store: LocalStore, handles: list[SegmentHandle], args: argparse.Namespace, distinct: list[bytes]
+) -> None:
+    """Compare everything that is stored with what was appended, group by group in record order."""
+    for group in {0, 31 % args.key_groups, args.key_groups - 1}:
+        found: list[bytes] = []
+        for handle in handles:
+            async for _, _, _, batch in SegmentReader(store, handle).read(KeyGroupRange(group, group)):
+                found += batch.column(5).to_pylist()
+        expected = [distinct[i % DISTINCT] for i in range(args.records) if 31 * i % args.key_groups == group]
+        if found != expected:
+            raise SystemExit(f"key group {group} came back different")
+
+
+async def run(args: argparse.Namespace) -> dict[str, float]:
+    distinct = values(args.value_bytes, args.seed)
+    data = batches(args, distinct)
+    figures: dict[str, list[float]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for number in range(args.rounds):
+            directory = tempfile.mkdtemp(prefix="dstl-bench-append-")
+            try:
+                store = LocalStore(directory)
+                seconds, handles = await persist(args, data, store, threads)
+                all_s, count = await replay(store, handles, threads, None)
+                if count != args.records:
+                    raise SystemExit(f"{count} of {args.records} records came back")
+                ones = [KeyGroupRange(group, group) for group in range(min(5, args.key_groups))]
+                one_s = statistics.median([(await replay(store, handles, threads, one))[0] for one in ones])
+                if number == 0:
+                    await check(store, handles, args, distinct)
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+            result = {
+                "append_persist_s": seconds,
+                "replay_s": all_s,
+                "replay_one_group_s": one_s,
+                "file_bytes": float(sum(handle.size for handle in handles)),
+                "record_api_s": record_api(args, distinct),
+            }
+            print(f"round {number + 1}: {json.dumps(result)}", file=sys.stderr)
+            for name, value in result.items():
+                figures.setdefault(name, []).append(value)
+    medians = {name: statistics.median(each) for name, each in figures.items()}
+    return {**medians, "file_bytes": int(medians["file_bytes"])}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench append", description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--key-groups", type=int, default=128)
+    parser.add_argument("--key-bytes", type=int, default=0, choices=range(9), help="distinct keys as well (default 0)")
+    parser.add_argument("--batch-records", type=int, default=65_536, help="records of one column batch")
+    parser.add_argument("--compression-level", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args(argv)
+    figures = asyncio.run(run(args))
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:20} {value:,}" if name == "file_bytes" else f"{name:20} {value:.4f}")
+    return 0

@@ -1,0 +1,188 @@
+"""``recovery``: how long restoring a state takes, against reading its bytes and against a restore without a changelog.
+
+A state of ``--state-mb`` is logged, materialized, and then a share of it is changed again in small batches, so that the
+checkpoint is a base and log after it. Measured, medians of the rounds, in one process over a local directory (its bytes
+are in the page cache for all of them alike):
+
+``restore_s``               the checkpoint into an empty table, all key groups
+``raw_read_s``              the same bytes read one object after the other and decompressed, nothing else
+``no_changelog_restore_s``  a checkpoint of the same final state that is all base and no log
+
+``cpu`` has the processor seconds of the same three, of all threads: comparable on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zstandard
+
+from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, in_directory, open_store
+from dstl.changelog.segment_decoder import parse_index
+from dstl.changelog.segment_index import CODEC_ZSTD
+from dstl.checkpoint.truncation import recovery_work
+from dstl.options import MaterializationOptions
+from handles.base_generations import generations_of
+from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroupRange
+from handles.materialized_handle import KeyGroupBase
+from materializer.log_replay import replay_steps
+from materializer.restore import restore_tables
+
+ALL = KeyGroupRange.all(GROUPS)
+QUIET = MaterializationOptions(
+    interval_s=1e9, start_jitter_s=0, min_pause_s=0, log_to_state_ratio=None, replay_s=None, max_segments=None
+)
+
+
+async def materialize_now(job: StateJob) -> None:
+    """Materialize everything, and have a checkpoint name it."""
+    await job.batch(np.arange(0))
+    job.manager.demand()
+    await job.settled()
+    await job.batch(np.arange(0))
+
+
+async def restore(job: StateJob, checkpoint: CompletedCheckpoint) -> tuple[float, int]:
+    """Seconds, and entries that came."""
+    started = time.perf_counter()
+    restored = await restore_tables(checkpoint, job.store, ALL, job.open_table, job.runtime, on_progress=lambda _: None)
+    seconds = time.perf_counter() - started
+    size = restored.tables[OPERATOR].size()
+    restored.tables[OPERATOR].close()
+    return seconds, size.entries
+
+
+def raw_read(checkpoint: CompletedCheckpoint, root: Path) -> float:
+    """Seconds to read and decompress what a restore reads, one object after the other, without any check."""
+    generations = generations_of(checkpoint.materialized)
+    newest = {op: {group: bases[0].checkpoint for group, bases in of.items()} for op, of in generations.items()}
+    parts: dict[str, list[KeyGroupBase]] = {}
+    for of in generations.values():
+        for bases in of.values():
+            parts.setdefault(bases[0].name, []).append(bases[0])
+    segments = [step.entry.handle for step in replay_steps(checkpoint, ALL, newest)]
+    decompressor = zstandard.ZstdDecompressor()
+    started = time.perf_counter()
+    for name, held in parts.items():
+        data = memoryview((root / name).read_bytes())
+        for part in held:
+            for frame, size in base_frames(data[part.offset : part.offset + part.length]):
+                decompressor.decompress(frame, max_output_size=size)
+    for handle in segments:
+        data = memoryview((root / handle.name).read_bytes())[handle.offset : handle.offset + handle.size]
+        for log in parse_index(bytes(data), handle.name).logs:
+            for entry in log.blocks:
+                if entry.codec == CODEC_ZSTD:
+                    stored = data[entry.offset : entry.offset + entry.length]
+                    decompressor.decompress(stored, max_output_size=entry.raw_length)
+    return time.perf_counter() - started
+
+
+def base_frames(part: memoryview) -> Iterator[tuple[memoryview, int]]:
+    """The zstd frames of one key group in a base file, and their sizes once decompressed."""
+    at = 20
+    while True:
+        rows, raw, stored = struct.unpack_from("<III", part, at)
+        if not rows:
+            return
+        yield part[at + 12 : at + 12 + stored], raw
+        at += 16 + stored
+
+
+async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    keys = max(GROUPS, int(args.state_mb * 1e6) // (args.value_bytes + KEY_BYTES))
+    job = StateJob(
+        open_store("local", directory, "", args.seed),
+        directory,
+        table=args.table,
+        options=QUIET,
+        value_bytes=args.value_bytes,
+        seed=args.seed,
+    )
+    root = directory / "objects"
+    try:
+        await job.begin()
+        await job.load(keys)
+        await materialize_now(job)
+        await materialize_now(job)
+        print(f"{keys:,} keys materialized", file=sys.stderr)
+        changed = int(keys * args.log_share)
+        batch_keys = max(1, int(args.batch_mb * 1e6) // (args.value_bytes + KEY_BYTES))
+        for start in range(0, changed, batch_keys):
+            await job.batch(job.rng.integers(0, keys, min(batch_keys, changed - start)))
+        assert job.newest is not None
+        with_log = job.newest
+        work = recovery_work(with_log)
+        figures: dict[str, list[float]] = {"restore_s": [], "raw_read_s": [], "no_changelog_restore_s": []}
+        cpu: dict[str, list[float]] = {name: [] for name in figures}
+        for _ in range(args.rounds):
+            before = time.process_time()
+            seconds, entries = await restore(job, with_log)
+            cpu["restore_s"].append(time.process_time() - before)
+            if entries != keys and args.table == "heap":
+                raise SystemExit(f"{entries} of {keys} keys came back")
+            figures["restore_s"].append(seconds)
+            before = time.process_time()
+            figures["raw_read_s"].append(raw_read(with_log, root))
+            cpu["raw_read_s"].append(time.process_time() - before)
+        await materialize_now(job)
+        await materialize_now(job)
+        if recovery_work(job.newest).segments:
+            raise SystemExit("the checkpoint without a changelog has log")
+        for _ in range(args.rounds):
+            before = time.process_time()
+            figures["no_changelog_restore_s"].append((await restore(job, job.newest))[0])
+            cpu["no_changelog_restore_s"].append(time.process_time() - before)
+    finally:
+        await job.close()
+    medians = {name: statistics.median(each) for name, each in figures.items()}
+    return {
+        "state_mb": args.state_mb,
+        "log_mb": work.log_bytes / 1e6,
+        "base_mb": work.base_bytes / 1e6,
+        "segments": work.segments,
+        **medians,
+        "ratio_to_raw": medians["restore_s"] / medians["raw_read_s"],
+        "ratio_to_no_changelog": medians["restore_s"] / medians["no_changelog_restore_s"],
+        "cpu": {name: statistics.median(each) for name, each in cpu.items()},
+        "table": args.table,
+        "value_bytes": args.value_bytes,
+        "store": "local directory",
+    }
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench recovery", description=__doc__)
+    parser.add_argument("--state-mb", type=float, default=100.0, help="keys and values, MB of 1e6 bytes")
+    parser.add_argument("--table", choices=("heap", "rocksdb"), default="heap")
+    parser.add_argument(
+        "--log-share",
+        type=float,
+        default=0.1,
+        help="log after the base, by state; the trigger allows 0.2",
+    )
+    parser.add_argument("--batch-mb", type=float, default=10.0, help="what a batch of that log changes")
+    parser.add_argument("--value-bytes", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", help="where to put everything; by default the system's temporary directory")
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args(argv)
+    figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    return 0

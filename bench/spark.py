@@ -1,0 +1,280 @@
+"""``spark``: events per second of a keyed aggregation, through DSTL and through Spark's own state (issue 6).
+
+All figures of one run come from one session and the same files, one parquet file per micro-batch: for each key the
+number of its events and the sum of a value, kept over batches. Spark's own operators use RocksDB with changelog
+checkpointing; every Python task speaks over Spark's unix socket. The first batch of each query is left out.
+
+- ``stateless``: repartition by key, then ``mapInArrow`` with the identity: what a Python task costs without state.
+- ``spark_native``: ``groupBy(k).agg(count, sum)``.
+- ``dstl_vectorised``: ``backend.aggregate(...)``; ``dstl_processor``: a Row-style ``StatefulProcessor``.
+- ``spark_tws_row``, ``spark_tws_pandas``: ``transformWithState`` and ``transformWithStateInPandas``, small input.
+- ``dstl_processor_small``, ``dstl_pandas_small``: the same two classes, unchanged, on the same small input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.spark import StateBackend, count
+from dstl.spark import sum as sum_of
+
+# Workers import this module where they can; by value it works from any directory.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+RESULT = "k {key}, n long, total long"
+ROW_GROUPS = 8
+"""Of each file, so that all cores can read it."""
+
+
+class CountAndSum(StatefulProcessor):
+    """Row style: one read and one write of one value state per key and batch."""
+
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getValueState("seen", "n long, total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n, total = self.seen.get() or (0, 0)
+        for row in rows:
+            n += 1
+            total += row.v
+        self.seen.update((n, total))
+        yield Row(k=key[0], n=n, total=total)
+
+    def close(self) -> None:
+        pass
+
+
+class PandasCountAndSum(CountAndSum):
+    """The same in pandas style."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        n, total = self.seen.get() or (0, 0)
+        for frame in rows:
+            n += len(frame)
+            total += int(frame["v"].sum())
+        self.seen.update((n, total))
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "total": [total]})
+
+
+@dataclass(frozen=True)
+class Input:
+    """Files of one input.
+
+    Attributes:
+        directory: One parquet file per batch, read in the order of their names.
+        events: Of all batches but the warm-up.
+        batches: All of them, the warm-up included.
+    """
+
+    directory: Path
+    events: int
+    batches: int
+
+
+def write_input(directory: Path, events: int, keys: int, batches: int, key_type: str, seed: int) -> Input:
+    """Write ``batches`` files with ``events`` events together, and one more for the warm-up."""
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    rows = events // batches
+    for batch in range(batches + 1):
+        k = rng.integers(0, keys, rows)
+        column = pa.array(k) if key_type == "long" else pa.array([f"device-{each:08d}" for each in k.tolist()])
+        table = pa.table({"k": column, "v": rng.integers(0, 1000, rows)})
+        path = directory / f"{batch:04d}.parquet"
+        pq.write_table(table, path, row_group_size=max(1, -(-rows // ROW_GROUPS)))
+        # Spark takes the oldest file first, by milliseconds.
+        os.utime(path, (1_700_000_000 + batch,) * 2)
+    return Input(directory, rows * batches, batches + 1)
+
+
+def session(args: argparse.Namespace, work: Path) -> SparkSession:
+    """Start the one session of the run."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master(f"local[{args.slots}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "4g")
+        .config("spark.local.dir", str(work / "local"))
+        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.sql.shuffle.partitions", str(args.partitions))
+        .config("spark.sql.streaming.stateStore.providerClass", PROVIDER)
+        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return every row as it is."""
+    yield from batches
+
+
+Plan = Callable[[DataFrame, Path], "contextlib.AbstractContextManager[DataFrame]"]
+
+
+class Runs:
+    """Runs the pipelines over the inputs and keeps their figures."""
+
+    def __init__(self, args: argparse.Namespace, spark: SparkSession, work: Path) -> None:
+        self._args = args
+        self._spark = spark
+        self._work = work
+        self._made = 0
+        self._result = RESULT.format(key=args.key_type)
+        self.plans: dict[str, tuple[Plan, bool]] = {
+            "stateless": (self.stateless, False),
+            "spark_native": (self.native, False),
+            "dstl_vectorised": (self.vectorised, False),
+            "dstl_processor": (self.processor("row"), False),
+            "spark_tws_row": (self.transform_with_state("row"), True),
+            "dstl_processor_small": (self.processor("row"), True),
+            "spark_tws_pandas": (self.transform_with_state("pandas"), True),
+            "dstl_pandas_small": (self.processor("pandas"), True),
+        }
+
+    def measure(self, plan: Plan, data: Input) -> float:
+        """Run one query over all files and return events per second of the batches after the first."""
+        self._made += 1
+        place = self._work / f"run-{self._made}"
+        schema = f"k {self._args.key_type}, v long"
+        source = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(data.directory))
+        with plan(source, place / "state") as df:
+            writer = df.writeStream.format("noop").outputMode("update")
+            query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
+            try:
+                query.awaitTermination()
+                progress = {each["batchId"]: each for each in query.recentProgress if each["numInputRows"]}
+            finally:
+                query.stop()
+        shutil.rmtree(place, ignore_errors=True)
+        if len(progress) != data.batches:
+            raise SystemExit(f"{len(progress)} batches of {data.batches} were reported")
+        counted = [each for batch, each in progress.items() if batch > 0]
+        rows = sum(each["numInputRows"] for each in counted)
+        if rows != data.events:
+            raise SystemExit(f"{rows} events of {data.events} were read")
+        return rows / (sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000)
+
+    @contextlib.contextmanager
+    def stateless(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        yield df.repartition(self._args.partitions, "k").mapInArrow(identity, df.schema)
+
+    @contextlib.contextmanager
+    def native(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        yield df.groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+
+    @contextlib.contextmanager
+    def vectorised(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        with self._backend(place) as backend:
+            yield backend.aggregate(df, by="k", n=count(), total=sum_of("v"))
+
+    def processor(self, style: str) -> Plan:
+        @contextlib.contextmanager
+        def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+            with self._backend(place) as backend:
+                if style == "row":
+                    yield backend.transform_with_state(df, by="k", processor=CountAndSum(), output=self._result)
+                else:
+                    yield backend.transform_with_state_in_pandas(
+                        df, by="k", processor=PandasCountAndSum(), output=self._result
+                    )
+
+        return plan
+
+    def transform_with_state(self, style: str) -> Plan:
+        @contextlib.contextmanager
+        def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+            grouped = df.groupBy("k")
+            if style == "row":
+                yield grouped.transformWithState(CountAndSum(), self._result, "update", "none")
+            else:
+                yield grouped.transformWithStateInPandas(PandasCountAndSum(), self._result, "update", "none")
+
+        return plan
+
+    def _backend(self, place: Path) -> StateBackend:
+        place.mkdir(parents=True)
+        return StateBackend(str(place), parallelism=self._args.partitions, spark=self._spark)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the inputs, run every pipeline ``rounds`` times in turn, and return the medians."""
+    work = Path(tempfile.mkdtemp(prefix="dstl-bench-spark-", dir=args.work))
+    figures: dict[str, list[float]] = {}
+    try:
+        large = write_input(work / "large", args.events, args.keys, args.batches, args.key_type, args.seed)
+        small = write_input(
+            work / "small", args.small_events, args.small_keys, args.small_batches, args.key_type, args.seed
+        )
+        spark = session(args, work)
+        try:
+            runs = Runs(args, spark, work)
+            chosen = [name for name in runs.plans if not args.only or name in args.only.split(",")]
+            runs.measure(runs.stateless, small)  # for the JVM, which is slow at first
+            for _ in range(args.rounds):
+                for name in chosen:
+                    plan, is_small = runs.plans[name]
+                    started = time.perf_counter()
+                    rate = runs.measure(plan, small if is_small else large)
+                    print(f"{name:22} {rate:12,.0f}/s  ({time.perf_counter() - started:.1f} s)", file=sys.stderr)
+                    figures.setdefault(name, []).append(rate)
+        finally:
+            spark.stop()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    medians: dict[str, Any] = {name: round(statistics.median(each)) for name, each in figures.items()}
+    medians["small_input"] = {"events": small.events, "keys": args.small_keys, "batches": args.small_batches}
+    return medians
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
+    parser.add_argument("--events", type=int, default=4_000_000, help="of all measured batches")
+    parser.add_argument("--keys", type=int, default=200_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=8, help="measured ones; a warm-up of the same size comes first")
+    parser.add_argument("--small-events", type=int, default=200_000, help="input of the slow peers")
+    parser.add_argument("--small-keys", type=int, default=20_000)
+    parser.add_argument("--small-batches", type=int, default=4)
+    parser.add_argument("--key-type", choices=("long", "string"), default="long")
+    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
+    parser.add_argument("--rounds", type=int, default=1, help="medians of so many (default 1)")
+    parser.add_argument("--only", help="names of figures, joined by commas")
+    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    args = parser.parse_args(argv)
+    figures = run(args)
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        for name, value in figures.items():
+            print(f"{name:22} {value:,}" if isinstance(value, int) else f"{name:22} {value}")
+    return 0

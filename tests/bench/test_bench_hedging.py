@@ -1,0 +1,88 @@
+"""The hedging benchmark, in its short form: real policy, real uploader, the keys that are promised."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import hedging
+
+ROOT = Path(__file__).parents[2]
+BOTH = {"p50", "p99", "p999", "p9999", "max500_p50", "max500_p99", "rate_503", "on_p99", "off_p999"}
+HEDGED = {"extra_requests", "extra_bytes", "on_extra_requests", "worst60_extra", "won"}
+SHORT = ["--puts", "10000", "--seeds", "1", "--json"]
+
+
+def figures(capsys: pytest.CaptureFixture[str], *args: str) -> dict:
+    assert hedging.main([*SHORT, *args]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_calm_set_meets_its_promises(capsys):
+    result = figures(capsys, "--model", "s3-standard-small")
+    none, hedged = result["none"], result["hedged"]
+    assert (result["model"], result["puts"], result["seeds"]) == ("s3-standard-small", 10_000, 1)
+    assert set(none) >= BOTH
+    assert set(hedged) >= BOTH | HEDGED
+    assert none["on_p99"] is hedged["on_p99"] is hedged["on_extra_requests"] is None
+    assert hedged["p50"] <= 1.01 * none["p50"]
+    assert hedged["p999"] <= 0.4 * none["p999"]
+    assert 0.02 < hedged["extra_requests"] <= 0.055
+    assert 0 < hedged["extra_bytes"] <= hedged["extra_requests"]
+    assert 0.1 < hedged["won"] < 0.6
+
+
+def test_same_arguments_give_the_same_figures(capsys):
+    one, other = (figures(capsys, "--model", "s3-express", "--writers", "50", "--puts", "3000") for _ in range(2))
+    assert {**one, "wall_s": 0} == {**other, "wall_s": 0}
+
+
+def test_own_parameters_from_a_file_with_throttling(capsys, tmp_path):
+    values = json.loads(hedging.MODELS.read_text())["s3-standard-small"]
+    values |= {"thr_rate": 1.02, "thr_burst": 1.5, "jitter_ms": 900}
+    (tmp_path / "tight.json").write_text(json.dumps(values))
+    result = figures(capsys, "--params", str(tmp_path / "tight.json"))
+    assert result["model"] == "tight"
+    assert result["hedged"]["rate_503"] <= result["none"]["rate_503"] + 0.006  # 20 s only: mostly the first encounter
+    assert result["hedged"]["p99"] <= 1.08 * result["none"]["p99"]
+
+
+def test_slow_periods_are_told_apart(capsys, tmp_path):
+    values = json.loads(hedging.MODELS.read_text())["brownout"]
+    values |= {"slow_on": 8, "slow_off": 10}
+    (tmp_path / "short.json").write_text(json.dumps(values))
+    result = figures(capsys, "--params", str(tmp_path / "short.json"))
+    assert result["none"]["on_p99"] > 2 * result["none"]["p50"]
+    assert result["hedged"]["on_p99"] <= 1.15 * result["none"]["on_p99"]
+    assert result["hedged"]["extra_requests"] <= 0.055
+
+
+def test_criticality_measures_what_a_checkpoint_waits_for(capsys):
+    every = figures(capsys, "--model", "flip158-5mb")
+    few = figures(capsys, "--model", "flip158-5mb", "--criticality", "0.2")
+    assert few["hedged"]["p999"] < every["hedged"]["p999"]
+    assert few["hedged"]["extra_requests"] <= 0.055
+
+
+def test_command_line_prints_one_json_object_last():
+    command = [sys.executable, "-m", "bench", "hedging", "--model", "s3-express", "--puts", "2000", "--seeds", "2"]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout.splitlines()[-1])["seeds"] == 2
+    assert "seed 2 hedged" in done.stderr
+
+
+def test_plot_draws_both_arms(tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = tmp_path / "cdf.png"
+    assert hedging.main(["--model", "s3-express", "--puts", "2000", "--seeds", "1", "--plot", str(drawn)]) == 0
+    assert drawn.stat().st_size > 1000
+
+
+def test_unknown_benchmark_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "hedging" in done.stderr

@@ -1,0 +1,46 @@
+"""What users may import: flat, sorted, and nothing that was not meant."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["dstl", "dstl.spark", "dstl.testing"])
+def test_everything_public_exists_and_is_sorted(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = list(module.__all__)
+    assert exported == sorted(exported)
+    assert all(hasattr(module, each) for each in exported)
+
+
+@pytest.mark.parametrize("name", ["dstl", "dstl.spark"])
+def test_public_names_are_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    for each in module.__all__:
+        assert (getattr(module, each).__doc__ or "").strip(), f"{name}.{each} has no docstring"
+
+
+def test_a_worker_never_imports_a_storage_sdk() -> None:
+    # It would cost every Python worker a second and 49 MB.
+    code = (
+        "import sys; import dstl.spark.task, dstl.state.processor_runner; "
+        "unwanted = ('boto3', 'botocore', 'aioboto3', 'aiobotocore', 'pydantic', 'typer', 'rich'); "
+        "print([name for name in unwanted if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_error_crosses_a_socket_as_itself() -> None:
+    from dstl import errors
+
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if isinstance(kind, type):
+            rebuilt = errors.error_from_wire(*errors.error_to_wire(kind("what happened")))
+            assert type(rebuilt) is kind
+            assert str(rebuilt) == "what happened"
