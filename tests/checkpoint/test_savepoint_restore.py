@@ -57,7 +57,7 @@ class RestoringDriver(Driver):
             await super()._launch()
             return
         self._started += 1
-        member = MaterializingTaskManager(f"tm-{self._started}", self.inner, self.secret, self._seed + self._started)
+        member = MaterializingTaskManager(f"tm-{self._started}", self.store, self.secret, self._seed + self._started)
         self.members[member.member_id] = member
         await member.start(self.service.address)
 
