@@ -4,6 +4,10 @@ Appends column batches in record order and persists them into a local directory 
 uploader; then reads all key groups, and one (the median of five), through the real reader. Medians of the rounds.
 Records are the issue's: a value and a key group, no key; ``--key-bytes 8`` adds distinct keys. ``record_api_s`` is the
 loop of one-record appends alone.
+
+``--flink DIR`` runs Flink's own log on the same records, round by round in turn, and adds ``flink_append_persist_s``,
+``flink_replay_s`` (its defaults, which upload while the records are appended) and the same with ``_at_once``
+(everything is written at the persist, as here).
 """
 
 from __future__ import annotations
@@ -19,12 +23,14 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from bench._flink_append import FlinkAppend
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.reader import SegmentReader
@@ -142,7 +148,13 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
     distinct = values(args.value_bytes, args.seed)
     data = batches(args, distinct)
     figures: dict[str, list[float]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(os.cpu_count()) as threads, ExitStack() as peers:
+        flink = {
+            suffix: peers.enter_context(
+                FlinkAppend(args.flink, args.records, args.value_bytes, args.key_groups, ahead=not suffix)
+            )
+            for suffix in (("", "_at_once") if args.flink else ())
+        }
         for number in range(args.rounds):
             directory = tempfile.mkdtemp(prefix="dstl-bench-append-")
             try:
@@ -164,6 +176,8 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
                 "file_bytes": float(sum(handle.size for handle in handles)),
                 "record_api_s": record_api(args, distinct),
             }
+            for suffix, peer in flink.items():
+                result.update({f"flink_{name}{suffix}": value for name, value in peer.round().items()})
             print(f"round {number + 1}: {json.dumps(result)}", file=sys.stderr)
             for name, value in result.items():
                 figures.setdefault(name, []).append(value)
@@ -181,6 +195,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--compression-level", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flink", type=Path, help="directory of Flink's jars, to run it as well")
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     args = parser.parse_args(argv)
     figures = asyncio.run(run(args))
@@ -188,5 +203,5 @@ def main(argv: list[str]) -> int:
         print(json.dumps(figures))
     else:
         for name, value in figures.items():
-            print(f"{name:20} {value:,}" if name == "file_bytes" else f"{name:20} {value:.4f}")
+            print(f"{name:30} {value:,}" if name == "file_bytes" else f"{name:30} {value:.4f}")
     return 0
