@@ -45,16 +45,18 @@ class BlockLayout:
     Gathered values are thus written once, straight to where the compressor reads them.
     """
 
-    def __init__(self, runs: npt.NDArray[np.void], numbers: list[npt.NDArray[np.generic]]) -> None:
-        """Take the runs, and the ``state`` and ``op`` columns."""
+    def __init__(self, runs: npt.NDArray[np.void]) -> None:
+        """Take the runs; then add the columns in their order."""
         self._parts: list[bytes] = [_NUM_RUNS.pack(len(runs)), runs.tobytes()]
-        for column in numbers:
-            if bool((column == column[0]).all()):
-                self._parts += (bytes((_CONSTANT,)), column[:1].tobytes())
-            else:
-                self._parts += (bytes((_PLAIN,)), column.tobytes())
         self._holes: list[tuple[int, int]] = []
         self._size = sum(map(len, self._parts))
+
+    def add_numbers(self, values: npt.NDArray[np.generic]) -> None:
+        """Add a column of numbers; of one that is constant, its first value is enough."""
+        if bool((values == values[0]).all()):
+            self._head(bytes((_CONSTANT,)) + values[:1].tobytes())
+        else:
+            self._head(bytes((_PLAIN,)) + values.tobytes())
 
     def add_fixed(self, width: int, records: int) -> None:
         """Add a binary column whose values all are ``width`` bytes."""

@@ -13,13 +13,16 @@ import pyarrow as pa
 from dstl.changelog.block_codec import RUN, BlockLayout, Bytes
 from dstl.changelog.change_set import binary_offsets
 
-__all__ = ["BlockColumns", "GroupedBatch", "Piece"]
+__all__ = ["BlockColumns", "GroupedBatch", "Piece", "Runs"]
 
 _RECORD_BYTES = 8
 """Counted for each change beside its payload: about what its numbers and lengths take."""
 _SCAN = 1 << 15
 _ALL = slice(0, None)
+_PACKED_ROWS = 1 << 16
 
+Runs = list[tuple[int, int, int]]
+"""Key group, sequence number delta and number of changes, as ``block_codec.RUN`` has them."""
 
 _Rows = slice | npt.NDArray[np.intp]
 
@@ -80,27 +83,27 @@ def _common_width(offsets: npt.NDArray[np.int32]) -> int | None:
 
 
 class _NumberColumn:
-    """A column of small numbers; one that is constant, as most are, is never gathered."""
+    """A column of small numbers.
+
+    Attributes:
+        values: All of them.
+        constant: The only one there is, as in most batches, else None: such a column is never gathered.
+    """
 
     def __init__(self, column: pa.Array) -> None:
-        self._values = np.asarray(column)
-        self._is_constant = bool((self._values == self._values[0]).all())
-
-    def gather(self, rows: _Rows) -> npt.NDArray[np.generic]:
-        if self._is_constant:
-            size = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
-            return self._values[:size]
-        return self._values[rows]
+        self.values = np.asarray(column)
+        self.constant: int | None = None
+        if bool((self.values == self.values[0]).all()):
+            self.constant = int(self.values[0])
 
 
 class GroupedBatch:
     """Changes and the stable order that sorts them by key group.
 
     Attributes:
-        key_groups: In that order.
-        sqn_deltas: In that order; which sequence number each change has, counted from the log entry's first.
         order: Positions in the batch in that order, or None where the batch is sorted already.
         rows_of: For every key group its half-open range of rows in that order.
+        numbers: The ``state`` and ``op`` columns as they are in the batch.
         binaries: The ``key``, ``user_key`` and ``value`` columns as they are in the batch.
     """
 
@@ -108,35 +111,42 @@ class GroupedBatch:
     def of(batches: list[tuple[int, pa.RecordBatch]]) -> GroupedBatch:
         """Join batches of one log, given with their sequence number deltas in order; one alone is not copied."""
         counts = [batch.num_rows for _, batch in batches]
-        deltas = np.array([delta for delta, _ in batches], np.uint32)
-        same = deltas[0] == deltas[-1]
-        deltas = np.broadcast_to(deltas[:1], sum(counts)) if same else np.repeat(deltas, counts)
+        deltas: int | npt.NDArray[np.uint32] = batches[0][0]
+        if deltas != batches[-1][0]:
+            deltas = np.repeat(np.array([delta for delta, _ in batches], np.uint32), counts)
         batch = batches[0][1] if len(batches) == 1 else pa.concat_batches([each for _, each in batches])
         return GroupedBatch(batch, deltas)
 
-    def __init__(self, batch: pa.RecordBatch, sqn_deltas: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, batch: pa.RecordBatch, sqn_deltas: int | npt.NDArray[np.uint32]) -> None:
+        """Take changes, and which sequence number they or each of them has, counted from the log entry's first."""
         key_groups = np.asarray(batch.column(0))
         self.order: npt.NDArray[np.intp] | None = None
         if not bool((key_groups[1:] >= key_groups[:-1]).all()):
-            self.order = np.argsort(key_groups, kind="stable")
-            key_groups = key_groups[self.order]
-            if sqn_deltas[0] != sqn_deltas[-1]:
+            self.order = _stable_order(key_groups)
+            if not isinstance(sqn_deltas, int):
                 sqn_deltas = sqn_deltas[self.order]
-        self.key_groups, self.sqn_deltas = key_groups, sqn_deltas
-        edges = np.flatnonzero(key_groups[1:] != key_groups[:-1]) + 1
-        bounds = [0, *edges.tolist(), batch.num_rows]
+        self._sqn_deltas = sqn_deltas
+        counts = np.bincount(key_groups)
+        groups = np.flatnonzero(counts)
+        stops = np.cumsum(counts[groups]).tolist()
         self.rows_of = {
-            group: (start, stop)
-            for group, start, stop in zip(key_groups[bounds[:-1]].tolist(), bounds[:-1], bounds[1:], strict=True)
+            group: (start, stop) for group, start, stop in zip(groups.tolist(), (0, *stops), stops, strict=False)
         }
-        self._numbers = [_NumberColumn(batch.column(column)) for column in (1, 2)]
+        self.numbers = [_NumberColumn(batch.column(column)) for column in (1, 2)]
         self.binaries = [_BinaryColumn(batch.column(column)) for column in (3, 4, 5)]
         self._width = _RECORD_BYTES + sum(each.width or 0 for each in self.binaries)
         self._prefix = self._variable_prefix()
 
-    def number(self, column: int, rows: _Rows) -> npt.NDArray[np.generic]:
-        """Return some rows of ``state`` (0) or ``op`` (1)."""
-        return self._numbers[column].gather(rows)
+    def runs(self, key_group: int, start: int, stop: int) -> Runs:
+        """Return the runs of the rows ``[start, stop)``, which all are of this key group."""
+        if isinstance(self._sqn_deltas, int):
+            return [(key_group, self._sqn_deltas, stop - start)]
+        deltas = self._sqn_deltas[start:stop]
+        bounds = np.flatnonzero(np.diff(deltas, prepend=deltas[:1] + 1, append=deltas[-1:] + 1))
+        return [
+            (key_group, delta, count)
+            for delta, count in zip(deltas[bounds[:-1]].tolist(), np.diff(bounds).tolist(), strict=True)
+        ]
 
     def size(self, start: int, stop: int) -> int:
         """Return about how many raw bytes the rows ``[start, stop)`` take in a block."""
@@ -162,6 +172,16 @@ class GroupedBatch:
         prefix = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths if self.order is None else lengths[self.order], out=prefix[1:])
         return prefix
+
+
+def _stable_order(key_groups: npt.NDArray[np.uint16]) -> npt.NDArray[np.intp]:
+    """Return the positions that sort the key groups and leave equal ones in their order."""
+    if len(key_groups) > _PACKED_ROWS:
+        return np.argsort(key_groups, kind="stable")
+    # Sorting group and position as one number takes 0.4 of the time of a stable argsort.
+    packed = key_groups.astype(np.uint32) << np.uint32(16) | np.arange(len(key_groups), dtype=np.uint32)
+    packed.sort()
+    return (packed & np.uint32(0xFFFF)).astype(np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,30 +214,28 @@ class Piece:
 class BlockColumns:
     """The columns of one block: first says what they take, then moves the bytes there."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[Piece], runs: Runs) -> None:
+        """Take the pieces, and their runs: by key group, then by number."""
         self._parts = [(piece.batch, piece.rows()) for piece in pieces]
-        self._pieces = pieces
+        self._runs = runs
 
-    def runs(self) -> npt.NDArray[np.void]:
-        """Return the block's runs; their key groups are in order, and so are the numbers within one."""
-        groups = _joined([each.batch.key_groups[each.start : each.stop] for each in self._pieces])
-        deltas = _joined([each.batch.sqn_deltas[each.start : each.stop] for each in self._pieces])
-        edges = np.flatnonzero((groups[1:] != groups[:-1]) | (deltas[1:] != deltas[:-1])) + 1
-        starts = np.concatenate(([0], edges))
-        runs = np.empty(len(starts), RUN)
-        runs["key_group"], runs["sqn_delta"] = groups[starts], deltas[starts]
-        runs["records"] = np.diff(starts, append=len(groups))
-        return runs
-
-    def encode(self, runs: npt.NDArray[np.void], scratch: Bytes | None) -> Bytes:
+    def encode(self, scratch: Bytes | None) -> Bytes:
         """Return the raw block, in ``scratch`` where it fits."""
-        numbers = [_joined([batch.number(column, rows) for batch, rows in self._parts]) for column in (0, 1)]
-        layout = BlockLayout(runs, numbers)
+        layout = BlockLayout(np.array(self._runs, RUN))
+        for column in range(2):
+            constants = {batch.numbers[column].constant for batch, _ in self._parts}
+            constant = constants.pop() if len(constants) == 1 else None
+            dtype = self._parts[0][0].numbers[column].values.dtype
+            if constant is not None:
+                layout.add_numbers(np.full(1, constant, dtype))
+            else:
+                layout.add_numbers(_joined([batch.numbers[column].values[rows] for batch, rows in self._parts]))
+        records = sum(count for _, _, count in self._runs)
         for column in range(3):
             widths = {batch.binaries[column].width for batch, _ in self._parts}
             width = widths.pop() if len(widths) == 1 else None
             if width is not None:
-                layout.add_fixed(width, int(runs["records"].sum()))
+                layout.add_fixed(width, records)
             else:
                 layout.add_variable(_joined([b.binaries[column].lengths(rows) for b, rows in self._parts]))
         raw, holes = layout.allocate(scratch)

@@ -16,7 +16,7 @@ import zstandard
 
 from dstl.changelog.block_codec import Bytes, compress_block
 from dstl.changelog.change_set import META_KEY_GROUP, ChangeSet
-from dstl.changelog.grouped_batch import BlockColumns, GroupedBatch, Piece
+from dstl.changelog.grouped_batch import BlockColumns, GroupedBatch, Piece, Runs
 from dstl.changelog.segment_frame import pack_footer, pack_header, pack_trailer
 from dstl.changelog.segment_index import HEADER_SIZE, BlockEntry, BlockTable, LogIndex
 from dstl.errors import Invalid
@@ -142,6 +142,7 @@ class _BlockPlan:
     def __init__(self, base_sqn: SequenceNumber) -> None:
         self._base_sqn = base_sqn
         self.pieces: list[Piece] = []
+        self._runs: Runs = []
         self.nbytes = 0
         self.is_meta = False
 
@@ -153,19 +154,21 @@ class _BlockPlan:
             self.pieces[-1] = Piece(last.batch, last.start, piece.stop)
         else:
             self.pieces.append(piece)
+        for run in piece.batch.runs(group, piece.start, piece.stop):
+            if self._runs and self._runs[-1][:2] == run[:2]:
+                run = (*run[:2], self._runs.pop()[2] + run[2])
+            self._runs.append(run)
 
     def encode(self, compressor: zstandard.ZstdCompressor, scratch: Bytes) -> tuple[BlockEntry, bytes]:
         """Return the block's index entry, whose offset is not known yet, and its stored bytes."""
-        columns = BlockColumns(self.pieces)
-        runs = columns.runs()
-        raw = columns.encode(runs, scratch)
+        raw = BlockColumns(self.pieces, self._runs).encode(scratch)
         codec, stored, checksum = compress_block(raw, compressor)
-        low, high = int(runs["sqn_delta"].min()), int(runs["sqn_delta"].max()) + 1
+        deltas = [delta for _, delta, _ in self._runs]
         return BlockEntry(
-            first_key_group=int(runs["key_group"][0]),
-            last_key_group=int(runs["key_group"][-1]),
-            sqns=SequenceNumberRange(self._base_sqn + low, self._base_sqn + high),
-            records=int(runs["records"].sum()),
+            first_key_group=self._runs[0][0],
+            last_key_group=self._runs[-1][0],
+            sqns=SequenceNumberRange(self._base_sqn + min(deltas), self._base_sqn + max(deltas) + 1),
+            records=sum(count for _, _, count in self._runs),
             offset=0,
             length=len(stored),
             raw_length=len(raw),
