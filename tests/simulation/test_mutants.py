@@ -16,7 +16,7 @@ from dstl.checkpoint import cleaning_plan
 from dstl.checkpoint.coordinator import CheckpointCoordinator, _covers, _Operator
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.service import CoordinatorService
-from dstl.errors import OutcomeUnknown, Unavailable
+from dstl.errors import Fenced, OutcomeUnknown, Unavailable
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
 from handles.shared_state_registry import SharedStateRegistry
@@ -43,6 +43,15 @@ def commit_takes_any_record_for_its_own(patch: Patch) -> None:
 
     patch.setattr(ManifestLog, "_check_ours", check_ours)
     patch.setattr(ManifestLog, "_check_not_overtaken", check_ours)
+
+
+def lost_response_taken_for_another_driver(patch: Patch) -> None:
+    """Number 2: the answer to a commit is lost, the repeated request meets its own record, and the driver stops."""
+
+    async def check_ours(self: ManifestLog, record: object) -> None:
+        raise Fenced("somebody has this number")
+
+    patch.setattr(ManifestLog, "_check_ours", check_ours)
 
 
 def driver_starts_without_a_fence(patch: Patch) -> None:
@@ -221,6 +230,7 @@ class Mutant:
 MUTANTS = [
     Mutant(cleaner_deletes_fences),
     Mutant(commit_takes_any_record_for_its_own, nemesis=TWO_DRIVERS, mean_s=0.5),
+    Mutant(lost_response_taken_for_another_driver, requests={FaultKind.LOST_RESPONSE: 0.3}),
     Mutant(driver_starts_without_a_fence, nemesis=TWO_DRIVERS, mean_s=0.5),
     Mutant(names_shared_by_attempts),
     Mutant(

@@ -246,6 +246,11 @@ class Auditor:
                 "I11", f"{driver} of epoch {epoch} reports checkpoint {report.checkpoint_id}, which is not its own"
             )
 
+    def fenced(self, driver: str, error: BaseException | None) -> None:
+        """A driver stops because another has taken over: there must have been another (I11)."""
+        if len(self._world.drivers) == 1:
+            self.fail("I11", f"{driver} has fenced itself: {error}")
+
     def batch_committed(self, driver: str, batch: int) -> None:
         """Spark has committed a batch: its effects must be durable (I8)."""
         self._world.trace("committed", f"{driver} {batch}")

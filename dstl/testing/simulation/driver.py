@@ -109,6 +109,8 @@ class DriverActor:
                     return
                 except QueryFailed as error:
                     fenced = isinstance(error.__cause__, Fenced)
+                    if fenced:
+                        world.check.fenced(self.process.name, error.__cause__)
                     world.trace("query-failed", f"{self.process.name} {type(error.__cause__).__name__}")
                     if self._rng.random() < (0.95 if fenced else 0.4):
                         return
