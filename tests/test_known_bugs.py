@@ -1,0 +1,15 @@
+"""The table of known bugs names tests that exist, so that a renamed or deleted test is noticed."""
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+
+
+def test_every_test_that_the_table_names_exists():
+    table = (TESTS / "KNOWN_BUGS.md").read_text(encoding="utf-8")
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
+    named = set(re.findall(r"`(test_\w+)`", table)) | set(re.findall(r"mutant `(\w+)`", table))
+    defined = set(re.findall(r"^ *(?:async )?def (\w+)\(", sources, re.MULTILINE))
+    assert len(named) > 40
+    assert not named - defined
