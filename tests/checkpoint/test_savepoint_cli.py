@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,29 @@ from typer.testing import CliRunner
 from dstl.checkpoint.savepoint_format import descriptor_name
 from dstl.cli.console import age_text, size_text
 from dstl.cli.savepoint import app
+from dstl.options import S3Options
 from dstl.store.local import LocalStore
+from dstl.store.location import open_store
+from dstl.testing.s3_server import S3Server
 
 RUNNER = CliRunner()
+
+
+@pytest.fixture
+def s3_job(seed: int) -> Iterator[tuple[str, str]]:
+    """A job on S3, and the endpoint."""
+    with S3Server() as server, server.credentials():
+        server.make_bucket("bucket")
+
+        async def fill() -> None:
+            store = open_store("s3://bucket/job", S3Options(endpoint_url=server.endpoint_url))
+            try:
+                await a_job(store, seed)
+            finally:
+                await store.close()
+
+        asyncio.run(fill())
+        yield "s3://bucket/job", server.endpoint_url
 
 
 @pytest.fixture
@@ -30,15 +51,23 @@ def call(*words: str, code: int = 0) -> str:
     return done.output
 
 
-def listed(location: str) -> list[dict[str, object]]:
-    return json.loads(call("list", location, "--json"))
-
-
 def test_a_savepoints_whole_life(job: str, tmp_path: Path) -> None:
+    live_a_whole_life(job, str(tmp_path / "other"), call)
+
+
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+def test_a_savepoints_whole_life_on_s3(s3_job: tuple[str, str]) -> None:
+    job, endpoint_url = s3_job
+    live_a_whole_life(job, "s3://bucket/other", lambda *words: call(*words, "--endpoint-url", endpoint_url))
+
+
+def live_a_whole_life(job: str, other: str, call: Callable[..., str]) -> None:
+    def listed(location: str) -> list[dict[str, object]]:
+        return json.loads(call("list", location, "--json"))
+
     made = json.loads(call("create", job, "first", "--json"))
     assert made["location"] == f"{job}/savepoints/first"
     assert (made["batch"], made["query_id"], made["operators"]) == (3, "query-1", ["counts", "sums"])
-    other = str(tmp_path / "other")
     moved = json.loads(call("create", job, "second", "--to", other, "--checkpoint", str(made["checkpoint"]), "--json"))
     assert moved["location"] == f"{other}/savepoints/second"
     assert moved["bytes"] == made["bytes"]
@@ -85,7 +114,7 @@ def test_damage_is_shown_with_the_object_and_ends_with_1(job: str) -> None:
     os.chmod(descriptor, 0o644)
     descriptor.write_bytes(descriptor.read_bytes()[:-1])
     assert "savepoint.dstl is damaged" in call("verify", job, "mine", code=1)
-    (each,) = listed(job)
+    (each,) = json.loads(call("list", job, "--json"))
     assert (each["state"], made["name"]) == ("damaged", each["name"])
 
 

@@ -47,7 +47,7 @@ def no_faults(server: S3Server) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
-def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it(
+def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoint(
     spark: SparkSession, stream: Callable[..., Any], server: S3Server
 ) -> None:
     source = stream()
@@ -63,7 +63,20 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it(
             source.drain(
                 backend.transform_with_state(source.read(), by="k", processor=Count(), output="k string, n long")
             )
+            saved = backend.savepoint(f"batch-{batch}").location
         assert set(source.output("k string, n long")) >= {(f"k{i}", 4 * (batch + 1)) for i in range(5)}
+    assert saved == "s3://bucket/jobs/count/savepoints/batch-1"
+    source = stream()
+    source.add([{"k": f"k{i}", "v": i} for i in range(5)])
+    with StateBackend(
+        "s3://bucket/jobs/other",
+        parallelism=3,
+        restore_from=saved,
+        s3=S3Options(endpoint_url=server.endpoint_url),
+        spark=spark,
+    ) as backend:
+        source.drain(backend.transform_with_state(source.read(), by="k", processor=Count(), output="k string, n long"))
+    assert source.output("k string, n long") == [(f"k{i}", 9) for i in range(5)]
 
 
 class TestRefused:
