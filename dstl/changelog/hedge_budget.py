@@ -4,8 +4,13 @@ from __future__ import annotations
 
 __all__ = ["Breaker", "HedgeBudget", "ThrottlePause"]
 
-_CALM_S = 120.0
-_HIGHEST_LEVEL = 7
+_IN_A_ROW = 3
+_START_S = 10.0
+_CUT = 0.25
+_LEAST_TRUST = 4
+_CALM_S = 60.0
+_STORM_S = 10.0
+_LONGEST_STORM = 7
 
 
 class HedgeBudget:
@@ -54,6 +59,10 @@ class HedgeBudget:
             return "bytes"
         return None
 
+    def void(self) -> None:
+        """Take back what is saved up: it was earned from a store that had room."""
+        self._tokens = min(self._tokens, 0.0)
+
     def pay(self, size: int) -> None:
         """Take what one request of this many bytes costs, into debt if need be."""
         self._tokens = max(-self._burst, self._tokens - 1.0)
@@ -63,12 +72,18 @@ class HedgeBudget:
 
 class Breaker:
     """Opens when first attempts outlive the delay far more often than expected: then everything is slow, and another
-    request would only add to it."""
+    request would only add to it.
 
-    __slots__ = ("_open", "share")
+    It also opens at a few in a row (four of a hundred are late, so four in a row are no accident): what 20 processes
+    send until they have noticed a slow period stands in its queue for long. With 2 % of room in slow periods
+    (``odd-queue-brownout``) p99 of all PUTs was 12 % worse than without hedging with the share alone, 5 % with the row.
+    """
+
+    __slots__ = ("_in_a_row", "_open", "share")
 
     def __init__(self) -> None:
         self.share = 0.0
+        self._in_a_row = 0
         self._open = False
 
     def count(self, outlived: bool, burst: int, threshold: float) -> None:
@@ -80,7 +95,11 @@ class Breaker:
                 must not look like a change.
             threshold: Share that opens; half of it closes.
         """
+        # A longer burst has more late ones at its end, so its row must be longer.
         self.share += (outlived - self.share) / max(32, 2 * burst)
+        self._in_a_row = self._in_a_row + 1 if outlived else 0
+        if self._in_a_row >= _IN_A_ROW + burst / 8:
+            self.share = max(self.share, threshold * 1.01)
         if self.share > threshold:
             self._open = True
         elif self.share < threshold / 2:
@@ -93,38 +112,53 @@ class Breaker:
 
 
 class ThrottlePause:
-    """No hedge for a while after a 503; the while doubles with each new 503, and shrinks again in minutes of calm.
+    """What follows a 503: no hedge for a while, and for minutes few.
+
+    A store that throttles near its load has little room. Each hedge beyond it costs some first attempt a 503 and a
+    back-off, round after round until the excess is worked off: with 0.5 % of room, 140 hedges in the first 9 s made 730
+    503s in the next 24 s. So each 503 leaves a quarter of what was left, trust returns the more slowly the more often
+    it was lost, and the first 10 s have a quarter, too. On that set (``odd-throttled``, 240 s) 503s went from 0.65 to
+    0.12 % of requests. 30 s of a quarter cost a calm store 1 point of its gain at p999; an eighth instead of a quarter
+    meets the limit too late (0.36 %).
 
     Args:
-        first_s: Seconds of the first pause.
+        first_s: Seconds of the first pause; doubles while 503s go on.
     """
 
-    __slots__ = ("_first", "_level", "_since", "_until")
+    __slots__ = ("_first", "_level", "_since", "_storm", "_until")
 
     def __init__(self, first_s: float) -> None:
         self._first = first_s
-        self._level = 0
-        self._since = 0.0
+        self._storm = 0
         self._until = float("-inf")
+        self._level = 1
+        self._since: float | None = None  # when the level changed or was confirmed
 
     @property
     def until(self) -> float:
         """When hedging may resume, on the clock given to :meth:`throttled`."""
         return self._until
 
-    def level(self, now: float) -> int:
-        """How hard the store throttles, from 0 (not lately) to 7: each level doubles pause and back-off and halves
-        what may be hedged between pauses."""
-        if self._level and now - self._since > _CALM_S:
-            steps = int((now - self._since) / _CALM_S)
-            self._level = max(0, self._level - steps)
-            self._since += steps * _CALM_S
-        return self._level
+    @property
+    def storm(self) -> int:
+        """How many pauses have followed each other closely, up to 7; each doubles the pause and the back-off of
+        retries, but a lone 503 after a calm time costs the first back-off only."""
+        return self._storm
+
+    def portion(self, now: float) -> float:
+        """How much of the usual hedging is sensible between pauses, from 1/256 to 1."""
+        if self._since is None:
+            self._since = now + _START_S - 2.0 * _CALM_S
+        while self._level and now - self._since > _CALM_S * 2.0**self._level:
+            self._since += _CALM_S * 2.0**self._level
+            self._level -= 1
+        return _CUT**self._level
 
     def throttled(self, now: float) -> None:
         """The store said SlowDown."""
-        level = self.level(now)
+        self.portion(now)
         if now >= self._until:  # else: one overload answers many requests in flight; they are one event
-            self._level = min(_HIGHEST_LEVEL, level + 1)
+            self._level = min(_LEAST_TRUST, self._level + 1)
+            self._storm = min(_LONGEST_STORM, self._storm + 1) if now - self._until < _STORM_S else 1
         self._since = now
-        self._until = now + self._first * 2.0 ** (self._level - 1)
+        self._until = now + self._first * 2.0 ** (self._storm - 1)

@@ -131,7 +131,7 @@ class Upload:
         self,
         owner: UploadContext,
         name_of: Callable[[int], str],
-        data: bytes,
+        data: bytes | memoryview,
         checksum: int,
         critical: bool,
         on_attempt: Callable[[int, str], None] | None,
@@ -287,7 +287,7 @@ class Upload:
         base = owner.options.backoff_base_s
         if isinstance(error, SlowDown):
             base = owner.options.throttle_backoff_s
-            doublings += owner.policy.pause.level(now) - 1
+            doublings += owner.policy.pause.storm - 1
         ceiling = min(owner.options.backoff_cap_s, base * 2.0**doublings)
         self._hedge_at = None
         self._retry_at = now + owner.rng.random() * ceiling

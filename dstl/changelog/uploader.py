@@ -92,7 +92,7 @@ class Uploader:
     def submit(
         self,
         name_of: Callable[[int], str],
-        data: bytes,
+        data: bytes | memoryview,
         *,
         critical: bool = True,
         checksum: int | None = None,
@@ -114,7 +114,7 @@ class Uploader:
         if self._closed:
             raise Closed("the uploader is closed: open the changelog storage again")
         if checksum is None:
-            checksum = google_crc32c.value(data)
+            checksum = google_crc32c.value(bytes(data))
         upload = Upload(self._context, name_of, data, checksum, critical, on_attempt)
         self._uploads[upload] = None
         upload.attempt(hedge=False)
@@ -123,7 +123,7 @@ class Uploader:
     async def upload(
         self,
         name_of: Callable[[int], str],
-        data: bytes,
+        data: bytes | memoryview,
         *,
         critical: bool = True,
         checksum: int | None = None,

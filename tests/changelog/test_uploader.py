@@ -282,9 +282,9 @@ async def _await(handle: object) -> object:
 
 def test_make_critical_brings_the_hedge_forward():
     async def work() -> tuple[float, float]:
-        store = ScriptedStore([0.1] * 60 + [50.0, 0.1, 50.0, 0.1])
+        store = ScriptedStore([0.1] * 400 + [50.0, 0.1, 50.0, 0.1])
         up = uploader(store, target=0.04)
-        for i in range(60):
+        for i in range(400):
             await up.upload(lambda a, i=i: f"warm{i}-{a}/z", BODY)
         handle = up.submit(lambda a: f"left-{a}/z", BODY, critical=False)
         began = now()
