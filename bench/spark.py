@@ -9,6 +9,8 @@ checkpointing; every Python task speaks over Spark's unix socket. The first batc
 - ``dstl_vectorised``: ``backend.aggregate(...)``; ``dstl_processor``: a Row-style ``StatefulProcessor``.
 - ``spark_tws_row``, ``spark_tws_pandas``: ``transformWithState`` and ``transformWithStateInPandas``, small input.
 - ``dstl_processor_small``, ``dstl_pandas_small``: the same two classes, unchanged, on the same small input.
+- ``stateless_small``: ``stateless`` on it. Its batches are short, so this, what Spark takes for a batch of Python
+  tasks, bounds what any state backend can reach there.
 """
 
 from __future__ import annotations
@@ -153,6 +155,7 @@ class Runs:
             "spark_native": (self.native, False),
             "dstl_vectorised": (self.vectorised, False),
             "dstl_processor": (self.processor("row"), False),
+            "stateless_small": (self.stateless, True),
             "spark_tws_row": (self.transform_with_state("row"), True),
             "dstl_processor_small": (self.processor("row"), True),
             "spark_tws_pandas": (self.transform_with_state("pandas"), True),

@@ -4,12 +4,10 @@
 
     +backend = StateBackend("s3://bucket/jobs/visits")
     -visits = clicks.groupBy("page").transformWithState(Visits(), "page string, n long", "update", "none")
-    +visits = backend.transform_with_state(
-    +    clicks, by="page", processor=Visits(), output="page string, n long", output_mode="update", time_mode="none"
-    +)
+    +visits = backend.groupBy(clicks, "page").transformWithState(Visits(), "page string, n long", "update", "none")
 
-State itself moves as initial state: read Spark's with ``spark.read.format("statestore")`` and pass the DataFrame as
-``initial_state=``; ``handleInitialState`` takes it in the new query's first batch, as it does in Spark.
+State itself moves as initial state: read Spark's with ``spark.read.format("statestore")`` and pass it grouped, as
+PySpark takes it; ``handleInitialState`` gets it in the new query's first batch, as it does in Spark.
 
 Run it: ``python examples/migrate.py``
 """
@@ -69,13 +67,9 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
     run(monday, work / "spark")
     stored = spark.read.format("statestore").option("stateVarName", "n").load(str(work / "spark"))
     with StateBackend(str(work / "state"), spark=spark) as backend:
-        tuesday = backend.transform_with_state(
-            read(str(work / "tuesday")),
-            by="page",
-            processor=Visits(),
-            output=OUTPUT,
-            output_mode="update",
-            initial_state=stored.select("key.page", "value.n"),
+        state = stored.select("key.page", "value.n").groupBy("page")
+        tuesday = backend.groupBy(read(str(work / "tuesday")), "page").transformWithState(
+            Visits(), OUTPUT, "update", "none", state
         )
         return run(tuesday, work / "checkpoint")
 

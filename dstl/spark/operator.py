@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import ParseException
@@ -17,12 +17,12 @@ from dstl.errors import Invalid
 from dstl.spark.grouping import grouped
 from dstl.state.ddl import schema_of
 from dstl.state.handle import TimeMode
+from dstl.state.keyed_batch import Style
 from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
 
 __all__ = ["OperatorDefinition", "Style", "define_operator"]
 
-Style = Literal["row", "pandas"]
 _OUTPUT_MODES = ("append", "update")
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 

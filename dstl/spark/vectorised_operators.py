@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
@@ -10,17 +9,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column
-from dstl.spark.operator import OperatorDefinition
+from dstl.spark.operators import Operators, observed
 from dstl.spark.vectorised_task import VectorisedDefinition, define_aggregate, define_map_states
 from dstl.state.keyed_functions import Aggregate, StatesFunction
 
-__all__ = ["VectorisedOperators", "observed"]
+__all__ = ["VectorisedOperators"]
 
 
-class VectorisedOperators:
+class VectorisedOperators(Operators):
     """What a backend offers beside stateful processors; the backend is its only subclass."""
-
-    max_parallelism: int
 
     def aggregate(
         self,
@@ -29,6 +26,7 @@ class VectorisedOperators:
         by: str | Sequence[str],
         name: str | None = None,
         parallelism: int | None = None,
+        ttl_ms: int | None = None,
         **aggregates: Aggregate,
     ) -> DataFrame:
         """Aggregate the rows of each key over all micro-batches, as ``groupBy(by).agg(...)`` does.
@@ -44,8 +42,10 @@ class VectorisedOperators:
             by: Grouping column or columns. A null is a key like any other.
             name: The operator's name; see :meth:`transform_with_state`.
             parallelism: Partitions; by default the backend's.
-            aggregates: What to compute, by the name of the output column (not ``df``, ``by``, ``name`` or
-                ``parallelism``). Others may be added at a restart: they start from nothing then.
+            ttl_ms: Milliseconds of processing time after a key's last row at which its aggregates are gone; by default
+                they live for ever.
+            aggregates: What to compute, by the name of the output column (not ``df``, ``by``, ``name``,
+                ``parallelism`` or ``ttl_ms``). Others may be added at a restart: they start from nothing then.
 
         Returns:
             A streaming DataFrame of the grouping columns and the aggregates.
@@ -62,6 +62,7 @@ class VectorisedOperators:
             aggregates=aggregates,
             parallelism=partitions,
             max_parallelism=self.max_parallelism,
+            ttl_ms=ttl_ms,
         )
         return self._vectorise(df, definition)
 
@@ -75,6 +76,7 @@ class VectorisedOperators:
         function: StatesFunction,
         name: str | None = None,
         parallelism: int | None = None,
+        ttl_ms: int | None = None,
     ) -> DataFrame:
         """Update the states of many keys at once with a function over Arrow tables.
 
@@ -100,6 +102,8 @@ class VectorisedOperators:
             function: The function; it is shipped to the workers.
             name: The operator's name; see :meth:`transform_with_state`.
             parallelism: Partitions; by default the backend's.
+            ttl_ms: Milliseconds of processing time at which a state is gone that no call has returned since. Every
+                returned state is then written, changed or not. By default states live for ever.
 
         Returns:
             A streaming DataFrame that any sink can write.
@@ -118,32 +122,12 @@ class VectorisedOperators:
             function=function,
             parallelism=partitions,
             max_parallelism=self.max_parallelism,
+            ttl_ms=ttl_ms,
         )
         return self._vectorise(df, definition)
-
-    @abstractmethod
-    def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
-        """Return the name and the parallelism of the operator that is being defined, checked."""
-
-    @abstractmethod
-    def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
-        """Expect the operator's tasks."""
-
-    @abstractmethod
-    def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
-        """Bring the rows to their partitions and run the operator's tasks there."""
 
     def _vectorise(self, df: DataFrame, definition: VectorisedDefinition) -> DataFrame:
         self._add(definition)
         needed = observed(df, definition.uid).select([F.col(f"`{name}`") for name in definition.input_schema.names])
         key_group = key_group_column(definition.by, self.max_parallelism)
         return self._placed(needed.withColumn(KEY_GROUP_COLUMN, key_group), definition)
-
-
-def observed(df: DataFrame, uid: str) -> DataFrame:
-    """Return the DataFrame with its rows counted, for the query's progress.
-
-    That also keeps a source without new data from being planned away, and an operator's tasks with it: then its
-    acknowledgements would be missing.
-    """
-    return df.observe(f"dstl_{uid}", F.count(F.lit(1)).alias("rows"))

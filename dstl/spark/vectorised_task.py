@@ -40,6 +40,7 @@ class VectorisedDefinition:
         key_schema: The grouping columns' types.
         parallelism: Partitions.
         max_parallelism: Key groups.
+        ttl_ms: Milliseconds that a state lives without being written; 0 for ever.
     """
 
     uid: str
@@ -49,6 +50,7 @@ class VectorisedDefinition:
     key_schema: StructType
     parallelism: int
     max_parallelism: int
+    ttl_ms: int = 0
 
     needs_marks: ClassVar[bool] = False
     has_initial_state: ClassVar[bool] = False
@@ -89,6 +91,7 @@ class VectorisedDefinition:
             key_schema=self.key_schema,
             input_schema=self.input_schema,
             registry=registry,
+            ttl_ms=self.ttl_ms,
         )
 
 
@@ -100,6 +103,7 @@ def define_aggregate(
     aggregates: Mapping[str, Aggregate],
     parallelism: int,
     max_parallelism: int,
+    ttl_ms: int | None = None,
 ) -> VectorisedDefinition:
     """Check an operator of aggregates and return its definition.
 
@@ -123,7 +127,7 @@ def define_aggregate(
         raise Invalid(f"{what}: {error}") from error
     used = [*by, *(each.column for each in aggregates.values() if each.column is not None)]
     needed = StructType([schema[name] for name in dict.fromkeys(used)])
-    return _checked(uid, by, function, needed, keys, parallelism, max_parallelism)
+    return _checked(uid, by, function, needed, keys, parallelism, max_parallelism, ttl_ms)
 
 
 def define_map_states(
@@ -136,6 +140,7 @@ def define_map_states(
     function: StatesFunction,
     parallelism: int,
     max_parallelism: int,
+    ttl_ms: int | None = None,
 ) -> VectorisedDefinition:
     """Check an operator of a function over states and return its definition.
 
@@ -160,9 +165,8 @@ def define_map_states(
     except TypeError as error:
         raise Invalid(f"{what}: function is called as function(rows, keys, states): {error}") from None
     keys = StructType([df.schema[name] for name in by])
-    return _checked(
-        uid, by, MapStates(function, schemas[0], schemas[1], uid), df.schema, keys, parallelism, max_parallelism
-    )
+    states = MapStates(function, schemas[0], schemas[1], uid)
+    return _checked(uid, by, states, df.schema, keys, parallelism, max_parallelism, ttl_ms)
 
 
 def _checked(
@@ -173,7 +177,10 @@ def _checked(
     keys: StructType,
     parallelism: int,
     max_parallelism: int,
+    ttl_ms: int | None,
 ) -> VectorisedDefinition:
+    if ttl_ms is not None and (not isinstance(ttl_ms, int) or ttl_ms <= 0):
+        raise Invalid(f"operator {uid!r}: ttl_ms={ttl_ms!r} is no number of milliseconds above 0")
     definition = VectorisedDefinition(
         uid=uid,
         by=tuple(by),
@@ -182,6 +189,7 @@ def _checked(
         key_schema=keys,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
+        ttl_ms=ttl_ms or 0,
     )
     definition.resolve(None)  # What a task would refuse is refused here.
     return definition

@@ -16,15 +16,12 @@ import pyarrow.compute as pc
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
-    ByteType,
     DataType,
     DateType,
     DecimalType,
     DoubleType,
     FloatType,
-    IntegerType,
     LongType,
-    ShortType,
     StringType,
     StructField,
     StructType,
@@ -35,14 +32,14 @@ from pyspark.sql.types import (
 from dstl.errors import Invalid
 from dstl.state.groups import Groups
 from dstl.state.row_writer import arrow_schema
+from dstl.state.type_groups import INTEGERS
 from dstl.state.wire_column import from_int64, to_int64
 
 __all__ = ["Accumulator", "Count", "Extreme", "First", "Last", "Mean", "Sum"]
 
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _REAL = (FloatType, DoubleType)
 _ORDERED = (
-    *_WHOLE,
+    *INTEGERS,
     *_REAL,
     BooleanType,
     DateType,
@@ -111,7 +108,7 @@ class Sum:
 
     def __init__(self, of: DataType) -> None:
         self.result: DataType
-        if isinstance(of, _WHOLE):
+        if isinstance(of, INTEGERS):
             self.result = LongType()
         elif isinstance(of, _REAL):
             self.result = DoubleType()
@@ -140,7 +137,7 @@ class Mean:
     result: DataType = DoubleType()
 
     def __init__(self, of: DataType) -> None:
-        if not isinstance(of, (*_WHOLE, *_REAL)):
+        if not isinstance(of, (*INTEGERS, *_REAL)):
             raise Invalid(f"mean() takes integers and doubles, not {of.simpleString()}: cast the column to double")
         self._count = Count()
 

@@ -20,7 +20,6 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     ByteType,
-    CharType,
     DataType,
     DateType,
     DayTimeIntervalType,
@@ -33,16 +32,15 @@ from pyspark.sql.types import (
     NullType,
     Row,
     ShortType,
-    StringType,
     StructType,
     TimestampNTZType,
     TimestampType,
     UserDefinedType,
-    VarcharType,
     YearMonthIntervalType,
 )
 
 from dstl.errors import Invalid
+from dstl.state.type_groups import TEXT
 
 __all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain"]
 
@@ -112,7 +110,7 @@ def field_codec(data_type: DataType) -> FieldCodec:
     made = _SCALARS.get(type(data_type))
     if made is not None:
         return made
-    if isinstance(data_type, (StringType, CharType, VarcharType)):
+    if isinstance(data_type, TEXT):
         return FieldCodec(str, _text, None)
     if isinstance(data_type, DecimalType):
         return _decimal(data_type)

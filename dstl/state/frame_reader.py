@@ -13,24 +13,20 @@ import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
-    ByteType,
     DataType,
     DoubleType,
     FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
     StringType,
     StructType,
     TimestampNTZType,
     TimestampType,
 )
 
+from dstl.state.frame_blocks import frame_slicer
 from dstl.state.row_reader import python_values
+from dstl.state.type_groups import INTEGERS
 
 __all__ = ["frame_of", "key_values"]
-
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 def frame_of(schema: StructType, columns: Sequence[pa.Array], count: int) -> Callable[[int, int], Any]:
@@ -45,17 +41,9 @@ def frame_of(schema: StructType, columns: Sequence[pa.Array], count: int) -> Cal
     frame = pd.concat(series, axis=1) if series else pd.DataFrame(index=range(count))
     frame.columns = pd.Index(schema.names)
 
-    def cut(start: int, stop: int) -> Any:
-        part = frame.iloc[start:stop]
-        if infer:
-            part = part.infer_objects()
-        elif start == 0 and stop == count:
-            part = part.copy(deep=False)
-        part.index = pd.RangeIndex(stop - start)
-        # Each slice is handed out once: writing to it is no mistake that pandas should warn of.
-        part._is_copy = None
-        return part
-
+    cut = frame_slicer(frame)
+    if infer:
+        return lambda start, stop: cut(start, stop).infer_objects()
     return cut
 
 
@@ -72,7 +60,7 @@ def key_values(column: pa.Array, data_type: DataType) -> list[Any]:
 def _series(column: pa.Array, data_type: DataType) -> Any:
     import pandas as pd
 
-    if isinstance(data_type, _WHOLE):
+    if isinstance(data_type, INTEGERS):
         return pd.Series(column.to_numpy(zero_copy_only=False), dtype="float64" if column.null_count else "int64")
     if isinstance(data_type, (FloatType, DoubleType)):
         return pd.Series(column.to_numpy(zero_copy_only=False), dtype="float64")

@@ -14,24 +14,19 @@ import pyarrow as pa
 from pyspark.sql.types import (
     BinaryType,
     BooleanType,
-    ByteType,
     DataType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
     StringType,
     StructType,
 )
 
 from dstl.errors import Invalid
+from dstl.state.frame_blocks import joined_frames
 from dstl.state.row_writer import arrow_schema
+from dstl.state.type_groups import FLOATS, INTEGERS
 
 __all__ = ["FrameWriter"]
 
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
-_FLAT = (*_WHOLE, FloatType, DoubleType, BooleanType, StringType, BinaryType)
+_FLAT = (*INTEGERS, *FLOATS, BooleanType, StringType, BinaryType)
 
 
 class FrameWriter:
@@ -64,7 +59,7 @@ class FrameWriter:
                     f"operator {self._operator!r} yielded {type(frame).__name__}: a pandas-style processor yields "
                     "pandas.DataFrame"
                 )
-        full = [frame for frame in frames if len(frame)]
+        full = joined_frames([frame for frame in frames if len(frame)])
         if not full:
             return []
         arrays = []
@@ -73,7 +68,7 @@ class FrameWriter:
         ):
             try:
                 columns = [_column(frame, name, position) for frame in full]
-                array = _array(columns, field.type, self._converter(data_type), isinstance(data_type, _WHOLE))
+                array = _array(columns, field.type, self._converter(data_type), isinstance(data_type, INTEGERS))
             except KeyError:
                 raise Invalid(f"operator {self._operator!r} yielded a frame without the column {name!r}") from None
             except (pa.ArrowException, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Groups", "group_codes"]
+__all__ = ["Codes", "Groups", "group_codes"]
 
 Codes = npt.NDArray[np.int64]
+"""For each row, the number of its key."""
 
 
 def group_codes(table: pa.Table, by: Sequence[str]) -> Codes:

@@ -25,49 +25,27 @@ import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BooleanType,
-    ByteType,
-    CharType,
     DataType,
     DateType,
-    DayTimeIntervalType,
     DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
     MapType,
-    ShortType,
     StringType,
     StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
 )
 
 from dstl.errors import CorruptData, Invalid
 from dstl.state.binary_column import rows_of
 from dstl.state.field_codec import field_codec
 from dstl.state.packed_columns import is_columnar, pack_columns
-from dstl.state.wire_column import to_int64
+from dstl.state.type_groups import FLOATS, INTEGERS, MICROSECONDS, TEXT, WHOLE
+from dstl.state.wire_column import int64_column, to_int64
 
 __all__ = ["KeyCodec"]
 
 _NULL_TEXT = b"\xff"
 _I64 = struct.Struct("<q")
 _NAN = struct.unpack(">d", b"\x7f\xf8\0\0\0\0\0\0")[0]
-_WHOLE = (
-    BooleanType,
-    ByteType,
-    ShortType,
-    IntegerType,
-    LongType,
-    DateType,
-    TimestampType,
-    TimestampNTZType,
-    DayTimeIntervalType,
-)
-_VIA_INT64 = (TimestampType, TimestampNTZType, DayTimeIntervalType)
-_TEXT = (StringType, CharType, VarcharType)
+_WHOLE = (BooleanType, *WHOLE)
 
 Convert = Callable[[Any], Any]
 
@@ -100,7 +78,7 @@ class KeyCodec:
         self._kind = "packed"
         if not types:
             self._kind = "empty"
-        elif len(types) == 1 and isinstance(types[0], _TEXT):
+        elif len(types) == 1 and isinstance(types[0], TEXT):
             self._kind = "text"
         elif len(types) == 1 and isinstance(types[0], _WHOLE):
             self._kind = "whole"
@@ -206,22 +184,10 @@ class KeyCodec:
 
     @staticmethod
     def _whole(column: pa.Array) -> list[bytes]:
-        numbers = _as_int64(column)
-        found: list[bytes] = numbers.fill_null(0).to_numpy(zero_copy_only=False).astype("<i8").view("V8").tolist()
+        found: list[bytes] = to_int64(column).astype("<i8").view("V8").tolist()
         if column.null_count:
             return [one if valid else b"" for one, valid in zip(found, column.is_valid().to_pylist(), strict=True)]
         return found
-
-
-def _as_int64(column: pa.Array) -> pa.Array:
-    kind = column.type
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-        if kind.unit != "us":
-            column = column.cast(pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us"))
-        return column.view(pa.int64())
-    if pa.types.is_date32(kind):
-        return column.view(pa.int32()).cast(pa.int64())
-    return column.cast(pa.int64())
 
 
 def _canonical_column(column: pa.Array) -> pa.Array:
@@ -231,9 +197,9 @@ def _canonical_column(column: pa.Array) -> pa.Array:
 
 
 def _wire_list(column: pa.Array, data_type: DataType, encode: Convert) -> list[Any]:
-    if isinstance(data_type, (DateType, *_VIA_INT64)):
-        return list(_as_int64(column).to_pylist())
-    if isinstance(data_type, (ByteType, ShortType, IntegerType, LongType, BooleanType, *_TEXT)):
+    if isinstance(data_type, (DateType, *MICROSECONDS)):
+        return list(int64_column(column).to_pylist())
+    if isinstance(data_type, (BooleanType, *INTEGERS, *TEXT)):
         return list(column.to_pylist())
     return [None if one is None else encode(one) for one in column.to_pylist()]
 
@@ -260,7 +226,7 @@ def _encoder(encode: Convert, canonical: Convert | None) -> Convert:
 
 def _canonical(data_type: DataType) -> Convert | None:
     """What has to be done to a wire value so that equal values have equal bytes; None for nothing."""
-    if isinstance(data_type, (DoubleType, FloatType)):
+    if isinstance(data_type, FLOATS):
         return lambda number: _NAN if math.isnan(number) else number + 0.0
     if isinstance(data_type, ArrayType):
         element = _canonical(data_type.elementType)

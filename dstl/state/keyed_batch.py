@@ -138,9 +138,16 @@ class BatchReader:
         tuples: list[tuple[Any, ...]] = list(zip(*values, strict=True)) if values else [()] * len(starts)
         stops = [*starts[1:], count]
         initial = None
-        if INITIAL_STATE_COLUMN in batch.schema.names:
-            starts, initial = self._initial(batch.column(INITIAL_STATE_COLUMN), starts, stops)
         columns = [self._column(batch, name) for name in self._names]
+        if INITIAL_STATE_COLUMN in batch.schema.names:
+            carries = batch.column(INITIAL_STATE_COLUMN).is_valid()
+            initial = self._initial(batch.column(INITIAL_STATE_COLUMN), carries, starts, stops)
+        if initial is not None:
+            # Input rows alone make the frames: the others' nulls would turn columns of integers into floats.
+            inputs = pc.invert(carries)
+            before = np.concatenate(([0], np.cumsum(inputs.to_numpy(zero_copy_only=False))))
+            starts, stops = before[starts].tolist(), before[stops].tolist()
+            columns, count = [column.filter(inputs) for column in columns], int(before[-1])
         return KeyedBatch(keys, key_groups, tuples, starts, stops, self._slices(columns, count), initial)
 
     def _slices(self, columns: Sequence[pa.Array], count: int) -> _Slices:
@@ -151,13 +158,12 @@ class BatchReader:
         return lambda start, stop: iter(rows[start:stop])
 
     def _initial(
-        self, column: pa.StructArray, starts: list[int], stops: list[int]
-    ) -> tuple[list[int], list[list[Any]] | None]:
-        carries = column.is_valid().to_numpy(zero_copy_only=False)
-        if not carries.any():
-            return starts, None
-        before = np.concatenate(([0], np.cumsum(carries))).tolist()
-        only = column.filter(pa.array(carries))
+        self, column: pa.StructArray, carries: pa.BooleanArray, starts: list[int], stops: list[int]
+    ) -> list[list[Any]] | None:
+        only = column.filter(carries)
+        if not len(only):
+            return None
+        before = np.concatenate(([0], np.cumsum(carries.to_numpy(zero_copy_only=False)))).tolist()
         parts = only.flatten()
         names = tuple(only.type.field(i).name for i in range(only.type.num_fields))
         initial: list[list[Any]] = []
@@ -171,7 +177,7 @@ class BatchReader:
         else:
             rows = rows_of(names, [python_values(part) for part in parts])
             initial.extend(rows[before[a] : before[b]] for a, b in zip(starts, stops, strict=True))
-        return [s + before[e] - before[s] for s, e in zip(starts, stops, strict=True)], initial
+        return initial
 
     @staticmethod
     def _column(batch: pa.RecordBatch, name: str) -> pa.Array:

@@ -18,34 +18,19 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
-    ByteType,
-    CharType,
     DataType,
-    DateType,
-    DayTimeIntervalType,
     DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
     MapType,
-    ShortType,
-    StringType,
     StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
 )
 
 from dstl.state.binary_column import Bytes, binary_of, content_of, gathered, lengths_of
 from dstl.state.field_codec import field_codec
+from dstl.state.type_groups import FLOATS, TEXT, WHOLE
 from dstl.state.wire_column import from_int64, to_int64
 
 __all__ = ["is_columnar", "pack_columns", "unpack_columns"]
 
-_INTEGERS = (ByteType, ShortType, IntegerType, LongType, DateType, TimestampType, TimestampNTZType, DayTimeIntervalType)
-_FLOATS = (DoubleType, FloatType)
-_TEXT = (StringType, CharType, VarcharType)
 _NIL, _FALSE, _TRUE, _DOUBLE = 0xC0, 0xC2, 0xC3, 0xCB
 
 _UNSIGNED = ((0x80, 0xCC, 1), (0x100, 0xCD, 2), (0x1_0000, 0xCE, 4), (0x1_0000_0000, 0xCF, 8))
@@ -61,7 +46,7 @@ Positions = npt.NDArray[np.int64]
 
 def is_columnar(data_type: DataType) -> bool:
     """Return True where columns of this type cross without a step per value."""
-    return isinstance(data_type, (BooleanType, BinaryType, DecimalType, *_INTEGERS, *_FLOATS, *_TEXT))
+    return isinstance(data_type, (BooleanType, BinaryType, DecimalType, *WHOLE, *FLOATS, *TEXT))
 
 
 def pack_columns(
@@ -134,7 +119,7 @@ def _packed(column: pa.Array, data_type: DataType) -> list[pa.Array]:
     if isinstance(data_type, BooleanType):
         flags = column.fill_null(False).to_numpy(zero_copy_only=False)
         return [_heads(np.where(flags, _TRUE, _FALSE).astype(np.uint8)[:, None], np.ones(len(flags), np.int64), valid)]
-    if isinstance(data_type, _FLOATS):
+    if isinstance(data_type, FLOATS):
         numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
         heads = np.empty((len(numbers), 9), np.uint8)
         heads[:, 0] = _DOUBLE
@@ -142,11 +127,11 @@ def _packed(column: pa.Array, data_type: DataType) -> list[pa.Array]:
         return [_heads(heads, np.full(len(numbers), 9), valid)]
     if isinstance(data_type, DecimalType):
         return _packed_decimals(column, valid)
-    if isinstance(data_type, _INTEGERS):
+    if isinstance(data_type, WHOLE):
         heads, lengths = _integers(to_int64(column))
         return [_heads(heads, lengths, valid)]
     body = column.cast(pa.binary()).fill_null(b"")
-    return [_length_heads(lengths_of(body), isinstance(data_type, _TEXT), valid), body]
+    return [_length_heads(lengths_of(body), isinstance(data_type, TEXT), valid), body]
 
 
 def _packed_decimals(column: pa.Array, valid: npt.NDArray[np.bool_] | None) -> list[pa.Array]:
@@ -215,13 +200,13 @@ def _unpacked(data: Bytes, at: Positions, data_type: DataType, arrow_type: pa.Da
         if not bool((nulls | (tags == _TRUE) | (tags == _FALSE)).all()):
             raise ValueError("not a boolean")
         return pa.array(tags == _TRUE, mask=nulls), at + 1
-    if isinstance(data_type, _FLOATS):
+    if isinstance(data_type, FLOATS):
         if not bool((nulls | (tags == _DOUBLE)).all()):
             raise ValueError("not a number")
         numbers = _big_endian(data, at + 1, ">f8").astype(np.float64)
         with np.errstate(over="ignore"):
             return pa.array(numbers, mask=nulls).cast(arrow_type, safe=False), at + np.where(nulls, 1, 9)
-    if isinstance(data_type, _INTEGERS):
+    if isinstance(data_type, WHOLE):
         integers, at = _integers_at(data, at, tags, nulls)
         return from_int64(integers, nulls, arrow_type), at
     if isinstance(data_type, DecimalType):

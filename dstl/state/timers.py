@@ -12,6 +12,7 @@ import operator
 import struct
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from dstl.errors import Invalid
 from dstl.state.descriptor import StateDescriptor
@@ -112,7 +113,9 @@ class Timers(EntryState):
                 return
             after = page[-1]
 
-    def _user_key(self, at_ms: int) -> bytes:
+    def _user_key(self, at_ms: Any) -> bytes:
+        if isinstance(at_ms, float) and at_ms.is_integer():
+            at_ms = int(at_ms)  # as pandas has integers beside a null; Spark takes them, too
         try:
             return expiry_user_key(operator.index(at_ms))
         except (TypeError, struct.error):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
@@ -19,12 +20,30 @@ from dstl.state.binary_column import content_of, fixed_width_of, lengths_of, row
 from dstl.state.field_codec import field_codec
 from dstl.state.packed_columns import pack_columns, unpack_columns
 from dstl.state.row_writer import arrow_schema
+from dstl.state.type_groups import FLOATS
 from dstl.state.value_codec import FIXED_FORMATS, HAS_WRITE_TIME, WRITE_TIME, is_fixed_width, null_bitmap
 from dstl.state.wire_column import from_int64, to_int64
 
-__all__ = ["ValueColumns"]
+__all__ = ["ValueColumns", "without_expired"]
 
 _MOST_VALUE_BYTES = MAX_CHANGE_BYTES - (1 << 16)
+
+
+def without_expired(values: pa.Array, latest_dead_ms: int) -> pa.Array:
+    """Return the same values, null where one was written at ``latest_dead_ms`` (milliseconds since 1970) or before.
+
+    A value without a write time never expires.
+    """
+    data, offsets = content_of(values)
+    timed = np.flatnonzero(np.diff(offsets) > WRITE_TIME.size)
+    timed = timed[(data[offsets[timed]] & HAS_WRITE_TIME) != 0]
+    bytes_of_times = data[offsets[timed][:, None] + np.arange(1, 1 + WRITE_TIME.size)]
+    dead = timed[np.ascontiguousarray(bytes_of_times).view("<i8")[:, 0] <= latest_dead_ms]
+    if not len(dead):
+        return values
+    is_dead = np.zeros(len(values), bool)
+    is_dead[dead] = True
+    return pc.if_else(pa.array(is_dead), pa.scalar(None, values.type), values)
 
 
 class ValueColumns:
@@ -33,6 +52,7 @@ class ValueColumns:
     Args:
         name: The state's name, for messages.
         schemas: Every schema that the state has had, oldest first; the last one is written.
+        write_time_ms: Put this write time into every value (states with a time to live); None for none.
 
     Attributes:
         schema: The last one, in Arrow's types; nullable throughout, for a key without state has nulls.
@@ -41,8 +61,11 @@ class ValueColumns:
         Invalid: A type that cannot be kept, or that Arrow cannot carry.
     """
 
-    def __init__(self, name: str, schemas: Sequence[StructType]) -> None:
+    def __init__(self, name: str, schemas: Sequence[StructType], write_time_ms: int | None = None) -> None:
         self._name = name
+        self._prefix = bytes([len(schemas)])
+        if write_time_ms is not None:
+            self._prefix = bytes([len(schemas) | HAS_WRITE_TIME]) + WRITE_TIME.pack(write_time_ms)
         self._newest = schemas[-1]
         written = arrow_schema(schemas[-1])
         self.schema = pa.schema([field.with_nullable(True) for field in written])
@@ -65,7 +88,7 @@ class ValueColumns:
             nulls = columns.column(name).is_null().to_numpy(zero_copy_only=False)
             if bool((nulls if kept is None else nulls & kept).any()):
                 raise Invalid(f"field {name!r} of state {self._name!r} is declared NOT NULL and got a null")
-        values = self._bodies[-1].encode(columns.columns, columns.num_rows, len(self._bodies))
+        values = self._bodies[-1].encode(columns.columns, columns.num_rows, self._prefix)
         if len(values) and values.nbytes > _MOST_VALUE_BYTES and int(lengths_of(values).max()) > _MOST_VALUE_BYTES:
             raise Invalid(
                 f"a value of state {self._name!r} has {int(lengths_of(values).max())} bytes, above the limit of "
@@ -148,9 +171,9 @@ class _FixedBody(_Body):
             offset += each.itemsize
         return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": offset})
 
-    def encode(self, columns: Sequence[pa.Array], count: int, version: int) -> pa.Array:
-        rows = np.zeros(count, self._row(1))
-        rows["kind"] = version
+    def encode(self, columns: Sequence[pa.Array], count: int, prefix: bytes) -> pa.Array:
+        rows = np.zeros(count, self._row(len(prefix)))
+        rows.view(np.uint8).reshape(count, rows.itemsize)[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
         for position, column in enumerate(columns):
             if column.null_count:
                 nulls = column.is_null().to_numpy(zero_copy_only=False)
@@ -177,7 +200,7 @@ class _FixedBody(_Body):
 
     @staticmethod
     def _numbers(column: pa.Array, data_type: DataType) -> npt.NDArray[Any]:
-        if isinstance(data_type, (DoubleType, FloatType)):
+        if isinstance(data_type, FLOATS):
             found: npt.NDArray[Any] = column.fill_null(0.0).to_numpy(zero_copy_only=False)
             return found
         return to_int64(column)
@@ -188,8 +211,8 @@ class _PackedBody(_Body):
         super().__init__(schema)
         self._encoders = [field_codec(each).encode for each in self.types]
 
-    def encode(self, columns: Sequence[pa.Array], count: int, version: int) -> pa.Array:
-        return pack_columns(columns, self.types, count, prefix=bytes([version]), encoders=self._encoders)
+    def encode(self, columns: Sequence[pa.Array], count: int, prefix: bytes) -> pa.Array:
+        return pack_columns(columns, self.types, count, prefix=prefix, encoders=self._encoders)
 
     def decode(self, values: pa.Array, skip: int) -> list[pa.Array]:
         return unpack_columns(values, self.types, self.arrow_types, skip)

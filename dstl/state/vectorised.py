@@ -25,7 +25,7 @@ from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.state.row_writer import arrow_schema
-from dstl.state.value_columns import ValueColumns
+from dstl.state.value_columns import ValueColumns, without_expired
 
 __all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conformed"]
 
@@ -94,6 +94,7 @@ class VectorisedRunner:
         registry: The operator's states; takes the function's.
         call_rows: Rows of one call, about. More: fewer calls and round trips; fewer: less memory beside the rows.
         part_bytes: The change set is sent in parts of about this size.
+        ttl_ms: Milliseconds of processing time after which a state that was not written is gone; 0 for never.
 
     Attributes:
         max_event_time_ms: Always None: these operators know no event time.
@@ -114,8 +115,10 @@ class VectorisedRunner:
         registry: StateRegistry,
         call_rows: int = 1 << 20,
         part_bytes: int = 8 << 20,
+        ttl_ms: int = 0,
     ) -> None:
         self.registry = registry
+        self._ttl_ms = ttl_ms
         self._function = function
         self._operator = operator
         self._keys = KeyCodec(key_schema)
@@ -124,7 +127,9 @@ class VectorisedRunner:
         self._part_bytes = part_bytes
         self._output_schema = _arrow_schema(function.output_schema, f"operator {operator!r}: the output")
         _arrow_schema(function.state_schema, f"operator {operator!r}: the state")
-        self._state: StateDescriptor = registry.declare(function.state_name, StateKind.VALUE, function.state_schema)
+        self._state: StateDescriptor = registry.declare(
+            function.state_name, StateKind.VALUE, function.state_schema, ttl_ms=ttl_ms
+        )
         self._values = ValueColumns(function.state_name, self._state.value_schemas)
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
@@ -140,6 +145,8 @@ class VectorisedRunner:
         held = [batch for batch in batches if batch.num_rows]
         if not held:
             return
+        if self._ttl_ms:
+            self._values = ValueColumns(self._state.name, self._state.value_schemas, task.processing_time_ms)
         rows = pa.Table.from_batches(held).combine_chunks()
         del held
         groups = Groups(group_codes(rows, self._keys.names))
@@ -176,7 +183,8 @@ class VectorisedRunner:
         task: TaskInput,
     ) -> Iterator[pa.RecordBatch]:
         encoded = self._keys.encode_array(keys.columns, keys.num_rows)
-        before = task.source.fetch_values(self._state.state_id, key_groups, encoded)
+        stored = task.source.fetch_values(self._state.state_id, key_groups, encoded)
+        before = without_expired(stored, task.processing_time_ms - self._ttl_ms) if self._ttl_ms else stored
         exists = before.is_valid().to_numpy(zero_copy_only=False)
         states = self._values.decode(before)
         update = self._function.update(rows, groups, keys, states, exists)
@@ -187,9 +195,7 @@ class VectorisedRunner:
                     f"operator {self._operator!r} returned {columns.num_rows} new states for {keys.num_rows} keys: one "
                     "row per key is needed, in the keys' order"
                 )
-            self._send(
-                key_groups, encoded, before, self._values.encode(columns, update.kept), exists, update.kept, task
-            )
+            self._send(key_groups, encoded, stored, self._values.encode(columns, update.kept), update.kept, task)
         if update.output is not None and update.output.num_rows:
             yield conformed(update.output, self._output_schema, f"operator {self._operator!r}: the output")
 
@@ -199,7 +205,6 @@ class VectorisedRunner:
         keys: pa.Array,
         before: pa.Array,
         after: pa.Array,
-        exists: npt.NDArray[np.bool_],
         kept: npt.NDArray[np.bool_] | None,
         task: TaskInput,
     ) -> None:
@@ -207,7 +212,7 @@ class VectorisedRunner:
         changed = ~pc.equal(before, after).fill_null(False).to_numpy(zero_copy_only=False)
         ops = np.full(len(keys), OP_PUT, np.uint8)
         if kept is not None and not kept.all():
-            changed = np.where(kept, changed, exists)
+            changed = np.where(kept, changed, before.is_valid().to_numpy(zero_copy_only=False))
             ops[~kept] = OP_DELETE
             after = pc.if_else(pa.array(kept), after, b"")
         columns = [

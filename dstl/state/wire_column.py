@@ -6,19 +6,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["from_int64", "to_int64"]
+__all__ = ["from_int64", "int64_column", "to_int64"]
 
 
-def to_int64(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return integers, booleans, days of dates and microseconds of timestamps and durations; 0 for a null."""
+def int64_column(column: pa.Array) -> pa.Array:
+    """Return integers, booleans, days of dates and microseconds of timestamps and durations, nulls left as they are."""
     kind = column.type
     if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
         if kind.unit != "us":
             column = column.cast(pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("us"))
-        column = column.view(pa.int64())
-    elif pa.types.is_date32(kind):
+        return column.view(pa.int64())
+    if pa.types.is_date32(kind):
         column = column.view(pa.int32())
-    found: npt.NDArray[np.int64] = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return column.cast(pa.int64())
+
+
+def to_int64(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the numbers of :func:`int64_column`; 0 for a null."""
+    found: npt.NDArray[np.int64] = int64_column(column).fill_null(0).to_numpy(zero_copy_only=False)
     return found
 
 

@@ -1,4 +1,25 @@
-"""One processor on Spark's own ``transformWithState`` and on ours, over the same files: output and final state."""
+"""One processor on Spark's own ``transformWithState`` and on ours, over the same files: output and final state.
+
+Where each feature of PySpark's API is run on both sides (the test's name, in this directory unless it says otherwise):
+
+| feature | test |
+|---|---|
+| ``init``, ``close``, ``handleInputRows`` in both styles | ``test_states_do_what_sparks_own_do`` row, pandas |
+| value, list and map states, every method, nulls in values and user keys | the same |
+| every Spark type in values, several grouping columns, null and empty keys | the same, row |
+| every Spark type in grouping keys and user keys | ``test_keys_of_every_type_are_sparks_own`` |
+| rows and keys as the processor sees them, of every type | ``tests/state/test_against_spark.py`` |
+| output modes append and update, time mode none, any case of the names | ``test_states_do_what_sparks_own_do`` |
+| ``deleteIfExists``, a new state, another parallelism at a restart | the same, row |
+| a nullable column more | the same, evolution |
+| PySpark's argument names and places | the same (one tuple for both), ``test_grouped_stream.py`` |
+| ``handleInitialState``, Rows | ``test_initial_state_spark.py`` |
+| ``handleInitialState``, data frames | ``test_timers_spark.py``, event time, pandas |
+| timers (all methods), late rows, watermark shown, both styles | ``test_timers_spark.py``, event time |
+| timers and times to live of all states in processing time | ``test_timers_spark.py``, processing time |
+
+Reducing and aggregating states are Flink's: Spark has nothing to compare them with.
+"""
 
 from __future__ import annotations
 
@@ -177,6 +198,45 @@ def spark_state(spark: SparkSession, checkpoint: Path, name: str) -> list[str]:
     return sorted(repr(tuple(row)) for row in df.select(*columns).collect())
 
 
+KEY_TYPES = {
+    "b": ("boolean", "if(i % 5 = 0, null, i % 2 = 0)"),
+    "y": ("tinyint", "cast(i % 2 as tinyint)"),
+    "n": ("int", "if(i % 7 = 0, null, cast(-i % 2 as int))"),
+    "d": ("date", "date_add(date'1969-12-31', cast(i % 2 as int))"),
+    "ts": ("timestamp", "timestamp'1969-12-31 23:59:59.5' + make_interval(0, 0, 0, 0, 0, 0, i % 2)"),
+    "ntz": ("timestamp_ntz", "timestamp_ntz'2020-11-01 01:30:00.000001'"),
+    "dec": ("decimal(10,2)", "cast(-i % 2 as decimal(10, 2)) / 4"),
+    "big": ("decimal(30,0)", "cast(i % 2 as decimal(30, 0)) * 10000000000000000000000"),
+    # No NaN: Spark's worker takes each row with one for a group of its own.
+    "f": ("float", "cast(if(i % 2 = 0, '0.0', '0.1') as float)"),
+    "x": ("double", "if(i % 2 = 0, 0.5D, double('-Infinity'))"),
+    "bin": ("binary", "if(i % 2 = 0, unhex('00FF'), unhex(''))"),
+    "st": ("struct<a: int, s: string>", "named_struct('a', cast(i % 2 as int), 's', if(i % 3 = 0, null, 'ä'))"),
+    "l": ("array<int>", "array(cast(i % 2 as int), null)"),
+}
+USER_KEY = ", ".join(f"{name} {kind}" for name, (kind, _) in KEY_TYPES.items())
+
+
+class Keys(StatefulProcessor):
+    """Counts its keys, and under each the keys of the same types that its rows bring."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+        self.m = handle.getMapState("m", USER_KEY, "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        n = (self.n.get() or (0,))[0]
+        for row in rows:
+            n += 1
+            user_key = tuple(row[name] for name in KEY_TYPES)
+            self.m.updateValue(user_key, ((self.m.getValue(user_key) or (0,))[0] + 1,))
+        self.n.update((n,))
+        yield Row(what=repr((tuple(map(plain, key)), n)))
+
+    def close(self) -> None:
+        pass
+
+
 RUNS = {
     # Spark lets schemas evolve with Avro only, which has no tinyint and no array with nulls: two jobs, then.
     "row": [(Everything(), "update", 3, 2), (NextVersion(), "update", 5, 1)],
@@ -199,13 +259,29 @@ def test_states_do_what_sparks_own_do(
     for processor, mode, parallelism, batches in RUNS[job]:
         for _ in range(batches):
             source.add(rows_of_batch(rng, source.files, [op for op in OPS if op[0] in processor.states], null))
-        grouped = source.read().groupBy("k", "k2")
-        native = grouped.transformWithStateInPandas if job == "pandas" else grouped.transformWithState
-        want = source.collect(native(processor, OUTPUT, mode, "none"), "native", mode)
+        method = "transformWithStateInPandas" if job == "pandas" else "transformWithState"
+        what = (processor, OUTPUT, mode, "none")
+        native = getattr(source.read().groupBy("k", "k2"), method)(*what)
+        want = source.collect(native, "native", mode)
         with StateBackend(str(tmp_path / "state"), parallelism=parallelism, spark=spark) as backend:
-            ours = backend.transform_with_state_in_pandas if job == "pandas" else backend.transform_with_state
-            df = ours(source.read(), by=["k", "k2"], processor=processor, output=OUTPUT, output_mode=mode)
-            assert source.collect(df, "ours", mode) == want
+            ours = getattr(backend.groupBy(source.read(), "k", "k2"), method)(*what)
+            assert source.collect(ours, "ours", mode) == want
             for name in processor.states:
                 held = sorted(repr(tuple(row)) for row in backend.read_state(spark, name).collect())
                 assert held == spark_state(spark, source.directory / "native", name), name
+
+
+@pytest.mark.usefixtures("rocksdb")
+def test_keys_of_every_type_are_sparks_own(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+    source = stream("i long")
+    for batch in range(2):
+        source.add([{"i": i + batch} for i in range(60)])
+    df = source.read().selectExpr(*(f"{expression} as {name}" for name, (_, expression) in KEY_TYPES.items()))
+    what = (Keys(), "what string", "Update", "None")
+    by = [name for name in KEY_TYPES if name != "l"]  # Spark itself cannot read the schema of such a grouping key
+    want = source.collect(df.groupBy(*by).transformWithState(*what), "native", "update")
+    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+        assert source.collect(backend.groupBy(df, *by).transformWithState(*what), "ours", "update") == want
+        for name in "nm":
+            held = sorted(repr(tuple(row)) for row in backend.read_state(spark, name).collect())
+            assert held == spark_state(spark, source.directory / "native", name), name

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row, SparkSession
@@ -57,6 +58,22 @@ class Alarms(StatefulProcessor):
         pass
 
 
+class PandasAlarms(Alarms):
+    """In pandas style, with timers from an initial state."""
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+        for at in initialState["at"]:
+            self.handle.registerTimer(int(at))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        taken = (Row(**row) for frame in rows for row in frame.to_dict("records"))
+        yield pd.DataFrame([row.asDict() for row in super().handleInputRows(key, taken, timerValues)])
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        fired = super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        yield pd.DataFrame([row.asDict() for row in fired])
+
+
 class Reminders(Alarms):
     """In processing time, with states that live for a millisecond or for an hour."""
 
@@ -98,20 +115,27 @@ def event_time_batches(rng: random.Random) -> list[list[dict[str, Any]]]:
     return batches
 
 
+@pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.usefixtures("rocksdb")
 def test_event_time_timers_and_late_rows_are_as_in_spark(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, style: str, seed: int
 ) -> None:
     source = stream(INPUT.replace("timestamp", "long"))
     for rows in event_time_batches(random.Random(seed)):
         source.add(rows)
     df = source.read().withColumn("t", F.timestamp_seconds("t")).withWatermark("t", "2 seconds")
-    want = source.collect(df.groupBy("k").transformWithState(Alarms(), OUTPUT, "append", "eventTime"), "native")
+    method, processor, state = "transformWithState", Alarms(), None
+    if style == "pandas":
+        method, processor = "transformWithStateInPandas", PandasAlarms()
+        given = [(k, (START_S + i) * 1000) for i, k in enumerate("abxxb")]
+        state = spark.createDataFrame(given, "k string, at long").groupBy("k")
+    what = (processor, OUTPUT, "append", "eventTime", state)
+    want = source.collect(getattr(df.groupBy("k"), method)(*what), "native")
     with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
-        ours = backend.transform_with_state(df, by="k", processor=Alarms(), output=OUTPUT, time_mode="eventTime")
-        assert source.collect(ours, "ours") == want
+        assert source.collect(getattr(backend.groupBy(df, "k"), method)(*what), "ours") == want
         assert {row.key.k for row in backend.read_state(spark, "$timers").collect()} == set()
     assert any(row[3].startswith("fired") for row in want)
+    assert style == "row" or any(row[1] == "x" for row in want)
 
 
 @pytest.mark.usefixtures("rocksdb")

@@ -165,6 +165,11 @@ def test_what_cannot_work_is_refused_when_the_query_is_defined(
             (lambda: backend.aggregate(df, by="k", n=first("nothing")), "names column 'nothing'"),
             (lambda: backend.aggregate(df, by="k", n=approx_count_distinct("v", rsd=2)), "rsd=2 is not in"),
             (lambda: backend.aggregate(spark.range(3), by="id", n=count()), "is not streaming"),
+            (
+                lambda: backend.aggregate(df, by="k", n=count(), ttl_ms=0),
+                "ttl_ms=0 is no number of milliseconds above 0",
+            ),
+            (lambda: define(ttl_ms="1 hour"), "ttl_ms='1 hour' is no number of milliseconds"),
             (lambda: define(state="no such type"), "the state schema cannot be used"),
             (lambda: define(function=lambda rows: None), r"called as function\(rows, keys, states\)"),
             (lambda: define(state="__exists boolean"), "__exists is taken by DSTL"),

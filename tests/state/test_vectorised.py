@@ -50,6 +50,7 @@ class Job:
         self.registry = StateRegistry(keys)
         self.changes: list[pa.RecordBatch] = []
         self.batch = 0
+        self.now_ms = 1000
 
     def run(self, rows: list[dict[str, Any]], rows_per_batch: int = 3) -> list[dict[str, Any]]:
         schema = arrow_schema(self.inputs)
@@ -66,7 +67,9 @@ class Job:
             **self.options,
         )
         self.registry = runner.registry
-        task = TaskInput(source=self.source, send=self.changes.append, sequence=self.batch)
+        task = TaskInput(
+            source=self.source, send=self.changes.append, sequence=self.batch, processing_time_ms=self.now_ms
+        )
         self.batch += 1
         output = list(runner.run(iter(table.to_batches(max_chunksize=rows_per_batch)), task))
         for part in self.changes:
@@ -322,3 +325,38 @@ def test_types_that_have_no_such_aggregate_are_refused() -> None:
         Extreme(schema_of("a array<int>")["a"].dataType, largest=True)
     with pytest.raises(Invalid, match=r"sum\(\) names column 'x'; there are k, v"):
         AggregateKeys(KEY, IN, {"n": Aggregate("sum", "x")})
+
+
+def test_a_state_is_gone_when_its_time_to_live_has_passed_since_its_last_row() -> None:
+    inputs = StructType([*KEY.fields, StructField("v", LongType())])
+    job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("sum", "v")}), KEY, inputs, ttl_ms=100)
+    seen = []
+    # "kept" is written each time, with a value that does not change; "late" comes back at the last moment and after it.
+    for now, keys in (
+        (1000, ("kept", "late")),
+        (1060, ("kept",)),
+        (1099, ("late",)),
+        (1120, ("kept",)),
+        (1199, ("late",)),
+    ):
+        job.now_ms = now
+        seen.append({row["k"]: row["n"] for row in job.run([{"k": k, "v": 0 if k == "kept" else 1} for k in keys])})
+    assert seen == [{"kept": 0, "late": 1}, {"kept": 0}, {"late": 2}, {"kept": 0}, {"late": 1}]
+    assert job.registry.descriptors[0].ttl_ms == 100
+
+
+def test_a_function_sees_no_expired_state_and_may_remove_it() -> None:
+    exists: list[bool] = []
+
+    def function(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
+        exists.extend(states.column("__exists").to_pylist())
+        kept = pc.greater(rows.column("v"), 0)
+        return pa.table({"n": rows.column("v"), "__exists": kept}), None
+
+    inputs = StructType([*KEY.fields, StructField("v", LongType())])
+    job = Job(MapStates(function, schema_of("n long"), schema_of("k string"), "op"), KEY, inputs, ttl_ms=10)
+    for now, v in ((0, 1), (9, 2), (19, 3), (40, 0), (41, 1)):
+        job.now_ms = now
+        job.run([{"k": "a", "v": v}])
+        assert len(job.content()) == int(v > 0), "removed although it had expired"
+    assert exists == [False, True, False, False, False]

@@ -37,7 +37,7 @@ from dstl.errors import CorruptData, Invalid
 from dstl.state.key_codec import KeyCodec
 from dstl.state.row_writer import arrow_schema
 from dstl.state.value_codec import ValueCodec
-from dstl.state.value_columns import ValueColumns
+from dstl.state.value_columns import ValueColumns, without_expired
 
 INSTANT = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
 DECIMAL = DecimalType(38, 4)
@@ -93,8 +93,10 @@ def test_a_column_of_values_has_the_bytes_of_single_values_and_comes_back(
     schema, table = drawn
     columns = ValueColumns("s", [schema])
     encoded = columns.encode(table)
-    one = ValueCodec("s", [schema])
-    assert encoded.to_pylist() == [one.encode(row) for row in rows_of_table(table)]
+    for written in (None, 1_700_000_000_000):
+        one = ValueCodec("s", [schema], write_time_ms=written)
+        found = ValueColumns("s", [schema], written).encode(table)
+        assert found.to_pylist() == [one.encode(row) for row in rows_of_table(table)]
     assert columns.decode(encoded).cast(table.schema).equals(table, check_metadata=False) or repr(
         columns.decode(encoded).to_pylist()
     ) == repr(table.to_pylist())
@@ -157,6 +159,17 @@ def test_damaged_values_are_refused(schema: StructType, seed: int) -> None:
         noise = rng.bytes(int(rng.integers(0, 40)))
         with contextlib.suppress(CorruptData):
             assert columns.decode(pa.array([b"\x01" + noise], pa.binary())).num_rows == 1
+
+
+@pytest.mark.parametrize("schema", [FIRST, SECOND])
+def test_values_written_too_long_ago_are_nulls(schema: StructType) -> None:
+    rows = [(1, 2.5), (2, 0.5)] if schema is FIRST else [(2.5, 1000, "text"), (None, None, None)]
+    values = [ValueCodec("s", [schema], write_time_ms=at).encode(row) for at in (99, 100, 101, None) for row in rows]
+    column = pa.array([b"before", None, *values, None], pa.binary()).slice(1)
+    kept = without_expired(column, 100).to_pylist()
+    assert kept == [None, *[None] * 4, *values[4:], None]
+    assert without_expired(column, 98).to_pylist() == column.to_pylist()
+    assert without_expired(pa.array([], pa.binary()), 98).to_pylist() == []
 
 
 def test_a_null_in_a_required_field_is_refused() -> None:

@@ -1,0 +1,161 @@
+"""A grouped stream with PySpark's own methods: one call changes when a job moves to DSTL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.spark.operator import Style
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from dstl.spark.processor_operators import ProcessorOperators
+
+__all__ = ["GroupedStream", "OperatorArguments", "grouping_columns"]
+
+
+class OperatorArguments(TypedDict, total=False):
+    """What DSTL takes beside PySpark's arguments; see :meth:`StateBackend.transform_with_state`.
+
+    Attributes:
+        tick: Have a batch at least this often, so that timers fire without input.
+        name: The operator's name, under which its state is found at a restart.
+        parallelism: Partitions; by default the backend's.
+    """
+
+    tick: str | None
+    name: str | None
+    parallelism: int | None
+
+
+class GroupedStream:
+    """What ``backend.groupBy(df, ...)`` returns: PySpark's ``GroupedData``, as far as stateful processors go.
+
+    Args:
+        operators: The backend.
+        df: The stream.
+        by: Its grouping columns.
+    """
+
+    def __init__(self, operators: ProcessorOperators, df: DataFrame, by: Sequence[str]) -> None:
+        self._operators = operators
+        self._df = df
+        self._by = list(by)
+
+    def __repr__(self) -> str:
+        return f"GroupedStream[{', '.join(self._by)}]"
+
+    def transformWithState(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | DataFrame | None = None,
+        eventTimeColumnName: str = "",
+        **operator: Unpack[OperatorArguments],
+    ) -> DataFrame:
+        """Run a Row-style processor, as PySpark's ``GroupedData.transformWithState`` does; its names, its places.
+
+        Args:
+            statefulProcessor: PySpark's own class, unchanged.
+            outputStructType: Schema of what it returns.
+            outputMode: ``append`` or ``update``, in any case.
+            timeMode: ``none``, ``processingTime`` or ``eventTime``, in any case.
+            initialState: A batch DataFrame grouped by the same columns.
+            eventTimeColumnName: Must be empty. In Spark it names the output's event time for a following operator, to
+                which the input's watermark is passed on. Here every operator has a watermark of its own; the error
+                says how another one with event time can follow.
+            operator: ``tick``, ``name`` and ``parallelism``.
+
+        Returns:
+            A streaming DataFrame that any sink can write.
+
+        Raises:
+            Invalid: As :meth:`StateBackend.transform_with_state`.
+        """
+        return self._run(
+            "row",
+            statefulProcessor,
+            outputStructType,
+            outputMode,
+            timeMode,
+            initialState,
+            eventTimeColumnName,
+            operator,
+        )
+
+    def transformWithStateInPandas(
+        self,
+        statefulProcessor: StatefulProcessor,
+        outputStructType: StructType | str,
+        outputMode: str,
+        timeMode: str,
+        initialState: GroupedData | DataFrame | None = None,
+        eventTimeColumnName: str = "",
+        **operator: Unpack[OperatorArguments],
+    ) -> DataFrame:
+        """Run a pandas-style processor; otherwise as :meth:`transformWithState`."""
+        state, column = initialState, eventTimeColumnName
+        return self._run("pandas", statefulProcessor, outputStructType, outputMode, timeMode, state, column, operator)
+
+    def _run(
+        self,
+        style: Style,
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str,
+        time_mode: str,
+        initial_state: GroupedData | DataFrame | None,
+        event_time: str,
+        operator: OperatorArguments,
+    ) -> DataFrame:
+        if event_time:
+            raise Invalid(
+                f"eventTimeColumnName={event_time!r} passes the input's watermark on, and here every operator has its "
+                "own: leave it out. For a following operator with event time set "
+                "spark.sql.streaming.statefulOperator.allowMultiple=false, without which Spark refuses a second "
+                f"watermark, and call .withWatermark({event_time!r}, delay) on the result"
+            )
+        return self._operators.transform_with_state(
+            self._df,
+            by=self._by,
+            processor=processor,
+            output=output,
+            output_mode=output_mode,
+            time_mode=time_mode,
+            initial_state=initial_state,
+            style=style,
+            **operator,
+        )
+
+
+def grouping_columns(df: DataFrame, cols: Sequence[Any]) -> list[str]:
+    """Return the names of the columns that ``df.groupBy(*cols)`` would group by.
+
+    Raises:
+        Invalid: Something is not a column of ``df``; names it.
+    """
+    given = cols[0] if len(cols) == 1 and isinstance(cols[0], (list, tuple)) else cols
+    return [_name(df, one) for one in given]
+
+
+def _name(df: DataFrame, one: Any) -> str:
+    if isinstance(one, str):
+        return one
+    if isinstance(one, int) and not isinstance(one, bool):
+        if not 1 <= one <= len(df.columns):
+            raise Invalid(f"groupBy({one}): positions go from 1 to {len(df.columns)}, the number of columns")
+        return str(df.columns[one - 1])
+    if isinstance(one, Column):
+        # A plain column shows itself by its name; a nested field, an alias and any other expression do not.
+        (name,) = df.select(one).columns
+        if name in df.columns and repr(one) in (f"Column<'{name}'>", f"Column<'`{name}`'>"):
+            return str(name)
+    raise Invalid(f"groupBy({one!r}) is no column of the stream: add it with withColumn() and group by its name")

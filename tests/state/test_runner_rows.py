@@ -1,0 +1,134 @@
+"""What a processor is given and what it may yield: as Spark's worker has it."""
+
+import datetime
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import Row
+from runner_world import Job, Seen, batches_of
+
+from dstl.errors import Invalid
+from dstl.state.ddl import parse_ddl
+
+
+def test_input_rows_are_what_sparks_worker_hands_over():
+    zone = "America/New_York"
+    kind = pa.schema([
+        ("k", pa.string()), ("t", pa.timestamp("us", zone)), ("u", pa.timestamp("us")), ("d", pa.date32()),
+        ("x", pa.decimal128(5, 2)), ("s", pa.struct([("a", pa.int32())])), ("m", pa.map_(pa.string(), pa.int64())),
+        ("l", pa.list_(pa.struct([("z", pa.int64())]))), ("b", pa.binary()), ("count", pa.int16()),
+    ])  # fmt: skip
+    hour = 3600 * 10**6
+    fold = 1604206800 * 10**6  # 2020-11-01 01:00 EDT; an hour later it is 01:00 EST
+    rows = [
+        {
+            "k": "a",
+            "t": t,
+            "u": t,
+            "d": 18000,
+            "x": None,
+            "s": {"a": 1},
+            "m": [("q", 1)],
+            "l": [{"z": 2}],
+            "b": b"x",
+            "count": 7,
+        }
+        for t in (0, -1, fold, fold + hour, None, 2**55)
+    ]
+    batch = (
+        pa.Table.from_pylist(rows, kind)
+        .append_column("__dstl_key_group", pa.array([0] * 6, pa.int32()))
+        .to_batches()[0]
+    )
+    schema = parse_ddl(
+        "k string, t timestamp, u timestamp_ntz, d date, x decimal(5,2), s struct<a:int>, m map<string,long>, "
+        "l array<struct<z:long>>, b binary, count short"
+    )
+    Seen.log = []
+    Job(Seen, schema=schema).run([batch])
+    (_, given, _) = Seen.log[1]
+    expected = [Row(*schema.names)(*(column[i].as_py() for column in batch.columns[:-1])) for i in range(6)]
+    assert given == expected
+    for row, same in zip(given, expected, strict=True):
+        assert isinstance(row, Row)
+        assert [type(one) for one in row] == [type(one) for one in same]
+        assert repr(row) == repr(same)
+        assert row.asDict() == same.asDict()
+        assert [one.fold for one in (row.t,) if one] == [one.fold for one in (same.t,) if one]
+        assert (row.d, row["d"], row[3], row[-1]) == (same.d, same["d"], same[3], same[-1])
+        assert "d" in row
+        assert "zz" not in row
+        assert row.count("a") == 1, "a tuple's own method is not hidden by a column, as in PySpark"
+        assert row["count"] == 7
+        assert pickle.loads(pickle.dumps(row)) == row
+        assert row[1:3] == same[1:3]
+        with pytest.raises(AttributeError):
+            _ = row.missing
+        with pytest.raises(ValueError, match="missing"):
+            row["missing"]
+        with pytest.raises(Exception, match="READ_ONLY"):
+            row.d = 1
+
+
+def test_outputs_are_matched_as_sparks_worker_does():
+    rows = [
+        Row(n=1, k="by name", extra=5), Row(k="missing is null"), {"k": "dict", "n": 3}, ("tuple", "w", 4),
+        Row("k", "what", "n")("called", "w", 5),
+    ]  # fmt: skip
+
+    class Yields(Seen):
+        def handleInputRows(self, key, rows_, timerValues):
+            return iter(rows)
+
+    out = Job(Yields).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
+    assert [tuple(r.values()) for r in out] == [
+        ("by name", None, 1), ("missing is null", None, None), ("dict", None, 3), ("tuple", "w", 4), ("called", "w", 5)
+    ]  # fmt: skip
+
+
+def test_output_types_are_converted_as_arrow_wants_them():
+    output = parse_ddl(
+        "t timestamp, s struct<a:int,b:array<struct<x:int>>>, m map<string,struct<y:int>>, d decimal(6,2)"
+    )
+    import decimal
+
+    row = Row(t=datetime.datetime(2020, 1, 1), s=Row(b=[Row(x=1)], a=2), m={"q": Row(y=3)}, d=decimal.Decimal("1.5"))
+
+    class Yields(Seen):
+        def handleInputRows(self, key, rows_, timerValues):
+            return iter([row])
+
+    (out,) = Job(Yields, output=output).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
+    assert out["t"] == datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    assert out["s"] == {"a": 2, "b": [{"x": 1}]}
+    assert out["m"] == [("q", {"y": 3})]
+    assert out["d"] == decimal.Decimal("1.50")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (Row(k=5, what="x", n=1), "column 'k' is not string"),
+        (Row(k="x", what="x", n="y"), "column 'n' is not bigint"),
+        (("too", "few"), "2 values for the 3 output columns"),
+        (5, "yielded int"),
+    ],
+)
+def test_a_wrong_output_names_operator_and_column(row, message):
+    class Yields(Seen):
+        def handleInputRows(self, key, rows, timerValues):
+            return iter([row])
+
+    with pytest.raises(Invalid, match="operator 'op'") as caught:
+        Job(Yields).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
+    assert message in str(caught.value)
+
+
+def test_a_null_in_a_column_without_nulls_is_refused():
+    class Yields(Seen):
+        def handleInputRows(self, key, rows, timerValues):
+            return iter([Row(k=None)])
+
+    with pytest.raises(Invalid, match="null in column 'k'"):
+        Job(Yields, output=parse_ddl("k string not null")).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
