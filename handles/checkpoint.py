@@ -199,7 +199,7 @@ class CompletedCheckpoint(_Frozen):
     def full_bytes(self) -> int:
         """Bytes of everything that the checkpoint refers to: the older generation of bases and its log included."""
         segments = {s.segment: s.segment[1] for s in self.segments}
-        return sum(segments.values()) + sum({m.name: m.size for m in self.materialized}.values())
+        return sum(segments.values()) + sum(dict(each for m in self.materialized for each in m.sizes()).values())
 
 
 def log_coverage(checkpoint: CompletedCheckpoint) -> dict[str, SequenceNumberRange]:

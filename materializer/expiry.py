@@ -13,7 +13,7 @@ from typing import Any
 
 from materializer.tables import Expired
 
-__all__ = ["ExpiredAt", "expired_at", "times_to_live"]
+__all__ = ["ExpiredAt", "deleted_states", "expired_at", "is_deleted", "times_to_live"]
 
 _HAS_WRITE_TIME = 0x80
 _WRITE_TIME = struct.Struct("<q")
@@ -62,3 +62,17 @@ def times_to_live(registry: Mapping[str, Any]) -> dict[int, int]:
         if ttl > 0:
             found[int(state["id"])] = ttl
     return found
+
+
+def deleted_states(registry: Mapping[str, Any]) -> frozenset[int]:
+    """Return the ids of the states that the query has deleted: nothing of them is read again, and no id comes back.
+
+    Args:
+        registry: See :func:`times_to_live`.
+    """
+    return frozenset(map(int, registry.get("removed", ())))
+
+
+def is_deleted(value: bytes, /) -> bool:
+    """Return True: the test of a value of a deleted state."""
+    return True

@@ -27,7 +27,8 @@ from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
 from materializer.materialization import BaseWriter, WrittenBases
 from materializer.operator_bases import FinishedMaterialization, OperatorBases
-from materializer.tables import Expired, StateTable
+from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
+from materializer.thread_call import call_in_thread
 from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
 
 __all__ = ["MaterializationSource", "PeriodicMaterializationManager"]
@@ -239,11 +240,11 @@ class PeriodicMaterializationManager:
         self._recorder.increment("materializedBytes", finished.report.bytes)
         self._recorder.gauge("lastDurationOfMaterialization", (now - started) * 1000)
         _log.info(
-            "materialization %s of checkpoint %d: %d key groups in %d files of %d bytes, %.2f s",
+            "materialization %s of checkpoint %d: %d key groups, %d new objects of %d bytes, %.2f s",
             operator,
             finished.report.checkpoint,
             sum(len(handle.parts) for handle in finished.report.handles),
-            len(finished.report.handles),
+            len(list(finished.report.objects())),
             finished.report.bytes,
             now - started,
         )
@@ -270,13 +271,14 @@ class PeriodicMaterializationManager:
 
     async def _materialize(self, operator: str, bases: OperatorBases) -> tuple[FinishedMaterialization, WrittenBases]:
         table = self._source.table(operator)
-        await asyncio.get_running_loop().run_in_executor(None, table.prepare_snapshot)
+        await call_in_thread(table.prepare_snapshot)
         # From here to the end of the plan nothing is awaited: table, checkpoint and versions are of one moment.
         checkpoint = self._source.base
         if checkpoint is None or self._source.table(operator) is not table:
             raise Closed(f"the table of {operator} was replaced")
         before = self._runtime.clock.now()
         snapshot = table.snapshot()
+        expired = self._source.expired(operator)
         versions = dict(snapshot.versions)
         plan = bases.plan(
             checkpoint,
@@ -284,15 +286,17 @@ class PeriodicMaterializationManager:
             versions,
             generations=self._options.generations,
             min_live_share=self._options.min_live_share,
+            # Whoever has a time to live is read entry by entry, to leave out what has expired.
+            in_files=self._options.share_files and not expired and isinstance(snapshot, RocksDBTableSnapshot),
         )
         self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
-        written = await self._writer.write(operator, plan, snapshot, self._source.expired(operator))
+        written = await self._writer.write(operator, plan, snapshot, expired)
         report = bases.report(operator, plan, written.handles)
         return FinishedMaterialization(report, versions, self._runtime.clock.now(), written.raw_bytes), written
 
     async def _drop_expired(self, operator: str, written: WrittenBases) -> None:
-        """Take expired entries out of the table too, a key group at a time, so that no batch waits for long."""
+        """Take expired entries out of the table too, a piece at a time, so that no batch waits for long."""
         for group in written.expired:
-            await self._runtime.clock.sleep(0.0)
-            dropped = self._source.table(operator).drop_expired(group, self._source.expired(operator))
-            self._recorder.increment("expiredEntriesDropped", dropped)
+            for dropped in self._source.table(operator).drop_expired(group, self._source.expired(operator)):
+                self._recorder.increment("expiredEntriesDropped", dropped)
+                await self._runtime.clock.sleep(0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,15 +11,19 @@ from functools import partial
 from typing import Protocol
 
 import google_crc32c
+import numpy as np
 
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.uploader import StoredObject
 from dstl.options import MaterializationOptions
 from handles.key_group import KeyGroup
-from handles.materialized_handle import MaterializedStateHandle
+from handles.materialized_handle import MaterializedStateHandle, TableFile
+from materializer.base_cache import BaseCache
+from materializer.file_bases import write_table_files
 from materializer.operator_bases import MaterializationPlan
-from materializer.snapshot import encode_key_group
-from materializer.tables import Expired, TableSnapshot
+from materializer.snapshot import encode_in_pieces
+from materializer.tables import Expired, RocksDBTableSnapshot, TableSnapshot
+from materializer.thread_call import call_in_thread
 
 __all__ = ["BaseUploader", "BaseWriter", "WrittenBases"]
 
@@ -28,7 +32,7 @@ class BaseUploader(Protocol):
     """What is needed of the uploader that the log uses."""
 
     def upload(
-        self, name_of: Callable[[int], str], data: bytes, *, critical: bool, checksum: int | None
+        self, name_of: Callable[[int], str], data: bytes | memoryview, *, critical: bool, checksum: int | None
     ) -> Awaitable[StoredObject]:
         """Store a body under a name of its own."""
         ...
@@ -40,7 +44,7 @@ class WrittenBases:
 
     Attributes:
         handles: The files.
-        raw_bytes: Bytes before compression.
+        raw_bytes: Bytes before compression; 0 for a table that is stored as its files.
         expired: Key groups from which expired entries were left out: the table may drop them too.
     """
 
@@ -53,7 +57,7 @@ class WrittenBases:
 class _Pack:
     """Key groups that make one file."""
 
-    data: bytes
+    data: memoryview
     checksum: int
     parts: list[tuple[KeyGroup, int, int]]
     raw_bytes: int
@@ -76,6 +80,7 @@ class BaseWriter:
         discard: Deletes objects that nobody refers to, best effort, in the background.
         options: Size of files, compression.
         executor: Threads that encode; by default the loop's.
+        cache: Keeps what was stored for a restart on this host.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class BaseWriter:
         discard: Callable[[list[str]], None],
         options: MaterializationOptions,
         executor: Executor | None = None,
+        cache: BaseCache | None = None,
     ) -> None:
+        self._cache = cache
         self._uploader = uploader
         self._names = names
         self._reserve = reserve
@@ -103,6 +110,8 @@ class BaseWriter:
         Raises:
             DstlError: The store did not take a file, or the snapshot cannot be read.
         """
+        if plan.files is not None and isinstance(snapshot, RocksDBTableSnapshot):
+            return await self._write_files(operator, plan, snapshot, plan.files)
         loop = asyncio.get_running_loop()
         packs = self._packs(plan, snapshot, expired)
         handles: list[MaterializedStateHandle] = []
@@ -118,12 +127,15 @@ class BaseWriter:
                 if pack is None:
                     snapshot.close()
                 if upload is not None and on_its_way is not None:
-                    handles.append(_handle(operator, plan, on_its_way, await upload))
+                    stored = await upload
+                    handles.append(_handle(operator, plan, on_its_way, stored))
+                    if self._cache is not None:
+                        await call_in_thread(self._cache.put, stored.name, on_its_way.data)
                 if pack is None:
                     return WrittenBases(tuple(handles), raw_bytes, tuple(dropped))
                 raw_bytes += pack.raw_bytes
                 dropped += pack.expired
-                on_its_way, upload = pack, loop.create_task(self._store(pack))
+                on_its_way, upload = pack, loop.create_task(self._store(pack.data, pack.checksum))
         except BaseException:
             if upload is not None:
                 upload.cancel()
@@ -139,38 +151,67 @@ class BaseWriter:
         finally:
             snapshot.close()
 
-    async def _store(self, pack: _Pack) -> StoredObject:
-        async with self._reserve(len(pack.data)):
-            return await self._uploader.upload(
-                self._names.new_object("base"), pack.data, critical=False, checksum=pack.checksum
-            )
+    async def _write_files(
+        self, operator: str, plan: MaterializationPlan, snapshot: RocksDBTableSnapshot, stored: Mapping[str, TableFile]
+    ) -> WrittenBases:
+        new: list[str] = []
+
+        async def store(data: bytes | memoryview, checksum: int) -> tuple[str, int, int]:
+            done = await self._store(data, checksum)
+            new.append(done.name)
+            return done.name, done.size, done.checksum
+
+        try:
+            return WrittenBases((await write_table_files(operator, plan, snapshot, stored, store, self._cache),), 0, ())
+        except BaseException:
+            if new:
+                self.discard(sorted(new))
+            raise
+        finally:
+            snapshot.close()
+
+    async def _store(self, data: bytes | memoryview, checksum: int) -> StoredObject:
+        # A file that is larger is mapped, not held.
+        async with self._reserve(min(len(data), 4 * self._options.file_bytes)):
+            return await self._uploader.upload(self._names.new_object("base"), data, critical=False, checksum=checksum)
 
     def _packs(self, plan: MaterializationPlan, snapshot: TableSnapshot, expired: Expired | None) -> Iterator[_Pack]:
         """Yield full packs; runs in a thread, one pack at a time."""
-        data = bytearray()
-        pack = _Pack(b"", 0, [], 0, [])
+        pieces: list[bytes] = []
+        size = 0
+        pack = _Pack(_EMPTY, 0, [], 0, [])
         for key_group in plan.written:
-            file = encode_key_group(
+            file, encoded = encode_in_pieces(
                 snapshot, key_group, expired=expired, compression_level=self._options.base_compression_level
             )
-            pack.parts.append((key_group, len(data), len(file.data)))
+            length = sum(map(len, encoded))
+            pack.parts.append((key_group, size, length))
             pack.raw_bytes += file.raw_bytes
             if file.expired:
                 pack.expired.append(key_group)
-            data += file.data
-            if len(data) >= self._options.file_bytes:
-                yield _sealed(pack, data)
-                data, pack = bytearray(), _Pack(b"", 0, [], 0, [])
+            pieces += encoded
+            size += length
+            if size >= self._options.file_bytes:
+                yield _sealed(pack, pieces, size)
+                pieces, size, pack = [], 0, _Pack(_EMPTY, 0, [], 0, [])
         if pack.parts:
-            yield _sealed(pack, data)
+            yield _sealed(pack, pieces, size)
 
 
-_NOTHING = _Pack(b"", 0, [(0, 0, 0)], 0, [])
+_EMPTY = memoryview(b"")
+_NOTHING = _Pack(_EMPTY, 0, [(0, 0, 0)], 0, [])
 
 
-def _sealed(pack: _Pack, data: bytearray) -> _Pack:
-    pack.data = bytes(data)
-    pack.checksum = google_crc32c.value(pack.data)
+def _sealed(pack: _Pack, pieces: list[bytes], size: int) -> _Pack:
+    # numpy lets other threads run while it copies; to join 16 MiB would stop the loop for as long as it takes.
+    whole = np.empty(size, np.uint8)
+    at = 0
+    for piece in pieces:
+        whole[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        at += len(piece)
+    whole.flags.writeable = False
+    pack.checksum = google_crc32c.extend(0, whole)
+    pack.data = whole.data
     return pack
 
 

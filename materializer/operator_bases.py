@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from handles.base_generations import Generations, advanced, live_bytes
+from handles.base_generations import Generations, advanced, live_bytes, reusable_files
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroup, KeyGroupRange
-from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, TableFile
 from materializer.trigger import UnmaterializedLog
 
 __all__ = ["FinishedMaterialization", "LoggedChanges", "MaterializationPlan", "OperatorBases"]
@@ -43,6 +43,8 @@ class MaterializationPlan:
         written: Key groups to write: changed since their newest base, without a second copy, or in a file that is
             mostly waste. Ascending.
         unchanged: Key groups whose newest base still holds. Ascending; may be written all the same.
+        files: By id, stored table files that the base may name again, where the table is to be stored as its files;
+            None where it is to be stored by key groups.
     """
 
     checkpoint: CheckpointId
@@ -50,6 +52,7 @@ class MaterializationPlan:
     key_groups: KeyGroupRange
     written: tuple[KeyGroup, ...]
     unchanged: tuple[KeyGroup, ...]
+    files: Mapping[str, TableFile] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +130,20 @@ class OperatorBases:
         *,
         generations: int,
         min_live_share: float,
+        in_files: bool = False,
     ) -> MaterializationPlan:
-        """Say what a materialization of this moment has to write, and give it a number."""
+        """Say what a materialization of this moment has to write, and give it a number.
+
+        ``in_files`` stores the whole table as its files, of which those that are stored already need not be again.
+        """
         self._last_id += 1
+        if in_files:
+            files = reusable_files(
+                {group: bases for group, bases in self.generations.items() if group in owned},
+                self._damaged,
+                generations,
+            )
+            return MaterializationPlan(checkpoint, self._last_id, owned, tuple(owned), (), files)
         live = live_bytes(self.generations.values())
         written, unchanged = [], []
         for group in owned:
@@ -138,7 +152,7 @@ class OperatorBases:
             if same:
                 unchanged.append(group)
             copies = sum(base.checkpoint == bases[0].checkpoint for base in bases)
-            wasteful = any(live[base.name] < min_live_share * base.object_size for base in bases)
+            wasteful = any(live[base.name] < min_live_share * base.total_size for base in bases)
             if not same or copies < generations or wasteful:
                 written.append(group)
         return MaterializationPlan(checkpoint, self._last_id, owned, tuple(written), tuple(unchanged))
@@ -147,6 +161,7 @@ class OperatorBases:
         self, operator: str, plan: MaterializationPlan, handles: tuple[MaterializedStateHandle, ...]
     ) -> MaterializationReport:
         """Return the report of a plan whose files are stored."""
+        known = {file.name for file in (plan.files or {}).values()}
         return MaterializationReport(
             operator=operator,
             checkpoint=plan.checkpoint,
@@ -155,6 +170,7 @@ class OperatorBases:
             handles=handles,
             unchanged=tuple((group, self.generations[group][0].materialization_id) for group in plan.unchanged),
             damaged=self._damaged,
+            reused=tuple(sorted(known.intersection(name for handle in handles for name in handle.objects()))),
         )
 
     def accept(self, finished: FinishedMaterialization, keep: int) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["LogLine", "ProgressBar", "ProgressListener", "RestoreProgress", "RestoreStatus", "describe"]
+from dstl.metrics import Recorder
+
+__all__ = [
+    "LogLine",
+    "ProgressBar",
+    "ProgressListener",
+    "ProgressMetrics",
+    "RestoreProgress",
+    "RestoreStatus",
+    "combined",
+    "describe",
+    "status_from_wire",
+    "status_to_wire",
+]
 
 _log = logging.getLogger(__name__)
 _WINDOW_S = 10.0
@@ -36,6 +49,49 @@ class RestoreStatus:
     eta_s: float | None
     operators: Mapping[str, tuple[int, int]]
     finished: bool = False
+
+
+def status_to_wire(status: RestoreStatus) -> list[object]:
+    """Return a status as plain values."""
+    operators = {name: list(each) for name, each in status.operators.items()}
+    return [status.done, status.total, status.seconds, status.rate, status.eta_s, operators, status.finished]
+
+
+def status_from_wire(plain: Any) -> RestoreStatus | None:
+    """Return what :func:`status_to_wire` was given; None for anything else."""
+    try:
+        done, total, seconds, rate, eta_s, operators, finished = plain
+        return RestoreStatus(
+            int(done),
+            int(total),
+            float(seconds),
+            float(rate),
+            None if eta_s is None else float(eta_s),
+            {str(name): (int(a), int(b)) for name, (a, b) in operators.items()},
+            bool(finished),
+        )
+    except (TypeError, ValueError, AttributeError):
+        return None
+
+
+def combined(statuses: Iterable[RestoreStatus]) -> RestoreStatus:
+    """Return the status of several restores that run at the same time: it ends with the last of them."""
+    each = list(statuses)
+    operators: dict[str, tuple[int, int]] = {}
+    for status in each:
+        for name, (done, total) in status.operators.items():
+            before = operators.get(name, (0, 0))
+            operators[name] = (before[0] + done, before[1] + total)
+    running = [status.eta_s for status in each if not status.finished]
+    return RestoreStatus(
+        sum(status.done for status in each),
+        sum(status.total for status in each),
+        max((status.seconds for status in each), default=0.0),
+        sum(status.rate for status in each),
+        None if None in running else max((eta for eta in running if eta is not None), default=0.0),
+        operators,
+        not running,
+    )
 
 
 class ProgressListener(Protocol):
@@ -117,8 +173,27 @@ class LogLine:
         self._write(f"{'restored' if status.finished else 'restoring'}: {describe(status)}")
 
 
+class ProgressMetrics:
+    """Keeps gauges: ``restoredBytes``, ``bytesToRestore``, ``restoreBytesPerSecond``, ``restoreEtaSeconds`` (-1 while
+    it is not known).
+
+    Args:
+        recorder: Where they go.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __call__(self, status: RestoreStatus, /) -> None:
+        """Take a status."""
+        self._recorder.gauge("restoredBytes", status.done)
+        self._recorder.gauge("bytesToRestore", status.total)
+        self._recorder.gauge("restoreBytesPerSecond", status.rate)
+        self._recorder.gauge("restoreEtaSeconds", -1.0 if status.eta_s is None else status.eta_s)
+
+
 class ProgressBar:
-    """A bar on a terminal, by ``rich``; a context manager."""
+    """A bar on a terminal, by ``rich``; a context manager. For ``StateBackend.add_progress_listener``."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn

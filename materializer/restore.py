@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -16,12 +17,14 @@ from dstl.store.base import ObjectStore
 from handles.base_generations import Generations, generations_of
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import KeyGroupBase
+from materializer.base_cache import BaseCache
 from materializer.base_loading import LoadedBases, load_bases
+from materializer.file_bases import FileBases
 from materializer.log_replay import ReplayStep, replay_steps, replayed
 from materializer.operator_bases import LoggedChanges, OperatorBases
 from materializer.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import StateTable
+from materializer.thread_call import call_in_thread
 
 __all__ = ["RestoredTables", "restore_tables"]
 
@@ -58,6 +61,8 @@ async def restore_tables(
     runtime: Runtime,
     *,
     on_progress: ProgressListener | None = None,
+    files: FileBases | None = None,
+    cache: BaseCache | None = None,
 ) -> RestoredTables:
     """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
 
@@ -73,6 +78,9 @@ async def restore_tables(
         open_table: Makes an empty table for an operator.
         runtime: Clock, and jitter for repeated reads.
         on_progress: Told after every object; by default a log line every few seconds.
+        files: Fetches bases that are a table's own files; whoever restores a checkpoint in several pieces gives the
+            same to all of them, and closes it.
+        cache: Bases that are on this host already; what is fetched is added. ``files`` has its own.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -82,22 +90,26 @@ async def restore_tables(
     """
     if checkpoint is None:
         return RestoredTables()
-    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine())
+    fetcher = files or FileBases(store, runtime, cache)
+    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher)
     try:
         return await restore.run()
     except BaseException as error:
         for table in restore.restored.tables.values():
             table.close()
         if isinstance(error, DstlError):
-            raise type(error)(_explained(checkpoint, error)) from error
+            raise _explained(checkpoint, error) from error
         raise
+    finally:
+        if fetcher is not files:
+            await fetcher.close()
 
 
-def _explained(checkpoint: CompletedCheckpoint, error: DstlError) -> str:
+def _explained(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
     what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
     if isinstance(error, (CorruptData, MissingState)):
-        return f"{what}. Bring the object back from a replica, or go back to an older checkpoint"
-    return what
+        what += ". Bring the object back from a replica, or go back to an older checkpoint"
+    return type(error)(what)
 
 
 class _Restore:
@@ -111,7 +123,9 @@ class _Restore:
         open_table: Callable[[str], StateTable],
         runtime: Runtime,
         on_progress: ProgressListener,
+        files: FileBases,
     ) -> None:
+        self._files = files
         self._checkpoint = checkpoint
         self._store = store
         self._owned = owned
@@ -170,7 +184,13 @@ class _Restore:
         for operator, groups in generations.items():
             if groups:
                 loaded[operator] = await load_bases(
-                    groups, self._owned, self._table(operator), self._store, self._runtime, self._base_loaded
+                    groups,
+                    self._owned,
+                    self._table(operator),
+                    self._store,
+                    self._runtime,
+                    self._files,
+                    partial(self._advance, operator),
                 )
                 self._check_loaded(operator, loaded[operator])
         return loaded
@@ -191,9 +211,6 @@ class _Restore:
         self._progress.add(operator, nbytes, now)
         self._on_progress(self._progress.status(now))
 
-    def _base_loaded(self, base: KeyGroupBase) -> None:
-        self._advance(base.operator, base.length)
-
     def _check_loaded(self, operator: str, loaded: LoadedBases) -> None:
         """Refuse to go on where no base of a key group could be read and the log does not go back to the beginning."""
         for entry in self._checkpoint.truncated:
@@ -210,15 +227,8 @@ class _Restore:
             if key_group != META_KEY_GROUP and key_group not in held:
                 changes.setdefault(operator, []).append(batch)
                 rows[operator] += batch.num_rows
-        loop = asyncio.get_running_loop()
         for operator, batches in changes.items():
-            work = loop.run_in_executor(None, _apply, self._table(operator), batches)
-            try:
-                await asyncio.shield(work)
-            except asyncio.CancelledError:
-                # The thread goes on, and nobody may close its table meanwhile.
-                await asyncio.wait([work])
-                raise
+            await call_in_thread(_apply, self._table(operator), batches)
         self.restored.changes += sum(rows.values())
         now, total = self._runtime.clock.now(), max(1, sum(rows.values()))
         for operator, count in rows.items():

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import google_crc32c
@@ -34,7 +34,14 @@ from dstl.errors import CorruptData, Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS, Expired, TableSnapshot
 
-__all__ = ["MAX_BLOCK_BYTES", "KeyGroupFile", "decode_key_group", "encode_key_group", "inspect_key_group"]
+__all__ = [
+    "MAX_BLOCK_BYTES",
+    "KeyGroupFile",
+    "decode_key_group",
+    "encode_in_pieces",
+    "encode_key_group",
+    "inspect_key_group",
+]
 
 MAGIC = b"DSTLBASE"
 FORMAT_VERSION = 1
@@ -99,10 +106,21 @@ def encode_key_group(
     Raises:
         Invalid: An entry is larger than any change may be.
     """
+    file, pieces = encode_in_pieces(snapshot, key_group, expired=expired, compression_level=compression_level)
+    return replace(file, data=b"".join(pieces))
+
+
+def encode_in_pieces(
+    snapshot: TableSnapshot, key_group: KeyGroup, *, expired: Expired | None = None, compression_level: int = 1
+) -> tuple[KeyGroupFile, list[bytes]]:
+    """Return what :func:`encode_key_group` does, without its data, and the data in pieces of a page each.
+
+    To put large pieces together holds the interpreter's lock for milliseconds, which a batch would notice.
+    """
     compressor = zstandard.ZstdCompressor(level=compression_level, write_content_size=True)
-    out = bytearray(_HEADER.pack(MAGIC, FORMAT_VERSION, 0, key_group))
-    crc = google_crc32c.value(bytes(out))
-    out += _CRC.pack(crc)
+    header = _HEADER.pack(MAGIC, FORMAT_VERSION, 0, key_group)
+    crc = google_crc32c.value(header)
+    out = [header, _CRC.pack(crc)]
     blocks = rows = raw_bytes = dropped = 0
     for page in snapshot.entries(key_group):
         kept = page if not expired else _without_expired(page, expired)
@@ -115,14 +133,11 @@ def encode_key_group(
         stored = compressor.compress(raw)
         head = _BLOCK.pack(kept.num_rows, len(raw), len(stored))
         crc = google_crc32c.extend(google_crc32c.extend(crc, head), stored)
-        out += head
-        out += stored
-        out += _CRC.pack(crc)
+        out += (head, stored, _CRC.pack(crc))
         blocks, rows, raw_bytes = blocks + 1, rows + kept.num_rows, raw_bytes + len(raw)
     trailer = _TRAILER.pack(0, blocks, rows, raw_bytes)
-    out += trailer
-    out += _CRC.pack(google_crc32c.extend(crc, trailer))
-    return KeyGroupFile(key_group, rows, blocks, raw_bytes, bytes(out), dropped)
+    out += (trailer, _CRC.pack(google_crc32c.extend(crc, trailer)))
+    return KeyGroupFile(key_group, rows, blocks, raw_bytes, b"", dropped), out
 
 
 def decode_key_group(
@@ -152,7 +167,7 @@ def inspect_key_group(data: bytes | memoryview, *, name: str = "a base file") ->
         CorruptData: As for :func:`decode_key_group`.
         Invalid: The file was written by a newer version.
     """
-    return _checked(data, name)[0]
+    return replace(_checked(data, name)[0], data=bytes(data))
 
 
 def _without_expired(page: pa.RecordBatch, expired: Expired) -> pa.RecordBatch:
@@ -186,7 +201,9 @@ def _checked(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list[_B
     if len(view) < _HEADER.size + _CRC.size + _TRAILER.size + _CRC.size:
         corrupt("too short", 0)
     magic, version, flags, key_group = _HEADER.unpack_from(view)
-    crc = google_crc32c.value(bytes(view[: _HEADER.size]))
+    # The library takes no memoryview, and a copy costs more than the checksum.
+    whole = np.frombuffer(view, np.uint8)
+    crc = google_crc32c.extend(0, whole[: _HEADER.size])
     if magic != MAGIC or crc != _CRC.unpack_from(view, _HEADER.size)[0]:
         corrupt("not its header", 0)
     if version != FORMAT_VERSION or flags:
@@ -201,7 +218,7 @@ def _checked(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list[_B
         end = at + _BLOCK.size + stored_size
         if end + _CRC.size > len(view):
             corrupt("a block is cut", at)
-        crc = google_crc32c.extend(crc, bytes(view[at:end]))
+        crc = google_crc32c.extend(crc, whole[at:end])
         if crc != _CRC.unpack_from(view, end)[0]:
             corrupt("a block fails its checksum", at)
         if not _FIXED_ROW_BYTES * count <= raw_size <= MAX_BLOCK_BYTES:
@@ -211,10 +228,10 @@ def _checked(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list[_B
     end = at + _TRAILER.size
     if end + _CRC.size != len(view):
         corrupt("the file is cut, or followed by something", at)
-    crc = google_crc32c.extend(crc, bytes(view[at:end]))
+    crc = google_crc32c.extend(crc, whole[at:end])
     if crc != _CRC.unpack_from(view, end)[0] or _TRAILER.unpack_from(view, at) != (0, len(blocks), rows, raw_bytes):
         corrupt("not its trailer", at)
-    return KeyGroupFile(key_group, rows, len(blocks), raw_bytes, bytes(data)), blocks
+    return KeyGroupFile(key_group, rows, len(blocks), raw_bytes, b""), blocks
 
 
 def _pages(blocks: list[_Block], name: str) -> Iterator[pa.RecordBatch]:

@@ -13,7 +13,14 @@ from dstl.spark.listener import CheckpointLog, CheckpointMetrics, CheckpointRepo
 
 def checkpoint(seconds: float) -> CheckpointReport:
     return CheckpointReport(
-        checkpoint_id=7, batch_id=5, seconds=seconds, requests=2, new_bytes=100, full_bytes=900, inlined=0
+        checkpoint_id=7,
+        batch_id=5,
+        seconds=seconds,
+        requests=2,
+        new_bytes=100,
+        full_bytes=900,
+        inlined=0,
+        estimated_recovery_seconds=2.5,
     )
 
 
@@ -24,7 +31,10 @@ def test_a_slow_checkpoint_is_a_warning_and_an_alarm(caplog: pytest.LogCaptureFi
         listener(checkpoint(0.5))
         listener(checkpoint(1.5))
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
-    assert "checkpoint 7 of batch 5 took 1.500 s: 2 requests, 100 new bytes, 900 in all" in caplog.text
+    assert (
+        "checkpoint 7 of batch 5 took 1.500 s: 2 requests, 100 new bytes, 900 in all; about 2.5 s to recover"
+        in caplog.text
+    )
     assert [alarm.seconds for alarm in alarms] == [1.5]
 
 
@@ -44,6 +54,7 @@ def test_metrics_are_counted() -> None:
     assert flat["numberOfCompletedCheckpoints"] == 2
     assert flat["checkpointSeconds.p99"] == 1.5
     assert flat["lastIncSizeOfNonMaterialization"] == 100
+    assert flat["estimatedRecoverySeconds"] == 2.5
     assert flat["numRestores"] == 1
 
 

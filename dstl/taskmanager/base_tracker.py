@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dstl.changelog.log_segment import LogSegment
+from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
 from handles.materialized_handle import MaterializationReport
-from materializer.expiry import expired_at, times_to_live
+from materializer.base_cache import BaseCache
+from materializer.expiry import deleted_states, expired_at, times_to_live
 from materializer.manager import PeriodicMaterializationManager
 from materializer.operator_bases import FinishedMaterialization, LoggedChanges, OperatorBases
 from materializer.tables import Expired
@@ -42,6 +44,8 @@ class BaseTracker:
     Attributes:
         bases: By operator.
         manager: Materializes, where materialization is on.
+        cache: Bases on this host, where it keeps any.
+        recorder: Where the figures of restores go.
         base_time_ms: Processing time of the checkpoint that the tables hold; None where it is not known.
 
     Args:
@@ -51,11 +55,14 @@ class BaseTracker:
     def __init__(self, runtime: Runtime) -> None:
         self.bases: dict[str, OperatorBases] = {}
         self.manager: PeriodicMaterializationManager | None = None
+        self.cache: BaseCache | None = None
+        self.recorder: Recorder = NullRecorder()
         self.base_time_ms: int | None = None
         self._generations = 2
         self._runtime = runtime
         self._metadata: dict[str, bytes] = {}
         self._times_to_live: dict[str, dict[int, int]] = {}
+        self._deleted: dict[str, frozenset[int]] = {}
 
     def attach(self, manager: PeriodicMaterializationManager, generations: int) -> None:
         """Materialize from now on, keeping so many generations of bases."""
@@ -66,6 +73,10 @@ class BaseTracker:
         """Return which values of an operator have expired at the checkpoint that the tables hold."""
         return expired_at(self._times_to_live.get(operator, {}), self.base_time_ms)
 
+    def deleted(self, operator: str) -> frozenset[int]:
+        """Return the ids of an operator's deleted states."""
+        return self._deleted.get(operator, frozenset())
+
     def declared(self, operator: str, metadata: bytes) -> None:
         """Take an operator's states, as a task sends them with its changes."""
         if self._metadata.get(operator) == metadata:
@@ -74,9 +85,11 @@ class BaseTracker:
         try:
             registry = json.loads(metadata)
             self._times_to_live[operator] = times_to_live(registry)
+            self._deleted[operator] = deleted_states(registry)
         except (ValueError, TypeError, KeyError, AttributeError):
             # Not ours to judge: without a time to live everything is kept.
             self._times_to_live.pop(operator, None)
+            self._deleted.pop(operator, None)
 
     def pending(self, persisted: Iterable[tuple[str, tuple[LogSegment, ...]]]) -> PendingBases:
         """Return what a checkpoint will change.
@@ -124,6 +137,7 @@ class BaseTracker:
         self.base_time_ms = None
         self._metadata.clear()
         self._times_to_live = {operator: times_to_live(registry) for operator, registry in registries.items()}
+        self._deleted = {operator: deleted_states(registry) for operator, registry in registries.items()}
         if self.manager is not None:
             self.manager.reset()
             self.manager.replay_bytes_per_s = rate or self.manager.replay_bytes_per_s

@@ -12,6 +12,7 @@ from dstl.options import MaterializationOptions
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from materializer.base_cache import BaseCache
 from materializer.manager import PeriodicMaterializationManager
 from materializer.materialization import BaseWriter
 
@@ -66,14 +67,17 @@ def materialize(
         store: The same location, for deletions.
         options: When, and how.
         runtime: Clock and jitter.
-        recorder: See :class:`PeriodicMaterializationManager`.
+        recorder: See :class:`PeriodicMaterializationManager` and :class:`BaseCache`.
     """
+    cache = BaseCache.of(options, store.location, recorder)
+    backend.tracker.cache, backend.tracker.recorder = cache, recorder
     writer = BaseWriter(
         uploader=uploader,
         names=names,
         reserve=backend.storage.reserve,
         discard=Discarder(store, recorder),
         options=options,
+        cache=cache,
     )
     manager = PeriodicMaterializationManager(backend, writer, options=options, runtime=runtime, recorder=recorder)
     backend.tracker.attach(manager, options.generations)

@@ -19,10 +19,12 @@ from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Fenced, Invalid, Unavailable
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
+from dstl.taskmanager.timer_index import TimerIndex
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
+from materializer.expiry import is_deleted
 from materializer.operator_bases import OperatorBases
 from materializer.tables import Expired, StateTable
 
@@ -113,6 +115,7 @@ class TaskManagerStateBackend:
         self._runtime = runtime
         self._max_parallelism = max_parallelism
         self._tables: dict[str, StateTable] = {}
+        self._timers: dict[str, TimerIndex] = {}
         self._unfolded: deque[tuple[str, pa.RecordBatch]] = deque()
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
@@ -135,19 +138,34 @@ class TaskManagerStateBackend:
         return self.tracker.bases
 
     def expired(self, operator: str) -> Expired:
-        """Return which values of an operator have expired at checkpoint :attr:`base`."""
-        return self.tracker.expired(operator)
+        """Return which values have outlived checkpoint :attr:`base`: expired ones, and all of deleted states."""
+        table = self.table(operator)
+        left = (
+            state
+            for state in self.tracker.deleted(operator)
+            if any(table.scan(state, group, limit=1) for group in table.key_groups())
+        )
+        return {**self.tracker.expired(operator), **dict.fromkeys(left, is_deleted)}
 
     def table(self, operator: str) -> StateTable:
         """Return an operator's table, an empty one for a new operator."""
         self.fold()
         return self._opened(operator)
 
+    def timers(self, operator: str) -> TimerIndex:
+        """Return an operator's timers by time."""
+        table = self.table(operator)
+        if operator not in self._timers:
+            self._timers[operator] = TimerIndex(table)
+        return self._timers[operator]
+
     def fold(self) -> None:
         """Bring the tables up to checkpoint :attr:`base`, now rather than at the next look at them."""
         while self._unfolded:
             operator, changes = self._unfolded[0]
             self._opened(operator).apply(changes)
+            if operator in self._timers:
+                self._timers[operator].apply(changes)
             self._unfolded.popleft()
 
     def _opened(self, operator: str) -> StateTable:
@@ -198,6 +216,7 @@ class TaskManagerStateBackend:
         self.base = base
         self.resume(base)
         self._unfolded.clear()
+        self._timers.clear()
         for table in self._tables.values():
             table.close()
         self._tables = tables
@@ -289,7 +308,7 @@ class TaskManagerStateBackend:
             attempts,
             result,
             self.tracker.pending((each.operator, result.segments[each.log_id]) for each in attempts),
-            tuple({*(w.log_id for w in self._writers.values()), *(each.log_id for each in attempts)}),
+            tuple(sorted({*(w.log_id for w in self._writers.values()), *(each.log_id for each in attempts)})),
         )
         self._contribution = ([key for key, _ in chosen], contribution)
         return contribution
@@ -338,6 +357,7 @@ class TaskManagerStateBackend:
             writer.close()
         self._writers.clear()
         self._unfolded.clear()
+        self._timers.clear()
         for table in self._tables.values():
             table.close()
         self._tables.clear()

@@ -212,8 +212,9 @@ class StateTable(Protocol):
         """Forget one key group, for another TaskManager owns it now."""
         ...
 
-    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> int:
-        """Delete the expired entries of one key group and return how many they were.
+    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
+        """Delete the expired entries of one key group in pieces of a millisecond or so, and yield after each how many
+        it has deleted. Between two of them the table may be used in every way; what is written then may be missed.
 
         It is not a change: it need not be logged, because replay brings back entries that are expired still,
         and it does not raise the version.

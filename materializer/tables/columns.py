@@ -8,16 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
 
-__all__ = ["ChangeRun", "PageBuilder", "binary_column", "change_runs", "common_width", "key_group_runs"]
+__all__ = ["ChangeRun", "PageBuilder", "binary_column", "change_runs", "common_width", "is_all_empty", "key_group_runs"]
 
-_CHUNK = 1 << 13
+_CHUNK = 1 << 10
 
 
 def key_group_runs(key_groups: KeyGroups) -> Iterator[tuple[int, int, int]]:
@@ -90,8 +89,7 @@ def _runs(
     # Whole columns become lists at once: slicing lists is cheaper than slicing arrays when runs are short.
     keys, values = key_column.to_pylist(), value_column.to_pylist()
     ops = op_column.tolist() if op_column.any() else None
-    named = pc.any(pc.greater(pc.binary_length(user_key_column), 0)).as_py()
-    user_keys = user_key_column.to_pylist() if named else None
+    user_keys = None if is_all_empty(user_key_column) else user_key_column.to_pylist()
     width = common_width(value_column)
     for owner, start, stop in runs:
         run_ops = None if ops is None else ops[start:stop]
@@ -109,8 +107,20 @@ def _runs(
 
 def common_width(values: pa.Array) -> int | None:
     """Return the length of every value of a binary column without nulls; None where they differ or there is none."""
-    lengths = np.asarray(pc.binary_length(values))
-    return int(lengths[0]) if len(lengths) and bool((lengths == lengths[0]).all()) else None
+    offsets = _offsets(values)
+    if len(offsets) < 2:
+        return None
+    # The whole must have the width of the first, which is quick to refuse; then each must.
+    width = int(offsets[1] - offsets[0])
+    if int(offsets[-1] - offsets[0]) != width * len(values):
+        return None
+    return width if bool((np.diff(offsets) == width).all()) else None
+
+
+def is_all_empty(values: pa.Array) -> bool:
+    """Return whether every value of a binary column without nulls has no bytes."""
+    offsets = _offsets(values)
+    return bool(offsets[0] == offsets[-1])
 
 
 def binary_column(values: Sequence[bytes]) -> pa.Array:
@@ -182,8 +192,17 @@ class PageBuilder:
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    offsets = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)
-    return np.diff(offsets)
+    return np.diff(_offsets(column))
+
+
+def _offsets(column: pa.Array) -> npt.NDArray[np.integer]:
+    """Return where the values of a binary column begin and end. (Arrow's own functions let go of the interpreter for
+    each call, which costs more than these.)"""
+    dtype = np.dtype(np.int64 if pa.types.is_large_binary(column.type) else np.int32)
+    found = column.buffers()[1]
+    if found is None:
+        return np.zeros(1, dtype)
+    return np.frombuffer(found, dtype, len(column) + 1, column.offset * dtype.itemsize)
 
 
 def _part(state: int, columns: list[pa.Array], rows: slice | pa.Array) -> pa.RecordBatch:

@@ -22,16 +22,18 @@ from materializer.tables.base import (
     PAGE_BYTES,
     PAGE_ROWS,
     Expired,
+    ExpiredValue,
     KeyGroups,
     StateEntry,
     TableSize,
 )
-from materializer.tables.columns import ChangeRun, PageBuilder, change_runs, common_width, key_group_runs
+from materializer.tables.columns import ChangeRun, PageBuilder, change_runs, common_width, is_all_empty, key_group_runs
 from materializer.tables.heap_group import HeapGroup
 
 __all__ = ["HeapStateTable", "HeapTableSnapshot"]
 
 _EMPTY: Mapping[bytes, bytes] = {}
+_EXPIRED_KEYS = 1024
 
 
 class HeapStateTable:
@@ -161,8 +163,9 @@ class HeapStateTable:
             for state, start, stop in key_group_runs(states):
                 content = restored.setdefault(state, HeapGroup(self._epoch))
                 part = page.slice(start, stop - start)
-                keys, user_keys, values = (part.column(name).to_pylist() for name in ENTRY_SCHEMA.names[1:])
-                if any(user_keys):
+                keys, values = part.column("key").to_pylist(), part.column("value").to_pylist()
+                if not is_all_empty(part.column("user_key")):
+                    user_keys = part.column("user_key").to_pylist()
                     for key, user_key, value in zip(keys, user_keys, values, strict=True):
                         content.put(key, user_key, value)
                 else:
@@ -179,24 +182,30 @@ class HeapStateTable:
             groups.pop(key_group, None)
         self._versions.pop(key_group, None)
 
-    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> int:
-        """Delete the expired entries of one key group and return how many they were."""
+    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
+        """Delete the expired entries of one key group, a bounded number of keys at a time."""
         self._check_open()
-        dropped = 0
+        return self._dropped(key_group, expired)
+
+    def _dropped(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
         for state, is_expired in expired.items():
             content = self._states.get(state, {}).get(key_group)
-            if content is None:
-                continue
-            dead = content.expired_entries(is_expired)
-            if dead:
-                version = self._versions[key_group]
-                content = self._writable(state, key_group)
-                self._versions[key_group] = version
-                self._elements_order = (None, [])
-                for key, user_key in dead:
-                    content.delete(key, user_key)
-            dropped += len(dead)
-        return dropped
+            keys = [] if content is None else content.keys()
+            for at in range(0, len(keys), _EXPIRED_KEYS):
+                yield self._drop_expired(state, key_group, keys[at : at + _EXPIRED_KEYS], is_expired)
+
+    def _drop_expired(self, state: int, key_group: KeyGroup, keys: Sequence[bytes], expired: ExpiredValue) -> int:
+        self._check_open()
+        content = self._states.get(state, {}).get(key_group)
+        dead = [] if content is None else content.expired_entries(keys, expired)
+        if dead:
+            version = self._versions[key_group]
+            content = self._writable(state, key_group)
+            self._versions[key_group] = version
+            self._elements_order = (None, [])
+            for key, user_key in dead:
+                content.delete(key, user_key)
+        return len(dead)
 
     def key_groups(self) -> Sequence[KeyGroup]:
         """Return the key groups that were written or restored and not dropped."""

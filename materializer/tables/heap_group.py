@@ -206,11 +206,19 @@ class HeapGroup:
             self._order, self._order_version = order, version
         return self._order
 
-    def expired_entries(self, expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
-        """Return the (key, user key) of what has expired."""
-        dead = [(key, b"") for key, value in self._merged_points().items() if expired(value)]
-        for key, inner in self._merged_elements().items():
-            dead.extend((key, user_key) for user_key, value in inner.items() if expired(value))
+    def keys(self) -> list[bytes]:
+        """Return all keys, in no order."""
+        points, elements = self._merged_points(), self._merged_elements()
+        return list(points) if not elements else list(points.keys() | elements.keys())
+
+    def expired_entries(self, keys: Iterable[bytes], expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
+        """Return the (key, user key) of what has expired of some keys."""
+        dead = []
+        for key in keys:
+            value = self.get(key)
+            if value is not None and expired(value):
+                dead.append((key, b""))
+            dead.extend((key, user_key) for user_key, value in self.elements_of(key).items() if expired(value))
         return dead
 
     def pages(self, state: int, builder: PageBuilder) -> Iterator[pa.RecordBatch]:

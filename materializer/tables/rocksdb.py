@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Iterable, Sequence
-from itertools import repeat
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SnapshotF
 __all__ = ["RocksDBStateTable"]
 
 _READ_CHUNK = 1024
+_EXPIRED_ROWS = 512
 _MAX_KEY_GROUP = 1 << 15
 
 _forked: list[Any] = []
@@ -62,41 +64,55 @@ class RocksDBStateTable:
     """
 
     kind = "rocksdb"
+    _db: Any = None
 
     def __init__(self, directory: Path, options: RocksDBOptions | None = None) -> None:
         self._claim(directory, options)
+        self._snapshots = 0
+        self._flushing = threading.Lock()
         self._open({})
 
-    @classmethod
-    def from_checkpoint(
-        cls,
-        directory: Path,
-        files: Path,
-        key_groups: Collection[KeyGroup],
-        options: RocksDBOptions | None = None,
-    ) -> RocksDBStateTable:
-        """Open a table on the files of a :class:`RocksDBTableSnapshot`, without reading its entries.
+    def adopt(
+        self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
+    ) -> None:
+        """Go on with the files of a :class:`RocksDBTableSnapshot`, without reading their entries.
 
         Args:
-            directory: As for the table.
             files: Directory that holds all of the snapshot's files. They are linked, or copied from another file
                 system, and stay where they are.
             key_groups: Key groups to keep; the others are dropped.
-            options: As for the table.
+            known: Ids and checksums of the files, so that they are recognised in later snapshots.
+            row_bytes: Mean bytes of an entry.
 
         Raises:
-            CorruptData: The files are not a RocksDB checkpoint.
+            Invalid: The table is not empty.
+            CorruptData: The files are not a RocksDB checkpoint; the table is empty then.
         """
-        table = cls.__new__(cls)
-        table._claim(directory, options)
-        for file in files.iterdir():
-            _link(file, table._path / file.name)
-        if not (table._path / "CURRENT").exists():
-            shutil.rmtree(table._path, ignore_errors=True)
-            raise CorruptData(f"{files} is no RocksDB checkpoint (no CURRENT): restore from an older base")
-        table._open({key_group: at for at, key_group in enumerate(sorted(key_groups), 1)})
-        table._keep_only(sorted(key_groups))
-        return table
+        self._check_open()
+        if self._versions:
+            raise Invalid(f"{self._path} holds key groups already: only an empty table takes files")
+        self._replace_files()
+        try:
+            for file in files.iterdir():
+                _link(file, self._path / file.name)
+            if not (self._path / "CURRENT").exists():
+                raise CorruptData(f"{files} is no RocksDB checkpoint (no CURRENT): restore from an older base")
+            self._open({key_group: at for at, key_group in enumerate(sorted(key_groups), 1)})
+            self._keep_only(sorted(key_groups))
+        except BaseException:
+            self._replace_files()
+            self._open({})
+            raise
+        self._checksums.update((file.name, file) for file in known)
+        self._put_rows = self._estimated_entries()
+        self._put_bytes = self._put_rows * row_bytes
+
+    def _replace_files(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._path.mkdir(parents=True)
 
     def _claim(self, directory: Path, options: RocksDBOptions | None) -> None:
         import_rocksdict()
@@ -115,9 +131,9 @@ class RocksDBStateTable:
         self._versions = versions
         self._clock = len(versions)
         self._checksums: dict[str, SnapshotFile] = {}
-        self._snapshots = 0
+        # File numbers begin anew in each database, so a file's name says which one has made it.
+        self._incarnation = os.urandom(8).hex()
         self._put_rows = self._put_bytes = 0
-        self._db: Any = None
         with translated_errors(self._path):
             self._db = import_rocksdict().Rdict(str(self._path), engine_options(self._options))
 
@@ -197,8 +213,9 @@ class RocksDBStateTable:
 
     def prepare_snapshot(self) -> None:
         """Flush what was written so far, so that the next :meth:`snapshot` has little to flush. From any thread."""
-        self._check_open()
-        with translated_errors(self._path):
+        # The library refuses to close a database that another thread is flushing.
+        with self._flushing, translated_errors(self._path):
+            self._check_open()
             self._db.flush()
 
     def snapshot(self) -> RocksDBTableSnapshot:
@@ -214,7 +231,9 @@ class RocksDBStateTable:
             # The checkpoint holds the interpreter's lock while it flushes; a flush before it does not.
             self._db.flush()
             import_rocksdict().Checkpoint(self._db).create_checkpoint(str(path))
-        return RocksDBTableSnapshot(path, dict(self._versions), self._checksums)
+        return RocksDBTableSnapshot(
+            path, dict(self._versions), self._checksums, self._incarnation, self._put_bytes // max(1, self._put_rows)
+        )
 
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages: they become one file, which RocksDB takes in."""
@@ -249,19 +268,31 @@ class RocksDBStateTable:
                 batch.delete_range(encode_prefix(key_group), encode_prefix(key_group + 1))
                 batch.flush()
 
-    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> int:
-        """Delete the expired entries of one key group and return how many they were."""
+    def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
+        """Delete the expired entries of one key group, a bounded number of entries at a time."""
         self._check_open()
-        dropped = 0
+        return self._dropped(key_group, expired)
+
+    def _dropped(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
         for state, is_expired in expired.items():
-            batch = RocksDBBatch(self._db)
-            with translated_errors(self._path):
-                for raw, value in walk(self._db.iter(), encode_prefix(key_group, state)):
-                    if is_expired(value):
-                        batch.delete(raw)
-                        dropped += 1
-                batch.flush()
-        return dropped
+            prefix = encode_prefix(key_group, state)
+            start = prefix
+            while True:
+                self._check_open()
+                batch = RocksDBBatch(self._db)
+                dropped = 0
+                raw = b""
+                with translated_errors(self._path):
+                    # A new cursor each time: it is of its moment, and what was written since must not be deleted.
+                    for raw, value in islice(walk(self._db.iter(), prefix, start), _EXPIRED_ROWS):
+                        if is_expired(value):
+                            batch.delete(raw)
+                            dropped += 1
+                    batch.flush()
+                yield dropped
+                if not raw:
+                    break
+                start = raw + b"\0"
 
     def key_groups(self) -> Sequence[KeyGroup]:
         """Return the key groups that were written or restored and not dropped."""
@@ -275,9 +306,12 @@ class RocksDBStateTable:
         """Return RocksDB's estimate; entries that were overwritten count until they are compacted away."""
         if self._db is None or not self._versions:
             return TableSize(0, 0, exact=False)
-        with translated_errors(self._path):
-            entries = int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
+        entries = self._estimated_entries()
         return TableSize(entries, entries * self._put_bytes // max(1, self._put_rows), exact=False)
+
+    def _estimated_entries(self) -> int:
+        with translated_errors(self._path):
+            return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
 
     def close(self) -> None:
         """Close the database and delete its files; snapshots keep theirs. Idempotent."""
@@ -287,8 +321,9 @@ class RocksDBStateTable:
             _forked.append(self._db)
             self._db = None
             return
-        self._db.close()
-        self._db = None
+        with self._flushing:
+            self._db.close()
+            self._db = None
         self._versions = {}
         shutil.rmtree(self._path, ignore_errors=True)
 

@@ -56,7 +56,14 @@ def engine_options(options: RocksDBOptions) -> Any:
     native.set_write_buffer_size(options.write_buffer_bytes)
     native.set_max_write_buffer_number(options.max_write_buffers)
     native.set_target_file_size_base(options.target_file_bytes)
-    native.set_level_compaction_dynamic_level_bytes(True)
+    # Sorted runs of like size are merged. By levels, a small change of keys all over the state would rewrite, and so
+    # upload, a whole level each time.
+    native.set_compaction_style(rocksdict.DBCompactionStyle.universal())
+    native.set_level_zero_file_num_compaction_trigger(options.max_runs)
+    merging = rocksdict.UniversalCompactOptions()
+    merging.max_size_amplification_percent = options.max_space_overhead_percent
+    merging.size_ratio = 20
+    native.set_universal_compaction_options(merging)
     native.set_max_background_jobs(options.background_jobs)
     native.set_max_open_files(options.max_open_files)
     native.set_compression_type(getattr(rocksdict.DBCompressionType, options.compression)())

@@ -33,6 +33,14 @@ class RocksDBOptions(BaseModel):
     """Size of a file after compaction (Flink ``compaction.level.target-file-size-base``, 64 MB). Smaller: a change
     re-uploads less; larger: fewer objects and requests."""
 
+    max_runs: int = Field(default=6, ge=2)
+    """Sorted runs from which on neighbours of like size are merged. More: fewer bytes are rewritten and uploaded;
+    fewer: a read looks into fewer files."""
+
+    max_space_overhead_percent: int = Field(default=50, ge=1)
+    """All runs become one when the newer ones have so many bytes per byte of the oldest: then the whole state is
+    uploaded anew. More: rarer; less: less space for what was overwritten."""
+
     background_jobs: int = Field(default=2, ge=1)
     """Threads for flush and compaction (Flink ``thread.num``, 2). More: less write stall; fewer: more processor for the
     job."""

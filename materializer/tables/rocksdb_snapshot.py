@@ -26,7 +26,7 @@ from materializer.tables.rocksdb_engine import (
 )
 from materializer.tables.rocksdb_options import RocksDBOptions
 
-__all__ = ["RocksDBTableSnapshot", "SnapshotFile"]
+__all__ = ["RocksDBTableSnapshot", "SnapshotFile", "file_checksum"]
 
 _READ_BYTES = 1 << 20
 _CHUNK_ROWS = 1024
@@ -40,31 +40,43 @@ class SnapshotFile:
         name: File name in the snapshot's directory.
         size: In bytes.
         checksum: CRC-32C of the file.
-        shared: True for a file that never changes and that later snapshots of this table may name again: it need not
-            be uploaded twice. Names are unique within one table object only.
+        id: Of a file that never changes, and that later snapshots may name again: equal ids are equal bytes, whichever
+            table has the file. Empty for the others, which are small.
     """
 
     name: str
     size: int
     checksum: int
-    shared: bool
+    id: str = ""
 
 
 class RocksDBTableSnapshot:
     """One moment of a RocksDB table, as files and as entries.
 
     Args:
-        path: The checkpoint directory; deleted on close.
+        path: The checkpoint directory; deleted on close, unless ``keep``.
         versions: Version of each key group at that moment.
-        checksums: What the table knows of its shared files; filled and pruned here.
+        checksums: What the table knows of its unchanging files; filled and pruned here.
+        incarnation: Which table has made the files that it does not know yet.
+        row_bytes: Mean bytes of keys and value of an entry; 0 where it is not known.
     """
 
     kind = "rocksdb"
 
     def __init__(
-        self, path: Path, versions: Mapping[KeyGroup, int], checksums: dict[str, SnapshotFile] | None = None
+        self,
+        path: Path,
+        versions: Mapping[KeyGroup, int],
+        checksums: dict[str, SnapshotFile] | None = None,
+        incarnation: str = "",
+        row_bytes: int = 0,
+        *,
+        keep: bool = False,
     ) -> None:
         self.path = path
+        self.row_bytes = row_bytes
+        self._incarnation = incarnation
+        self._keep = keep
         self._versions = versions
         self._checksums = checksums if checksums is not None else {}
         self._database: Any = None
@@ -95,12 +107,13 @@ class RocksDBTableSnapshot:
                 shared = path.suffix == ".sst"
                 known = self._checksums.get(path.name) if shared else None
                 if known is None:
-                    known = SnapshotFile(path.name, path.stat().st_size, _checksum(path), shared)
+                    file_id = f"{self._incarnation}-{path.name}" if shared else ""
+                    known = SnapshotFile(path.name, path.stat().st_size, file_checksum(path), file_id)
                 found.append(known)
         except OSError as error:
             raise Unavailable(f"cannot read {self.path}: {error.strerror}; check the disk") from error
         self._checksums.clear()
-        self._checksums.update((file.name, file) for file in found if file.shared)
+        self._checksums.update((file.name, file) for file in found if file.id)
         return found
 
     def entries(
@@ -135,7 +148,7 @@ class RocksDBTableSnapshot:
             was_open, self._closed = not self._closed, True
         if database is not None:
             database.close()
-        if was_open:
+        if was_open and not self._keep:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _opened(self) -> Any:
@@ -156,7 +169,8 @@ class RocksDBTableSnapshot:
             raise Closed(f"the snapshot {self.path.name} was closed: take another one")
 
 
-def _checksum(path: Path) -> int:
+def file_checksum(path: Path) -> int:
+    """Return the CRC-32C of a file, a piece at a time."""
     value = 0
     with path.open("rb") as file:
         while piece := file.read(_READ_BYTES):

@@ -3,6 +3,7 @@ restores to what a dictionary says, into any number of TaskManagers."""
 
 import asyncio
 import random
+import threading
 
 import pytest
 from materialization_world import EAGER, GROUPS, World, held
@@ -13,6 +14,7 @@ from dstl.runtime import LoopClock
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from materializer.operator_bases import OperatorBases
+from materializer.tables import HeapStateTable
 
 
 def _options(rng: random.Random) -> MaterializationOptions:
@@ -22,6 +24,7 @@ def _options(rng: random.Random) -> MaterializationOptions:
             "min_pause_s": rng.choice((0.0, 0.005)),
             "file_bytes": rng.choice((1 << 16, 200)),
             "min_live_share": rng.choice((0.0, 0.5, 0.9)),
+            "share_files": rng.choice((True, True, False)),
         }
     )
 
@@ -89,9 +92,12 @@ async def test_every_checkpoint_restores_to_the_model(seed: int, run: int) -> No
 @pytest.mark.parametrize("run", range(1))
 async def test_every_checkpoint_restores_to_the_model_in_rocksdb(seed: int, run: int, tmp_path) -> None:
     pytest.importorskip("rocksdict")
-    world = World(seed * 1000 + run, options=_options(random.Random(seed)), table="rocksdb", directory=tmp_path)
+    options = _options(random.Random(seed)).model_copy(update={"share_files": True})
+    world = World(seed * 1000 + run, options=options, table="rocksdb", directory=tmp_path)
     try:
         await _schedule(world, 8)
+        for checkpoint in world.completed:
+            assert not {n for h in checkpoint.materialized for n in h.objects()} & world.deleted
     finally:
         await world.close()
 
@@ -280,6 +286,41 @@ async def test_key_groups_that_do_not_change_are_not_uploaded_again(seed: int) -
         written = {g for h in world.newest.materialized if h.materialization_id == last for g, _, _ in h.parts}
         assert written == {3}
         await world.check(world.newest)
+    finally:
+        await world.close()
+
+
+async def test_a_table_is_not_closed_while_a_thread_still_loads_a_base_into_it(seed: int) -> None:
+    """RocksDB would crash the process when a restore is cancelled."""
+    world = World(seed)
+    loading, go_on, order = threading.Event(), threading.Event(), []
+
+    class Table(HeapStateTable):
+        def restore(self, key_group: int, pages: object) -> None:
+            loading.set()
+            go_on.wait(5)
+            order.append("loaded")
+
+        def close(self) -> None:
+            order.append("closed")
+
+    try:
+        await world.start(1)
+        for _ in range(4):
+            await world.batch_of(40)
+            await world.materialized()
+        assert world.newest.materialized
+        world.open_table = lambda _: Table()  # type: ignore[method-assign]
+        running = asyncio.ensure_future(world.content_of(world.newest))
+        await asyncio.get_running_loop().run_in_executor(None, loading.wait, 5)
+        running.cancel()
+        await asyncio.sleep(0.05)
+        assert order == []
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert set(order[:-1]) == {"loaded"}
+        assert order[-1] == "closed"
     finally:
         await world.close()
 

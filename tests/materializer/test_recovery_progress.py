@@ -1,10 +1,22 @@
 """What a restore says of itself while it runs."""
 
 import itertools
+import json
 
 from materialization_world import EAGER, World
 
-from materializer.progress import LogLine, ProgressBar, RestoreProgress, RestoreStatus, describe
+from dstl.metrics import MemoryRecorder
+from materializer.progress import (
+    LogLine,
+    ProgressBar,
+    ProgressMetrics,
+    RestoreProgress,
+    RestoreStatus,
+    combined,
+    describe,
+    status_from_wire,
+    status_to_wire,
+)
 
 
 def test_rate_and_time_to_go_follow_the_last_seconds() -> None:
@@ -74,3 +86,27 @@ async def test_a_restore_reports_every_byte_it_expects(seed: int) -> None:
         assert set(seen[-1].operators) == {"left", "right"}
     finally:
         await world.close()
+
+
+def test_several_restores_together_end_with_the_last_and_survive_the_wire() -> None:
+    first = RestoreStatus(50, 100, 2.0, 25.0, 2.0, {"a": (50, 100)}, False)
+    second = RestoreStatus(30, 60, 3.0, 10.0, 3.0, {"a": (10, 20), "b": (20, 40)}, False)
+    both = combined([first, second])
+    assert both == RestoreStatus(80, 160, 3.0, 35.0, 3.0, {"a": (60, 120), "b": (20, 40)}, False)
+    unknown = RestoreStatus(0, 60, 0.1, 0.0, None, {"b": (0, 60)}, False)
+    assert combined([first, unknown]).eta_s is None
+    done = RestoreStatus(60, 60, 4.0, 15.0, 0.0, {"b": (60, 60)}, True)
+    assert combined([first, done]).eta_s == 2.0
+    assert combined([done, done]).finished
+    for status in (first, second, unknown, done):
+        assert status_from_wire(json.loads(json.dumps(status_to_wire(status)))) == status
+    for strange in (None, [], [1, 2], "xxxxxxx", [1, 2, 3, 4, 5, 6, 7]):
+        assert status_from_wire(strange) is None
+
+
+def test_progress_is_kept_as_gauges() -> None:
+    recorder = MemoryRecorder()
+    ProgressMetrics(recorder)(RestoreStatus(50, 100, 2.0, 25.0, None, {}, False))
+    assert recorder.gauges["restoredBytes"] == 50
+    assert recorder.gauges["bytesToRestore"] == 100
+    assert recorder.gauges["restoreEtaSeconds"] == -1

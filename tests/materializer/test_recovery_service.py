@@ -19,6 +19,7 @@ from dstl.store.memory import MemoryStore
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import referenced_objects
+from materializer.progress import RestoreStatus
 
 EAGER = MaterializationOptions(interval_s=1e-6, start_jitter_s=0, min_pause_s=0, file_bytes=1 << 16)
 TWO = {"counts": 4, "sums": 3}
@@ -110,5 +111,49 @@ async def test_a_driver_restart_in_the_same_process_keeps_bases(seed: int) -> No
                 batch += 1
         await _check(store, model)
         assert (await retained(store))[-1].materialized
+    finally:
+        await driver.close()
+
+
+class SlowStore(MemoryStore):
+    """Answers reads of bases and segments after a while, once it is told to."""
+
+    delay_s = 0.0
+
+    async def get(self, name: str, *rest: object) -> bytes:
+        if not name.startswith("manifests"):
+            await asyncio.sleep(self.delay_s)
+        return await super().get(name, *rest)  # type: ignore[arg-type]
+
+
+async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents that a long recovery looks like a hang."""
+    monkeypatch.setattr("dstl.checkpoint.restore_watch._INTERVAL_S", 0.01)
+    store, model, rng = SlowStore(clock=SystemClock()), {}, random.Random(seed)
+    driver = await Driver(store, seed=seed, operators=TWO, task_managers=2).start()
+    try:
+        for batch in range(12):
+            await driver.run_batch("run", batch, _events(rng, batch), model)
+            await asyncio.sleep(0.01)
+    finally:
+        await driver.close()
+    store.delay_s = 0.05
+    told: list[RestoreStatus] = []
+
+    def listen(status: RestoreStatus, /) -> None:
+        told.append(status)
+        raise RuntimeError("a listener's own fault")  # it must not harm the restore
+
+    driver = await Driver(store, seed=seed + 1, operators=TWO, task_managers=2, on_progress=listen).start()
+    try:
+        await driver.run_batch("run-2", 12, _events(rng, 12), model)
+        await _check(store, model)
+        assert told[-1].finished
+        assert told[-1].done == told[-1].total > 0
+        assert set(told[-1].operators) == set(TWO)
+        assert any(not status.finished for status in told), "nobody was told before the end"
+        assert [status.done for status in told] == sorted(status.done for status in told)
+        (report,) = driver.restores
+        assert report.bytes == told[-1].done
     finally:
         await driver.close()

@@ -135,7 +135,7 @@ class TableMachine(RuleBasedStateMachine):
     @rule(at=st.integers(0, 1), group=st.sampled_from(list(GROUPS)), state=st.sampled_from(STATES))
     def expire(self, at: int, group: int, state: int) -> None:
         dead = [a for a, v in self.models[at].items() if a[:2] == (group, state) and len(v) > 4]
-        assert self.tables[at].drop_expired(group, {state: lambda value: len(value) > 4}) == len(dead)
+        assert sum(self.tables[at].drop_expired(group, {state: lambda value: len(value) > 4})) == len(dead)
         for address in dead:
             del self.models[at][address]
 

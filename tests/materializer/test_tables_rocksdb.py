@@ -3,6 +3,9 @@
 import os
 import shutil
 import sys
+import threading
+import time
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
@@ -79,6 +82,16 @@ def test_a_forked_child_is_told_and_does_not_hang(tmp_path: Path) -> None:
     table.close()
 
 
+def adopted(directory: Path, files: Path, key_groups: Iterable[int], options: RocksDBOptions) -> RocksDBStateTable:
+    table = RocksDBStateTable(directory, options)
+    try:
+        table.adopt(files, list(key_groups))
+    except BaseException:
+        table.close()
+        raise
+    return table
+
+
 def _large(table: RocksDBStateTable, first: int, count: int, tag: bytes) -> None:
     table.apply(changes(*[put(i % 8, 0, b"%08d" % i, b"", tag * 50) for i in range(first, first + count)]))
 
@@ -88,16 +101,16 @@ def test_only_new_files_need_to_be_uploaded(tmp_path: Path) -> None:
     with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
         _large(table, 0, 20_000, b"base")
         with closing(table.snapshot()) as first:
-            base = {file.name: file for file in first.files() if file.shared}
+            base = {file.name: file for file in first.files() if file.id}
         _large(table, 0, 100, b"new!")
         with closing(table.snapshot()) as second:
             files = second.files()
-            now = {file.name: file for file in files if file.shared}
+            now = {file.name: file for file in files if file.id}
             new = [now[name] for name in now.keys() - base.keys()]
             assert len(new) == 1
             assert new[0].size * 10 < sum(file.size for file in base.values())
             assert all(now[name] == base[name] for name in base.keys() & now.keys())
-            assert {file.name for file in files if not file.shared} >= {"CURRENT"}
+            assert {file.name for file in files if not file.id} >= {"CURRENT"}
             assert all((second.path / file.name).stat().st_size == file.size for file in files)
             with pytest.raises(Closed):
                 first.files()
@@ -123,13 +136,13 @@ def test_a_table_opens_on_the_files_of_a_snapshot(tmp_path: Path) -> None:
             truth = content(snapshot, range(8))
             for file in snapshot.files():
                 shutil.copy(snapshot.path / file.name, downloaded / file.name)
-    with closing(RocksDBStateTable.from_checkpoint(tmp_path / "all", downloaded, range(8), SMALL)) as table:
+    with closing(adopted(tmp_path / "all", downloaded, range(8), SMALL)) as table:
         assert list(table.key_groups()) == list(range(8))
         with closing(table.snapshot()) as snapshot:
             assert content(snapshot, range(8)) == truth
         table.apply(changes(put(7, 0, b"more", b"", b"1")))
         assert table.get_many(0, [7], [b"more"]) == [b"1"]
-    with closing(RocksDBStateTable.from_checkpoint(tmp_path / "some", downloaded, [0, 3, 4], SMALL)) as table:
+    with closing(adopted(tmp_path / "some", downloaded, [0, 3, 4], SMALL)) as table:
         assert list(table.key_groups()) == [0, 3, 4]
         with closing(table.snapshot()) as snapshot:
             assert content(snapshot, range(8)) == {a: v for a, v in truth.items() if a[0] in (0, 3, 4)}
@@ -153,7 +166,7 @@ def test_damaged_files_are_detected(tmp_path: Path, damage: str) -> None:
         for victim in [path for path in downloaded.iterdir() if damage in path.name]:
             victim.unlink()
     with pytest.raises(CorruptData, match="restore"):  # noqa: SIM117
-        with closing(RocksDBStateTable.from_checkpoint(tmp_path / "new", downloaded, range(8), SMALL)) as table:
+        with closing(adopted(tmp_path / "new", downloaded, range(8), SMALL)) as table:
             table.get_many(0, [i % 8 for i in range(5_000)], [b"%08d" % i for i in range(5_000)])
 
 
@@ -167,6 +180,30 @@ def test_pages_out_of_order_are_refused_and_leave_the_key_group(tmp_path: Path) 
             with pytest.raises(Invalid, match="out of order"):
                 table.restore(1, [*pages, pages[-1]])
         assert table.get_many(0, [1, 1], [b"a", b"b"]) == [b"1", b"2"]
+
+
+def test_a_table_is_closed_while_another_thread_prepares_a_snapshot(tmp_path: Path) -> None:
+    """Prevents ``RuntimeError: Already borrowed`` when tables are replaced during a materialization."""
+    ended: list[BaseException] = []
+
+    def prepare(table: RocksDBStateTable, begun: threading.Event) -> None:
+        begun.set()
+        try:
+            table.prepare_snapshot()
+        except BaseException as error:
+            ended.append(error)
+
+    for run in range(8):
+        table, begun = RocksDBStateTable(tmp_path / f"t{run}", SMALL), threading.Event()
+        _large(table, 0, 3_000, b"x")
+        thread = threading.Thread(target=prepare, args=(table, begun))
+        thread.start()
+        begun.wait(5)
+        time.sleep(0.0005 * run)
+        table.close()
+        thread.join(10)
+        assert all(isinstance(error, Closed) for error in ended)
+        assert not (tmp_path / f"t{run}" / "db").exists()
 
 
 def test_preparing_takes_the_flush_out_of_the_snapshot(tmp_path: Path) -> None:

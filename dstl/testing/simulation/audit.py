@@ -174,6 +174,7 @@ class Auditor:
         """Everything that a checkpoint names exists, with the size and checksum that it names (I3)."""
         named = [(h.name, h.offset, h.size, h.checksum) for h in (entry.handle for entry in checkpoint.segments)]
         named += [(h.name, 0, h.size, h.checksum) for h in checkpoint.materialized]
+        named += [(f.name, 0, f.size, f.checksum) for h in checkpoint.materialized for f in h.files]
         for name, offset, size, checksum in named:
             stored = self._world.store.objects.get(name)
             if stored is None:

@@ -1,0 +1,286 @@
+"""A directory on the host that keeps objects of bases, so that a restart there need not fetch them again.
+
+It is never needed: whatever goes wrong with it counts as not found. It may be used by several processes at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import google_crc32c
+
+from dstl.metrics import NullRecorder, Recorder
+from dstl.options import MaterializationOptions
+
+__all__ = ["BaseCache", "CacheFill", "CachedObject"]
+
+_log = logging.getLogger(__name__)
+_PIECE = 4 << 20
+_UNFINISHED = ".part"
+_UNFINISHED_S = 3600.0
+
+
+class CachedObject:
+    """An object that was found whole and undamaged; closed by whoever asked for it.
+
+    Attributes:
+        path: Its file; somebody may delete it at any moment, but nobody changes it.
+        size: Its length.
+    """
+
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._descriptor = descriptor
+
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """Return bytes ``[start, stop)``: of the file as it was checked, also when it has been deleted meanwhile."""
+        return os.pread(self._descriptor, (self.size if stop is None else stop) - start, start)
+
+    def link(self, path: Path) -> bool:
+        """Make the object's file appear under another name too; False where that cannot be done."""
+        try:
+            os.link(self.path, path)
+            if os.path.sameopenfile(self._descriptor, (linked := os.open(path, os.O_RDONLY | os.O_CLOEXEC))):
+                os.close(linked)
+                return True
+            # Replaced meanwhile: not the file that was checked.
+            os.close(linked)
+            path.unlink()
+        except OSError:
+            pass
+        return False
+
+    def close(self) -> None:
+        """Let go of the file. Idempotent."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class BaseCache:
+    """Files by object name. Every call reads or writes the disk: make it from a thread; any may.
+
+    Invariants:
+        1. What it returns has the length and the CRC-32C that were asked for; what has not is deleted.
+        2. Files appear whole (written aside, then renamed) and never change.
+        3. After each new file the least recently used ones go until ``max_bytes`` hold; files that were not used for
+           ``max_age_s`` go too. Processes that add at the same moment may exceed it by a file each.
+        4. Nobody but this user can read or replace a file: the directory is the user's own, mode 0700.
+
+    Args:
+        directory: Made if it is missing.
+        location: Of the object store: one directory may serve several.
+        max_bytes: Bytes to keep.
+        max_age_s: Seconds since the last use.
+        recorder: ``baseCacheHits``, ``baseCacheMisses``, ``baseCacheDamaged``.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        location: str,
+        *,
+        max_bytes: int,
+        max_age_s: float,
+        recorder: Recorder = NullRecorder(),
+    ) -> None:
+        self._directory = directory
+        self._location = location
+        self._max_bytes = max_bytes
+        self._max_age_s = max_age_s
+        self._recorder = recorder
+        self._usable: bool | None = None
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def of(options: MaterializationOptions, location: str, recorder: Recorder = NullRecorder()) -> BaseCache | None:
+        """Return the cache of a location, None where there is none: see ``MaterializationOptions.cache_bytes``."""
+        if not options.cache_bytes or (options.cache_directory is None and not location.startswith("s3")):
+            return None
+        default = Path(tempfile.gettempdir()) / f"dstl-cache-{os.geteuid()}"
+        return BaseCache(
+            Path(options.cache_directory) if options.cache_directory else default,
+            location,
+            max_bytes=options.cache_bytes,
+            max_age_s=options.cache_max_age_s,
+            recorder=recorder,
+        )
+
+    def open(self, name: str, size: int, checksum: int) -> CachedObject | None:
+        """Return an object if it is here and is what it should be; it counts as used then."""
+        path = self._path(name)
+        found = None
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if self._ready() else -1
+        except OSError:
+            descriptor = -1
+        if descriptor >= 0:
+            found = CachedObject(path, descriptor, size)
+            try:
+                if os.fstat(descriptor).st_size != size or _checksum(found) != checksum:
+                    raise ValueError("another length or checksum")
+                os.utime(descriptor)
+            except (OSError, ValueError) as error:
+                _log.warning("deleting a damaged file of the base cache, %s (%s)", path, error)
+                self._recorder.increment("baseCacheDamaged")
+                found.close()
+                found = None
+                with suppress(OSError):
+                    path.unlink()
+        self._recorder.increment("baseCacheMisses" if found is None else "baseCacheHits")
+        return found
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Keep an object that was stored, or read and found to be what it should be."""
+        with self._new_file(name, len(data)) as path:
+            if path is not None:
+                path.write_bytes(data)
+
+    def link(self, name: str, size: int, source: Path) -> None:
+        """Keep an object that lies in a file which nobody will change; where no hard link can be made, do not."""
+        with self._new_file(name, size) as path:
+            if path is not None:
+                os.link(source, path)
+
+    def fill(self, name: str, size: int, checksum: int) -> CacheFill | None:
+        """Return what takes an object piece by piece; None where the object would not be kept."""
+        if size > self._max_bytes or not self._ready() or self._path(name).exists():
+            return None
+        try:
+            return CacheFill(self, name, size, checksum)
+        except OSError as error:
+            _log.info("the base cache does not take %s: %s", name, error.strerror)
+            return None
+
+    def aside(self, name: str) -> Path:
+        """Return where an object may be written until it is whole; what is forgotten there goes after an hour."""
+        return self._directory / f"{self._path(name).name}-{os.urandom(6).hex()}{_UNFINISHED}"
+
+    @contextmanager
+    def _new_file(self, name: str, size: int) -> Iterator[Path | None]:
+        """Give a place to write to; what lies there at the end is kept. Yields None where nothing is to be kept."""
+        target = self._path(name)
+        if size > self._max_bytes or not self._ready() or target.exists():
+            yield None
+            return
+        aside = self.aside(name)
+        try:
+            yield aside
+            os.utime(aside)
+            aside.replace(target)
+            self._trim()
+        except OSError as error:
+            _log.info("the base cache does not take %s: %s", name, error.strerror)
+        finally:
+            with suppress(OSError):
+                aside.unlink()
+
+    def _trim(self) -> None:
+        # The file system's own clock, for it is compared with the times of files.
+        os.utime(self._directory)
+        now = self._directory.stat().st_mtime
+        kept: list[tuple[float, int, str]] = []
+        total = 0
+        for entry in os.scandir(self._directory):
+            with suppress(OSError):
+                info = entry.stat(follow_symlinks=False)
+                idle = now - info.st_mtime
+                if idle > (_UNFINISHED_S if entry.name.endswith(_UNFINISHED) else self._max_age_s):
+                    os.unlink(entry.path)
+                else:
+                    kept.append((info.st_mtime, info.st_size, entry.path))
+                    total += info.st_size
+        kept.sort()
+        for _, size, path in kept:
+            if total <= self._max_bytes:
+                return
+            with suppress(OSError):
+                os.unlink(path)
+            total -= size
+
+    def _path(self, name: str) -> Path:
+        digest = hashlib.blake2b(f"{self._location}\0{name}".encode(), digest_size=20)
+        return self._directory / digest.hexdigest()
+
+    def _ready(self) -> bool:
+        with self._lock:
+            if self._usable is None:
+                self._usable = self._prepare()
+            return self._usable
+
+    def _prepare(self) -> bool:
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            info = self._directory.lstat()
+            # In a directory that others may write to, somebody else may have made it.
+            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+                raise PermissionError(0, "it must be a directory of this user's own, mode 0700")
+            self._trim()
+        except OSError as error:
+            _log.warning("no base cache in %s: %s", self._directory, error.strerror)
+            return False
+        return True
+
+
+class CacheFill:
+    """Takes an object piece by piece, in any order, and keeps it once it is whole. Any thread.
+
+    Args:
+        cache: Where it goes.
+        name: The object.
+        size: Its length.
+        checksum: Its CRC-32C.
+    """
+
+    def __init__(self, cache: BaseCache, name: str, size: int, checksum: int) -> None:
+        self._cache = cache
+        self._name = name
+        self._size = size
+        self._checksum = checksum
+        self._missing = size
+        self._lock = threading.Lock()
+        self._aside = cache.aside(name)
+        self._file = self._aside.open("w+b")
+
+    def add(self, start: int, data: bytes) -> None:
+        """Take a piece; each byte comes once."""
+        with self._lock:
+            if self._file.closed:
+                return
+            try:
+                os.pwrite(self._file.fileno(), data, start)
+                self._missing -= len(data)
+                if self._missing == 0:
+                    whole = CachedObject(Path(), self._file.fileno(), self._size)
+                    if _checksum(whole) == self._checksum:
+                        self._cache.link(self._name, self._size, self._aside)
+                    self._give_up()
+            except OSError as error:
+                _log.info("the base cache does not take %s: %s", self._name, error.strerror)
+                self._give_up()
+
+    def close(self) -> None:
+        """Give up what is not whole. Idempotent."""
+        with self._lock:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._file.close()
+        with suppress(OSError):
+            self._aside.unlink()
+
+
+def _checksum(found: CachedObject) -> int:
+    value = 0
+    for at in range(0, found.size, _PIECE):
+        value = google_crc32c.extend(value, found.read(at, min(found.size, at + _PIECE)))
+    return value

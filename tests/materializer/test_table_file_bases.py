@@ -1,0 +1,276 @@
+"""Bases of RocksDB tables as their files: what is uploaded once, shared, kept apart, damaged, rescaled."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from materialization_world import EAGER, World
+
+from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
+from dstl.checkpoint.verification import verify_location
+from dstl.errors import CorruptData, Invalid
+from dstl.testing.table_changes import changes, put
+from handles.base_generations import generations_of
+from handles.materialized_handle import MaterializedStateHandle, TableFile
+from materializer.table_files import TableIndex, decode_index, encode_index
+from materializer.tables import HeapStateTable, RocksDBStateTable
+
+pytest.importorskip("rocksdict")
+
+
+@asynccontextmanager
+async def rocksdb_world(seed: int, directory: Path, **options: object) -> AsyncIterator[World]:
+    world = World(seed, options=EAGER.model_copy(update=options), table="rocksdb", directory=directory, partitions=1)
+    try:
+        yield world
+    finally:
+        await world.close()
+
+
+async def _batches(world: World, count: int, size: int = 30) -> None:
+    for _ in range(count):
+        await world.batch_of(size)
+        await world.materialized()
+
+
+def _files(world: World) -> dict[str, list[set[str]]]:
+    """Per operator, the objects of each base, the newest first."""
+    found: dict[str, list[set[str]]] = {}
+    for handle in sorted(world.newest.materialized, key=lambda h: -h.materialization_id):
+        found.setdefault(handle.operator, []).append(set(handle.objects()))
+    return found
+
+
+async def test_a_file_is_stored_once_per_generation_and_named_by_many_bases(seed: int, tmp_path: Path) -> None:
+    """Prevents that each materialization uploads the state again."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await world.batch_of(3000)
+        await world.materialized()
+        large = world.newest
+        await _batches(world, 3, 5)
+        uploaded = [sum(member.recorder.counters["materializedBytes"] for member in world.members)]
+        await _batches(world, 4, 5)
+        uploaded.append(sum(member.recorder.counters["materializedBytes"] for member in world.members))
+        state = sum(handle.total_size for handle in world.newest.materialized) / 2
+        assert uploaded[1] - uploaded[0] < 4 * state, "each base holds all files anew"
+        counts: dict[str, int] = {}
+        for checkpoint in world.completed:
+            for name in {n for h in checkpoint.materialized for n in h.objects()}:
+                counts[name] = counts.get(name, 0) + 1
+        assert max(counts.values()) > 1
+        assert large is not None
+        await world.check(world.newest)
+        await world.check(world.newest, 3)
+
+
+async def test_the_two_generations_have_no_object_in_common(seed: int, tmp_path: Path) -> None:
+    """Prevents that one damaged file takes both bases, and with them the job: the log before them is gone."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        shared = 0
+        seen: set[str] = set()
+        for _ in range(7):
+            await _batches(world, 1, 60)
+            for bases in _files(world).values():
+                assert len(bases) <= 2
+                assert len(bases) < 2 or not bases[0] & bases[1]
+                shared += len(bases[0] & seen)
+                seen |= bases[0]
+        assert shared, "no base named a file of an earlier one: this test shows nothing"
+
+
+async def test_a_restart_goes_on_with_the_stored_files(seed: int, tmp_path: Path) -> None:
+    """Prevents that the first materializations after a restart upload everything."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await world.batch_of(2000)
+        await _batches(world, 4, 4)
+        before = {name for bases in _files(world).values() for names in bases for name in names}
+        await world.start(1)
+        await world.check(world.newest)
+        await _batches(world, 3, 4)
+        after = _files(world)
+        assert all(before & names for bases in after.values() for names in bases)
+        for bases in after.values():
+            assert len(bases) < 2 or not bases[0] & bases[1]
+        await world.check(world.newest, 2)
+
+
+@pytest.mark.parametrize("kind", ["missing", "damaged", "index"])
+async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
+    seed: int, tmp_path: Path, kind: str
+) -> None:
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await _batches(world, 5, 80)
+        newest = max((h for h in world.newest.materialized if h.operator == "left"), key=lambda h: h.checkpoint)
+        victim = newest.name if kind == "index" else newest.files[0].name
+        data = bytearray(await world.memory.get(victim))
+        await world.memory.delete([victim])
+        if kind != "missing":
+            data[len(data) // 2] ^= 4
+            await world.memory.put(victim, bytes(data))
+        await world.check(world.newest)
+        reports = await world.start(1)
+        assert reports[0].fallbacks == (victim,)
+        await _batches(world, 3, 5)
+        assert victim not in {n for h in world.newest.materialized for n in h.objects()}
+        await world.check(world.newest, 3)
+
+
+async def test_rescaling_one_to_three_to_two_in_files(seed: int, tmp_path: Path) -> None:
+    async with rocksdb_world(seed, tmp_path) as world:
+        for size in (1, 3, 2):
+            await world.start(size)
+            await _batches(world, 3, 40)
+            assert any(h.files for h in world.newest.materialized)
+            await world.check(world.newest, size)
+        await world.check(world.newest, 3)
+
+
+async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: Path) -> None:
+    """Savepoints and the state reader read it so."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await _batches(world, 4, 60)
+        assert any(handle.files for handle in world.newest.materialized)
+        world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
+        await world.check(world.newest)
+        await world.check(world.newest, 3)
+
+
+async def test_a_restore_that_is_cancelled_leaves_no_file_behind(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    async with rocksdb_world(seed, tmp_path / "tables") as world:
+        await world.start(1)
+        await _batches(world, 4, 60)
+        assert list(scratch.iterdir()) == []
+        for ticks in (1, 5, 20, 60):
+            running = asyncio.ensure_future(world.content_of(world.newest))
+            for _ in range(ticks):
+                await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert list(scratch.iterdir()) == []
+        await world.check(world.newest)
+
+
+async def test_a_manifest_says_that_it_names_table_files_and_others_stay_as_they_were(
+    seed: int, tmp_path: Path
+) -> None:
+    """Prevents that an older DSTL takes a table's index for a base file, or refuses a manifest without any."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await _batches(world, 3)
+        fields = {"kind": "checkpoint", "epoch": 1, "put_id": "p", "query_id": "query", "created_at": 0.0}
+        with_files = ManifestRecord(sequence=world.newest.checkpoint_id, checkpoint=world.newest, **fields)
+        without = ManifestRecord(sequence=1, checkpoint=None, **{**fields, "kind": "fence"})
+        assert decode_record(encode_record(with_files), "m").version == 2
+        assert decode_record(encode_record(without), "m").version == 1
+
+
+async def test_verification_reads_index_and_files_once_each(seed: int, tmp_path: Path) -> None:
+    """Prevents that ``dstl verify`` calls a checkpoint sound whose table files are not."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await _batches(world, 5, 60)
+        handle = world.newest.materialized[0]
+        assert not set(await _problems(world)) & set(handle.objects())
+        for victim in (handle.name, handle.files[0].name):
+            data = await world.memory.get(victim)
+            await world.memory.delete([victim])
+            await world.memory.put(victim, data[:-1] + bytes([data[-1] ^ 1]))
+            assert victim in await _problems(world)
+            await world.memory.delete([victim])
+            assert victim in await _problems(world)
+
+
+async def _problems(world: World) -> list[str]:
+    found = [problem.object for problem in (await verify_location(world.memory, world.runtime)).problems]
+    assert len(found) == len(set(found))
+    return found
+
+
+async def test_key_groups_share_a_base_for_estimates_only(seed: int, tmp_path: Path) -> None:
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await _batches(world, 3)
+        for handle in world.newest.materialized:
+            assert sum(length for _, _, length in handle.parts) == handle.total_size
+        for groups in generations_of(world.newest.materialized).values():
+            assert len(groups) == 16
+
+
+FILES = (TableFile("0123456789abcdef-000008.sst", "a/b", 70, 7), TableFile("0123456789abcdef-000009.sst", "a/c", 9, 1))
+INDEX = TableIndex(
+    {"CURRENT": b"MANIFEST-000005\n", "MANIFEST-000005": bytes(range(64)), "OPTIONS-000007": b""},
+    tuple((file.id, file.size, file.checksum) for file in FILES),
+    33,
+)
+
+
+def test_the_golden_index_of_version_1_stays_readable() -> None:
+    """Never rewritten: a new version adds a file."""
+    data = (Path(__file__).parents[1] / "golden" / "table_index_v1.base").read_bytes()
+    assert decode_index(data, FILES, "golden") == INDEX
+
+
+def test_an_index_is_read_as_it_was_written_and_every_flipped_bit_and_cut_is_found() -> None:
+    data = encode_index(INDEX)
+    assert decode_index(data, FILES, "i") == INDEX
+    for at in range(len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << bit
+            with pytest.raises(CorruptData, match="table index i is damaged"):
+                decode_index(bytes(damaged), FILES, "i")
+    for length in range(len(data)):
+        with pytest.raises(CorruptData, match="damaged"):
+            decode_index(data[:length], FILES, "i")
+
+
+def test_an_index_of_other_files_or_with_a_name_that_leaves_the_directory_is_refused() -> None:
+    data = encode_index(INDEX)
+    with pytest.raises(CorruptData, match="other files"):
+        decode_index(data, FILES[:1], "i")
+    with pytest.raises(Invalid, match="cannot store"):
+        encode_index(TableIndex({"../CURRENT": b""}, ()))
+    for bad in ("../../x-1.sst", "0123456789abcdef-../1.sst", "0123456789abcdef-1.sst/.."):
+        with pytest.raises(ValueError, match="pattern"):
+            handle_with(TableFile(bad, "n", 1, 1))
+
+
+def handle_with(file: TableFile) -> MaterializedStateHandle:
+    return MaterializedStateHandle.model_validate(
+        {
+            "operator": "o",
+            "materialization_id": 1,
+            "checkpoint": 1,
+            "name": "i",
+            "size": 1,
+            "checksum": 1,
+            "parts": [[0, 0, 1]],
+            "files": [list(file)],
+        }
+    )
+
+
+def test_a_table_that_cannot_take_the_files_is_empty_and_works(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "CURRENT").write_bytes(b"MANIFEST-000001\n")
+    table = RocksDBStateTable(tmp_path / "t")
+    with pytest.raises(CorruptData):
+        table.adopt(tmp_path / "files", [0, 1])
+    assert list(table.key_groups()) == []
+    table.apply(changes(put(1, 0, b"k", b"", b"v")))
+    with pytest.raises(Invalid, match="empty table"):
+        table.adopt(tmp_path / "files", [0, 1])
+    assert table.get_many(0, [1], [b"k"]) == [b"v"]
+    table.close()
