@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 __all__ = [
     "BatchingOptions",
     "CheckpointOptions",
+    "ClusterOptions",
     "HedgingOptions",
     "MaterializationOptions",
     "S3Options",
@@ -179,6 +180,29 @@ class CheckpointOptions(_Options):
     never comes fails the query sooner."""
 
 
+class ClusterOptions(_Options):
+    """Where the coordinator listens, and who starts TaskManagers, on another master than ``local[...]``."""
+
+    host: str | None = None
+    """The driver's address as executors and TaskManagers reach it. None: ``spark.driver.host``, which is right wherever
+    Spark itself works; another is needed only where DSTL's port is reached by another name than Spark's."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the coordinator. 0: any free one, so that several drivers share a host. A fixed one can be opened in a
+    firewall, and be told to a ``dstl taskmanager`` that is started by hand; but a second driver on the host is
+    refused."""
+
+    secret_file: str | None = None
+    """File with the application's secret (at least 16 bytes of text, readable by its owner alone), shared with
+    TaskManagers that are started by hand. None: a random one for each :class:`StateBackend`, which nobody can leak; but
+    then nobody but the executors' own TaskManagers can register."""
+
+    launch: bool = True
+    """On: the first task on a host starts its TaskManager, which takes its memory beside the executor's
+    (``spark.executor.memoryOverhead`` must allow for it where containers are limited). Off: nothing is started;
+    ``task_managers`` of them have to be started by hand, and a lost one is replaced by whoever runs them."""
+
+
 class TriggerOptions(_Options):
     """When a materialization starts. Every reason but the interval can be turned off with None."""
 
@@ -251,12 +275,34 @@ class MaterializationOptions(TriggerOptions):
     Larger: fewer paid PUTs; smaller: less memory (two of them are held), and less of the byte budget is taken from
     appends at once."""
 
+    share_files: bool = True
+    """A RocksDB table's base is its files (Flink ``state.backend.incremental``): those that an earlier base has stored
+    are named again. On: where 1 % of the keys change, some 6 % of the state is uploaded, and a restart opens the files
+    as they are; but a restore that owns a part of the key groups reads all files, and whoever reads such a checkpoint
+    needs the ``rocksdb`` extra. Off: changed key groups are uploaded whole and restored one by one, in a form that is
+    the same for all tables. An operator with a time to live is always stored by key groups, for that leaves out what
+    has expired."""
+
     base_compression_level: int = Field(default=1, ge=-5, le=19)
     """zstd level of base files. Level 1 is within 2 % of level 3 at twice its speed."""
 
     min_live_share: float = Field(default=0.5, ge=0, lt=1)
     """A base file of which less is still of use is rewritten by the next materialization. Larger: less storage;
     smaller: fewer bytes uploaded."""
+
+    cache_bytes: int = Field(default=1 << 30, ge=0)
+    """Disk for a cache of bases on each host, shared by all TaskManagers of this user there, the least recently used go
+    first (Flink ``state.backend.local-recovery``). Larger: a restart on the same host fetches less; smaller: less
+    disk. 0: none. A cache is only used for state in S3, unless ``cache_directory`` is set."""
+
+    cache_directory: str | None = None
+    """Where it is; it must be, or become, a directory of this user's own with mode 0700. None: ``dstl-cache-<uid>`` in
+    the system's temporary directory. Best on the disk that has the TaskManager's temporary directory, for then RocksDB
+    opens cached files without copying them."""
+
+    cache_max_age_s: float = Field(default=3 * 86400.0, gt=0)
+    """A cached file that was not used for so long goes, when the next one comes or a TaskManager starts. Longer: a job
+    that pauses restarts faster; shorter: less disk for jobs that are gone."""
 
     publish_within_s: float = Field(default=1800.0, gt=0)
     """A finished materialization is written into the manifest of the next batch. When none comes within so long, it is

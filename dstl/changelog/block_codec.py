@@ -179,7 +179,7 @@ def _parsed(raw: pa.Buffer, entry: BlockEntry, base_sqn: SequenceNumber) -> Bloc
     at += runs.nbytes
     _check_runs(runs, entry, base_sqn)
     records = entry.records
-    columns = [pa.array(np.repeat(runs["key_group"], runs["records"]))]
+    columns = [_number_column(np.repeat(runs["key_group"], runs["records"]))]
     for width in (np.dtype("<u2"), np.dtype("<u1")):
         column, at = _numbers(raw, at, width, records)
         columns.append(column)
@@ -212,11 +212,17 @@ def _numbers(raw: pa.Buffer, at: int, dtype: np.dtype[np.uint8 | np.uint16], rec
     encoding = raw[at]
     at += 1
     if encoding == _CONSTANT:
-        return pa.array(np.repeat(np.frombuffer(raw, dtype, 1, at), records)), at + dtype.itemsize
+        return _number_column(np.repeat(np.frombuffer(raw, dtype, 1, at), records)), at + dtype.itemsize
     if encoding != _PLAIN:
         raise ValueError(f"encoding {encoding} of numbers")
     values = np.frombuffer(raw, dtype, records, at)
-    return pa.array(values if dtype.itemsize == 1 else values.copy()), at + values.nbytes
+    return _number_column(values if dtype.itemsize == 1 else values.copy()), at + values.nbytes
+
+
+def _number_column(values: npt.NDArray[np.unsignedinteger]) -> pa.Array:
+    """Return numbers as a column; ``pa.array`` would ask first what kind of thing they are, and that takes longer."""
+    kind = pa.uint16() if values.dtype.itemsize == 2 else pa.uint8()
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)], null_count=0)
 
 
 def _binaries(raw: pa.Buffer, at: int, records: int) -> tuple[pa.Array, int]:

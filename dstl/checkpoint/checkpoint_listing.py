@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
@@ -78,7 +77,8 @@ async def describe_checkpoint(
                 "object": base.name,
                 "operator": base.operator,
                 "checkpoint_id": base.checkpoint,
-                "size": base.size,
+                "size": base.total_size,
+                "files": len(base.files),
                 "key_groups": len(base.parts),
             }
             for base in checkpoint.materialized
@@ -132,7 +132,7 @@ def _summary(checkpoint: CompletedCheckpoint, before: CompletedCheckpoint | None
         "objects": len(set(referenced_objects(checkpoint)) | {manifest_name(checkpoint.checkpoint_id)}),
         "segments_inlined": sum(s.segment[0] == manifest_name(s.checkpoint) for s in checkpoint.segments),
         "segments_stored": sum(s.segment[0] != manifest_name(s.checkpoint) for s in checkpoint.segments),
-        "base_files": len({base.name for base in checkpoint.materialized}),
+        "base_files": len({name for base in checkpoint.materialized for name in base.objects()}),
     }
 
 
@@ -140,5 +140,6 @@ def _new_bytes(checkpoint: CompletedCheckpoint, before: CompletedCheckpoint | No
     """Return the bytes that came with this checkpoint and that the one before it does not refer to."""
     known = {s.segment for s in before.segments} if before else set()
     fresh = {s.segment: s.segment[1] for s in checkpoint.segments if s.segment not in known}
-    bases: Sequence[str] = [b.name for b in before.materialized] if before else ()
-    return sum(fresh.values()) + sum({b.name: b.size for b in checkpoint.materialized if b.name not in bases}.values())
+    bases = {name for base in before.materialized for name in base.objects()} if before else set()
+    sizes = dict(each for base in checkpoint.materialized for each in base.sizes())
+    return sum(fresh.values()) + sum(size for name, size in sizes.items() if name not in bases)

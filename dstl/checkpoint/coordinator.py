@@ -45,6 +45,7 @@ class TaskAttempt:
         slot: The task's index in its stage; not the partition, because a union shifts it.
         stage_id: Spark's stage id.
         attempt_id: Spark's task attempt id: unique in the application.
+        invocation: Of our function; one attempt calls it once, unless partitions were merged behind the operator.
     """
 
     query_id: str
@@ -54,6 +55,7 @@ class TaskAttempt:
     slot: int
     stage_id: int
     attempt_id: int
+    invocation: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ _Set = dict[tuple[int, int], tuple[Acknowledgement, int]]
 class _Operator:
     parallelism: int
     began: dict[int, int] = field(default_factory=dict)
+    invocations: dict[int, str] = field(default_factory=dict)
     collected: dict[int, _Set] = field(default_factory=dict)
     winners: _Set | None = None
 
@@ -222,12 +225,18 @@ class CheckpointCoordinator:
         Raises:
             Fenced: Its run or batch is over.
             MissingState: The batch before it has no checkpoint.
-            Invalid: The operator is not one of this backend's.
+            Invalid: The operator is not one of this backend's, or the attempt has another partition already.
             DstlError: The batch has already failed.
         """
         batch = self._batch_of(task, now_ms)
+        operator = batch.operators[task.operator]
+        if operator.invocations.setdefault(task.attempt_id, task.invocation) != task.invocation:
+            raise Invalid(
+                f"one Spark task runs several partitions of operator {task.operator!r}, as a coalesce() behind it has "
+                "it: take it out, or write repartition() instead"
+            )
         batch.clock += 1
-        batch.operators[task.operator].began[task.attempt_id] = batch.clock
+        operator.began[task.attempt_id] = batch.clock
         return batch.parent
 
     def acknowledge(self, ack: Acknowledgement) -> Decision:

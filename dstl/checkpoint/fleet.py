@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
 from dstl.checkpoint.assembly import PersistedLog, PersistedSegment, TaskManagerPart
+from dstl.checkpoint.restore_watch import RestoreWatch
 from dstl.errors import CorruptData, DstlError, TaskManagerLost, Unavailable
 from dstl.taskmanager.client import Address, AsyncConnection
 from dstl.taskmanager.protocol import Secret
@@ -18,14 +20,19 @@ from handles.key_group import KeyGroupRange, range_of_partition
 from handles.materialized_handle import MaterializationReport
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
+from materializer.progress import ProgressListener
 
-__all__ = ["Assignment", "Fleet", "Persisted"]
+__all__ = ["Assignment", "Fleet", "FleetChanged", "Persisted"]
 
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 """How much longer than it has been given a TaskManager may take to answer; then it counts as lost."""
+
+
+class FleetChanged(TaskManagerLost):
+    """A TaskManager was lost while the fleet was being prepared: nothing is lost with it, so it can be done again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +77,63 @@ class Fleet:
         size: How many TaskManagers share the key groups; they are assigned once so many are there.
         max_parallelism: Number of key groups.
         on_lost: Called with a member's id when it is gone.
+        host: The driver's own, where a TaskManager is called by its unix socket.
+        on_progress: Told how far restores have come; None: nobody asks.
     """
 
-    def __init__(self, secret: Secret, size: int, max_parallelism: int, on_lost: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        secret: Secret,
+        size: int,
+        max_parallelism: int,
+        on_lost: Callable[[str], None],
+        host: str = "",
+        on_progress: ProgressListener | None = None,
+    ) -> None:
+        self._on_progress = on_progress
         self._secret = secret
-        self._size = size
+        self._wanted = self._size = size
         self._max_parallelism = max_parallelism
         self._on_lost = on_lost
+        self._host = host
         self._members: dict[str, _Member] = {}
         self._changed = asyncio.Event()
         self._writer_ids: set[str] = set()
 
+    @property
+    def wanted(self) -> int:
+        """How many TaskManagers shall share the key groups; another number counts from the next :meth:`prepare` on."""
+        return self._wanted
+
+    @wanted.setter
+    def wanted(self, size: int) -> None:
+        self._wanted = min(max(1, size), self._max_parallelism)
+        self.notify()
+
+    @property
+    def is_complete(self) -> bool:
+        """True while there are as many TaskManagers as there shall be."""
+        return len(self._members) >= self._wanted
+
+    @property
+    def member_hosts(self) -> Sequence[str]:
+        """The members' hosts, in the order of :attr:`pids`."""
+        return [member.address.host for member in self._members.values()]
+
+    async def changed(self, timeout: float) -> None:
+        """Return at the next :meth:`notify` or registration, or after ``timeout`` seconds."""
+        self._changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
+
+    def notify(self) -> None:
+        """Wake those who wait for a change."""
+        self._changed.set()
+
     def holds(self, parent: CheckpointId | None) -> bool:
         """True while every key group has a TaskManager from which a batch can go on from this checkpoint."""
-        return sum(parent in member.holds for member in self._owners()) == self._size
+        return self._wanted == self._size == sum(parent in member.holds for member in self._owners())
 
     @property
     def pids(self) -> Sequence[int]:
@@ -110,11 +160,11 @@ class Fleet:
         Returns:
             To be called when it is gone, with everything that no checkpoint has. Idempotent.
         """
-        connection = await AsyncConnection.open(address, self._secret)
+        connection = await AsyncConnection.open(address.seen_from(self._host), self._secret)
         if (before := self._members.get(member_id)) is not None:
             self._lose(before)
         member = self._members[member_id] = _Member(member_id, address, connection, pid)
-        self._changed.set()
+        self.notify()
         _log.info("TaskManager %s has registered: pid %d at %s", member_id, pid, address)
         return lambda: self._lose(member)
 
@@ -123,7 +173,7 @@ class Fleet:
         for member in self._members.values():
             member.holds = ()
 
-    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None, timeout: float) -> dict[str, Any]:
+    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> dict[str, Any]:
         """Bring every TaskManager to a checkpoint: keep tables that are at it already, restore the others.
 
         One that holds it in this run is left alone: tasks may be at work on it. A new one takes the place of a lost
@@ -133,28 +183,22 @@ class Fleet:
             ``seconds``, ``bytes`` and ``changes`` of the restore, and ``restored``: how many TaskManagers restored.
 
         Raises:
-            Unavailable: Not enough TaskManagers registered within ``timeout`` seconds.
-            TaskManagerLost: One ended meanwhile.
+            FleetChanged: One is missing, or ended meanwhile.
             CorruptData, MissingState: Something that the checkpoint names is damaged or gone.
         """
-        async with asyncio.timeout(timeout) as limit:
-            while len(self._members) < self._size:
-                self._changed.clear()
-                try:
-                    await self._changed.wait()
-                except asyncio.CancelledError:
-                    if limit.expired():
-                        raise Unavailable(
-                            f"{len(self._members)} of {self._size} TaskManagers registered within {timeout:g} s: "
-                            "look at their logs"
-                        ) from None
-                    raise
+        if not self.is_complete:
+            raise FleetChanged(f"{len(self._members)} of {self._wanted} TaskManagers are there: restart the query")
         body = parent.model_dump_json().encode() if parent else b""
         parent_id = parent.checkpoint_id if parent else None
         totals: dict[str, Any] = {"seconds": 0.0, "bytes": 0, "changes": 0, "restored": 0}
         self._assign()
         waiting = [m for m in self._owners() if parent_id not in m.holds]
-        for report in await _together(self._prepare_one(m, query_id, parent_id, body) for m in waiting):
+        watch = RestoreWatch(self._secret, self._on_progress) if self._on_progress is not None and parent else None
+        try:
+            reports = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
+        except TaskManagerLost as error:
+            raise FleetChanged(*error.args) from error
+        for report in reports:
             for name in ("bytes", "changes", "restored"):
                 totals[name] += report.get(name, 0)
             totals["seconds"] = max(totals["seconds"], report.get("seconds", 0.0))
@@ -220,12 +264,17 @@ class Fleet:
             del self._members[member.member_id]
             member.connection.close()
             self._on_lost(member.member_id)
+            self.notify()
 
     def _owners(self) -> list[_Member]:
         return [m for m in self._members.values() if m.place is not None]
 
     def _assign(self) -> None:
-        """Give every free place to a TaskManager that has none."""
+        """Give every free place to a TaskManager that has none; where their number has changed, all are free."""
+        if self._size != self._wanted:
+            self._size = self._wanted
+            for member in self._members.values():
+                member.place, member.key_groups, member.holds = None, None, ()
         taken = {m.place for m in self._owners()}
         free = (place for place in count() if place not in taken)
         for member in self._members.values():
@@ -234,14 +283,24 @@ class Fleet:
                 member.key_groups = range_of_partition(member.place, self._max_parallelism, self._size)
 
     async def _prepare_one(
-        self, member: _Member, query_id: str, parent_id: CheckpointId | None, body: bytes
+        self,
+        member: _Member,
+        query_id: str,
+        parent_id: CheckpointId | None,
+        body: bytes,
+        watch: RestoreWatch | None,
     ) -> dict[str, Any]:
         assert member.key_groups is not None
         owned: dict[str, Any] = {"first_key_group": member.key_groups.start, "last_key_group": member.key_groups.end}
         fields, _ = await self._call(member, "resume", query=query_id, parent=parent_id, **owned)
         self._writer_ids.add(str(fields["writer"]))
         if not fields["resumed"]:
-            fields, _ = await self._call(member, "restore", body, **owned)
+            restore = self._call(member, "restore", body, **owned)
+            if watch is not None:
+                fields, _ = await watch.watched(member.member_id, member.connection.address, restore)
+                watch.finished(member.member_id, fields)
+            else:
+                fields, _ = await restore
             fields = {**fields, "restored": 1}
         member.holds = (parent_id,)
         return fields

@@ -24,7 +24,9 @@ from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["MANIFEST_VERSION", "ManifestRecord", "decode_record", "encode_record", "inline_offsets"]
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
+_TABLE_FILES = 2
 _MAGIC, _END = b"DSTLMAN1", b"1NAMLTSD"
 _LENGTHS = struct.Struct("<II")
 _TAIL = struct.Struct("<I8s")
@@ -37,7 +39,7 @@ class ManifestRecord(BaseModel):
     """One record of the manifest log.
 
     Attributes:
-        version: Format version of the body; a reader refuses a newer one.
+        version: Format version of the body, at least the one that its checkpoint needs; a reader refuses a newer one.
         kind: ``fence`` (a driver took over), ``checkpoint``, or ``abort`` (a commit at this number was given up).
         sequence: Its number in the log; also in its name.
         epoch: Number of the fence of the driver that wrote it.
@@ -51,7 +53,7 @@ class ManifestRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Annotated[int, Field(ge=1, strict=True)] = MANIFEST_VERSION
+    version: Annotated[int, Field(ge=1, strict=True)] = 1
     kind: Literal["fence", "checkpoint", "abort"]
     sequence: Annotated[int, Field(ge=1)]
     epoch: Annotated[int, Field(ge=1)]
@@ -86,6 +88,11 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
         del plain["checkpoint"]
     else:
         plain["checkpoint"] |= pack_segments(record.checkpoint)
+        for base in plain["checkpoint"]["materialized"]:
+            if base["files"]:
+                plain["version"] = max(plain["version"], _TABLE_FILES)
+            else:
+                del base["files"]
     raw = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
     if len(raw) > _MAX_RAW:
         raise Invalid(f"a manifest of {len(raw)} bytes is too large: materialize more often, or use fewer TaskManagers")

@@ -18,14 +18,15 @@ from dstl.changelog.segment_index import SegmentIndex
 from dstl.errors import CorruptData
 from dstl.store.base import ByteRange, ObjectStore
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import MaterializedStateHandle
+from handles.materialized_handle import MaterializedStateHandle, TableFile
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 from materializer.snapshot import decode_key_group
+from materializer.table_files import decode_index
 
 T = TypeVar("T")
 
-__all__ = ["SegmentUse", "check_base", "check_segment", "check_stray_segment"]
+__all__ = ["SegmentUse", "check_base", "check_segment", "check_stray_segment", "check_table_file"]
 
 _WHOLE = 16 << 20
 """A larger segment is read twice, in parts: for its checksum, and block by block."""
@@ -85,7 +86,7 @@ async def check_stray_segment(store: ObjectStore, name: str, size: int) -> None:
 
 
 async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> None:
-    """Read every byte of a base file and decode the parts that the handle lists.
+    """Read every byte of a base file and decode the parts that the handle lists; of a table in files, its index.
 
     Raises:
         CorruptData: It is not what the manifest says.
@@ -97,9 +98,26 @@ async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> Non
     for at in range(0, handle.size, _WHOLE):
         crc = google_crc32c.extend(crc, await _get(store, handle.name, at, min(_WHOLE, handle.size - at)))
     _check_crc(crc, handle.checksum)
+    if handle.files:
+        decode_index(await _get(store, handle.name, 0, handle.size), handle.files, handle.name)
+        return
     for key_group, offset, length in handle.parts:
         data = await _get(store, handle.name, offset, length)
         await _off_loop(partial(_decode_part, data, key_group, handle.name))
+
+
+async def check_table_file(store: ObjectStore, file: TableFile) -> None:
+    """Read every byte of a table's file and compare it with what handles say.
+
+    Raises:
+        CorruptData: It is not what the manifest says.
+        ObjectNotFound: It is not there.
+        Unavailable: Try again.
+    """
+    crc = 0
+    for at in range(0, file.size, _WHOLE):
+        crc = google_crc32c.extend(crc, await _get(store, file.name, at, min(_WHOLE, file.size - at)))
+    _check_crc(crc, file.checksum)
 
 
 def _decode_part(data: bytes, key_group: int, name: str) -> None:

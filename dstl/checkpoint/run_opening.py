@@ -53,7 +53,6 @@ class RunOpening:
         fleet: The TaskManagers.
         runtime: Clock.
         max_parallelism: Number of key groups.
-        timeout_s: How long to wait for the TaskManagers.
         fall_back: Where the checkpoint of the batch before a run's first cannot be read or restored, go on from the
             newest older one that can: what the batches in between did is lost, is logged, and is in the report.
     """
@@ -67,7 +66,6 @@ class RunOpening:
         runtime: Runtime,
         *,
         max_parallelism: int,
-        timeout_s: float,
         fall_back: bool = False,
     ) -> None:
         self._location = location
@@ -76,7 +74,6 @@ class RunOpening:
         self._fleet = fleet
         self._runtime = runtime
         self._max_parallelism = max_parallelism
-        self._timeout_s = timeout_s
         self._fall_back = fall_back
         self._savepoint: tuple[SavepointRestore, Savepoint | None] | None = None
 
@@ -105,7 +102,8 @@ class RunOpening:
             Fenced: Somebody newer has taken over.
             MissingState: The batch before the task's has no checkpoint, or a part of it is not there.
             CorruptData: A manifest, or a part of the checkpoint, is damaged.
-            Unavailable: The store, or too few TaskManagers, answered.
+            TaskManagerLost: A TaskManager is missing.
+            Unavailable: The store did not answer.
         """
         owner = await self._log.owner()
         if owner and owner != task.query_id:
@@ -178,7 +176,7 @@ class RunOpening:
             self._catalogue.open(parent)
             self._fleet.begin_run()
             try:
-                return coordinator, parent, await self._fleet.prepare(task.query_id, parent, self._timeout_s)
+                return coordinator, parent, await self._fleet.prepare(task.query_id, parent)
             except (CorruptData, MissingState) as error:
                 older = [c for c in found if parent is not None and c.checkpoint_id < parent.checkpoint_id]
                 if not self._fall_back or not older:

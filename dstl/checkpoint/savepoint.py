@@ -34,6 +34,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange
+from materializer.file_bases import FileBases
 from materializer.restore import restore_tables
 from materializer.snapshot import KeyGroupFile, encode_key_group
 from materializer.tables import HeapStateTable, StateTable
@@ -242,16 +243,17 @@ async def _copy(
     chunk_bytes: int,
 ) -> list[SavepointFile]:
     total = checkpoint.max_parallelism
-    for chunk in key_group_chunks(checkpoint, chunk_bytes):
-        restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime)
-        try:
-            for entry in checkpoint.operators:
-                await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk)
-        finally:
-            for table in restored.tables.values():
-                table.close()
-        if on_progress is not None:
-            on_progress(chunk.end + 1, total)
+    async with FileBases(source, runtime) as files:
+        for chunk in key_group_chunks(checkpoint, chunk_bytes):
+            restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime, files=files)
+            try:
+                for entry in checkpoint.operators:
+                    await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk)
+            finally:
+                for table in restored.tables.values():
+                    table.close()
+            if on_progress is not None:
+                on_progress(chunk.end + 1, total)
     return await writer.finish(entry.uid for entry in checkpoint.operators)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
-from dstl.checkpoint.fleet import Fleet, Persisted
+from dstl.checkpoint.fleet import Fleet, FleetChanged, Persisted
+from dstl.checkpoint.launch_plan import LaunchPlan
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.periodic_cleaner import PeriodicCleaner
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
+from dstl.checkpoint.resource_manager import ExecutorHosts, ResourceManager
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint_format import Savepoint
@@ -38,11 +40,13 @@ from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.server import Peer, Reply, RpcServer
 from handles.checkpoint import CompletedCheckpoint
 from handles.segment_handle import SegmentHandle
+from materializer.progress import ProgressListener
 
 __all__ = ["CheckpointReport", "CoordinatorService", "RestoreReport"]
 
 _log = logging.getLogger(__name__)
 _MOST_WORKERS = 1024
+_MOST_LOSSES = 3
 _LEAST_COMMIT_S = 1.0
 _MEASURABLE_BYTES = 4 << 20
 
@@ -57,13 +61,18 @@ class CoordinatorService:
         options: Retention and deadlines.
         materialization: How many generations of bases are kept.
         max_parallelism: Number of key groups.
-        task_managers: How many TaskManagers share them.
-        host: Address to listen on.
+        task_managers: How many TaskManagers share them; None for one on each of the executors' hosts.
+        host: This host's address, as others reach it.
+        bind: Address to listen on, where it is another than ``host``.
+        port: Port to listen on; 0 for any.
+        task_manager_config: What a TaskManager is told when it enlists.
+        executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
         merge_registries: See :class:`StateCatalogue`.
         allow_non_restored_state: See :class:`StateCatalogue`.
         on_event: Called with every report, on the coordinator's loop; must not block.
         on_task_manager_lost: Called when a TaskManager is gone, so that a launcher can start another.
         fall_back: See :class:`RunOpening`.
+        on_progress: Told how far a restore has come, on the coordinator's loop; must not block. None: nobody asks.
     """
 
     def __init__(
@@ -74,7 +83,7 @@ class CoordinatorService:
         *,
         options: CheckpointOptions,
         max_parallelism: int,
-        task_managers: int,
+        task_managers: int | None,
         host: str,
         merge_registries: Callable[[Registry, Registry], Registry],
         allow_non_restored_state: bool,
@@ -82,14 +91,19 @@ class CoordinatorService:
         on_task_manager_lost: Callable[[str], None],
         materialization: MaterializationOptions = MaterializationOptions(),
         fall_back: bool = False,
+        bind: str | None = None,
+        port: int = 0,
+        task_manager_config: bytes = b"",
+        executor_hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
+        on_progress: ProgressListener | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._options = options
         self._materialization = materialization
-        self._restore_rate = materialization.replay_bytes_per_s * task_managers
+        self._restore_rate: float | None = None
         self._max_parallelism = max_parallelism
-        self._host = host
+        self._host, self._bind, self._port = host, bind or host, port
         self._on_event = on_event
         self._on_task_manager_lost = on_task_manager_lost
         # The cleaner's requests are not the checkpoints'.
@@ -100,7 +114,16 @@ class CoordinatorService:
         self._operators: dict[str, int] = {}
         self._query_id = ""
         self._objects = RetainedObjects(store)
-        self._fleet = Fleet(secret, task_managers, max_parallelism, self._lost)
+        self._fleet = Fleet(secret, task_managers or 1, max_parallelism, self._lost, host, on_progress)
+        self._resources = ResourceManager(
+            self._fleet,
+            runtime,
+            timeout_s=options.task_manager_timeout_s,
+            plan=LaunchPlan() if executor_hosts is not None else None,
+            hosts=executor_hosts,
+            one_per_host=task_managers is None,
+            config=task_manager_config,
+        )
         self._runs = RunOpening(
             store.location,
             self._log,
@@ -108,7 +131,6 @@ class CoordinatorService:
             self._fleet,
             runtime,
             max_parallelism=max_parallelism,
-            timeout_s=options.task_manager_timeout_s,
             fall_back=fall_back,
         )
         self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, options)
@@ -116,7 +138,14 @@ class CoordinatorService:
         self._opening = asyncio.Lock()
         self._checkpointing = asyncio.Lock()
         self.server = RpcServer(
-            secret, {"register": self._register, "begin": self._begin, "acknowledge": self._acknowledge}
+            secret,
+            {
+                "enlist": self._resources.enlist,
+                "register": self._resources.register,
+                "begin": self._begin,
+                "acknowledge": self._acknowledge,
+            },
+            watched=frozenset({"begin"}),
         )
         self._address: Address | None = None
         self._closing = False
@@ -124,7 +153,7 @@ class CoordinatorService:
 
     async def start(self) -> Address:
         """Listen, and return where."""
-        self._address = Address(self._host, await self.server.listen_tcp(self._host))
+        self._address = Address(self._host, await self.server.listen_tcp(self._bind, self._port))
         return self._address
 
     async def close(self) -> None:
@@ -201,19 +230,25 @@ class CoordinatorService:
         """Retained checkpoints, oldest first; empty before the query has begun."""
         return self._coordinator.completed if self._coordinator else ()
 
-    async def _register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        member_id = str(call["member"])
-        peer.on_lost = await self._fleet.register(member_id, Address.from_wire(call["address"]), int(call["pid"]))
-        return {}, b""
-
     async def _begin(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         task = _task(call)
         self._note_worker(int(call["pid"]))
-        async with self._opening:
-            coordinator = await self._opened(task)
-            parent = coordinator.begin(task, self._now_ms())
-            if not self._fleet.holds(parent.checkpoint_id if parent else None):
-                await self._fleet.prepare(task.query_id, parent, self._options.task_manager_timeout_s)
+        coordinator, parent, losses = None, None, 0
+        while coordinator is None:
+            self._check_run(task)
+            launch = await self._resources.staffed(task.run_id, peer, call)
+            if launch is not None:
+                return {"launch": launch}, b""
+            async with self._opening:
+                if peer.is_gone:
+                    raise Closed(f"attempt {task.attempt_id} of {task.operator} has gone while it waited for its turn")
+                try:
+                    coordinator, parent = await self._begun(task)
+                except FleetChanged as error:
+                    # This task goes on as soon as another one is there; unless the state is what kills them.
+                    losses += 1
+                    if losses == _MOST_LOSSES:
+                        raise TaskManagerLost(*error.args) from error
         return {
             "parent": parent.checkpoint_id if parent else None,
             "watermark": parent.watermark_ms if parent else None,
@@ -225,6 +260,13 @@ class CoordinatorService:
                 [a.key_groups.start, a.key_groups.end, a.address.to_wire()] for a in self._fleet.assignments
             ],
         }, b""
+
+    async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:
+        coordinator = await self._opened(task)
+        parent = coordinator.begin(task, self._now_ms())
+        if not self._fleet.holds(parent.checkpoint_id if parent else None):
+            await self._fleet.prepare(task.query_id, parent)
+        return coordinator, parent
 
     async def _acknowledge(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         task = _task(call)
@@ -247,10 +289,7 @@ class CoordinatorService:
             raise Fenced(f"run {task.run_id} of query {task.query_id} is over, or this driver has restarted since")
         return coordinator
 
-    async def _opened(self, task: TaskAttempt) -> CheckpointCoordinator:
-        """Return the coordinator of the task's run; a new run takes the location over first."""
-        if self._coordinator is not None and task.run_id == self._coordinator.run_id:
-            return self._coordinator
+    def _check_run(self, task: TaskAttempt) -> None:
         if task.run_id in self._retired:
             raise Fenced(f"run {task.run_id} of query {task.query_id} is over: a newer one has replaced it")
         if self._query_id and task.query_id != self._query_id:
@@ -258,6 +297,12 @@ class CoordinatorService:
                 f"query {task.query_id} uses a StateBackend that serves query {self._query_id}: "
                 "make one StateBackend per streaming query"
             )
+
+    async def _opened(self, task: TaskAttempt) -> CheckpointCoordinator:
+        """Return the coordinator of the task's run; a new run takes the location over first."""
+        self._check_run(task)
+        if self._coordinator is not None and task.run_id == self._coordinator.run_id:
+            return self._coordinator
         started = self._runtime.clock.now()
         async with self._checkpointing:
             # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
@@ -366,7 +411,8 @@ class CoordinatorService:
 
     def _estimated_recovery_s(self, checkpoint: CompletedCheckpoint) -> float:
         work = recovery_work(checkpoint)
-        return work.bytes / self._restore_rate + work.segments * self._materialization.replay_segment_s
+        rate = self._restore_rate or self._materialization.replay_bytes_per_s * self._fleet.wanted
+        return work.bytes / rate + work.segments * self._materialization.replay_segment_s
 
     def _now_ms(self) -> int:
         return int(self._runtime.clock.wall() * 1000)
@@ -400,4 +446,5 @@ def _task(call: Mapping[str, Any]) -> TaskAttempt:
         slot=int(call["slot"]),
         stage_id=int(call["stage"]),
         attempt_id=int(call["attempt"]),
+        invocation=str(call.get("invocation", "")),
     )

@@ -15,12 +15,12 @@ from functools import partial
 from dstl.changelog.names import parse_segment_name
 from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
 from dstl.checkpoint.manifest_scan import ManifestScan
-from dstl.checkpoint.object_checks import SegmentUse, check_base, check_segment, check_stray_segment
+from dstl.checkpoint.object_checks import SegmentUse, check_base, check_segment, check_stray_segment, check_table_file
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
-from handles.materialized_handle import MaterializedStateHandle
+from handles.materialized_handle import MaterializedStateHandle, TableFile
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 from materializer.repeated_read import repeated
@@ -147,6 +147,8 @@ def _checks(
         yield _Check(handle.name, handle.size, partial(_check_segment, store, handle, tuple(of_segment), whole))
     for base in bases:
         yield _Check(base.name, base.size, partial(_check_base, store, base, listed.get(base.name)))
+    for file in {file: None for base in bases for file in base.files}:
+        yield _Check(file.name, file.size, partial(_check_table_file, store, file, listed.get(file.name)))
     for name in strays:
         if name.endswith(".seg"):
             size = listed[name].size
@@ -169,6 +171,11 @@ async def _check_segment(
 async def _check_base(store: ObjectStore, handle: MaterializedStateHandle, whole: ObjectInfo | None) -> None:
     _check_size(whole, handle.size)
     await check_base(store, handle)
+
+
+async def _check_table_file(store: ObjectStore, file: TableFile, whole: ObjectInfo | None) -> None:
+    _check_size(whole, file.size)
+    await check_table_file(store, file)
 
 
 def _check_size(info: ObjectInfo | None, size: int) -> None:

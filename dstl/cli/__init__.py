@@ -15,6 +15,7 @@ def main() -> None:
     from dstl.cli.savepoint import app as savepoint
     from dstl.cli.segment import app as segment
     from dstl.cli.state import app as state
+    from dstl.cli.taskmanager import taskmanager
 
     app = typer.Typer(
         help="DSTL: a durable short-term log as the state backend of PySpark Structured Streaming.",
@@ -23,6 +24,7 @@ def main() -> None:
     )
     app.command()(demo)
     app.command()(gc)
+    app.command()(taskmanager)
     app.add_typer(checkpoints, name="checkpoints")
     app.add_typer(savepoint, name="savepoint")
     app.add_typer(segment, name="segment")

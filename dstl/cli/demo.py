@@ -25,6 +25,13 @@ def demo(
     batches: Annotated[int, typer.Option(min=1, max=1000, help="Micro-batches the year is split into.")] = 12,
     kill: Annotated[str, typer.Option(help="none, worker, taskmanager, driver or all.")] = "none",
     task_managers: Annotated[int, typer.Option(min=1, max=16, help="TaskManager processes.")] = 1,
+    master: Annotated[
+        str | None, typer.Option(help="Spark's master, as spark://host:7077. Default: this machine.")
+    ] = None,
+    work: Annotated[
+        str | None,
+        typer.Option(help="Directory for input, output and checkpoint; with --master one that its hosts share."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Decides the moments of the kills; printed, so a run repeats.")
     ] = None,
@@ -49,6 +56,13 @@ def demo(
         disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task("starting", total=batches)
+        recovery = progress.add_task("recovering", total=None, visible=False)
+
+        def restoring(done: int, total: int, line: str) -> None:
+            progress.update(
+                recovery, description=f"recovering: {line}", completed=done / 1e6, total=total / 1e6, visible=True
+            )
+
         try:
             report = run_demo(
                 store=store,
@@ -58,7 +72,10 @@ def demo(
                 kill=kill,
                 seed=secrets.randbits(32) if seed is None else seed,
                 task_managers=task_managers,
+                master=master,
+                work=work,
                 on_progress=lambda stage, done: progress.update(bar, description=stage, completed=done),
+                on_restore=restoring,
             )
         except DstlError as error:
             progress.stop()

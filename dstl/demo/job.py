@@ -24,6 +24,7 @@ from dstl.errors import DstlError
 from dstl.options import S3Options
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
+from materializer.progress import describe
 
 __all__ = ["OPERATOR", "JobConfig"]
 
@@ -41,6 +42,7 @@ class JobConfig:
         endpoint_url: Of another S3 than AWS's; None for AWS.
         partitions: Partitions of the operator.
         task_managers: TaskManager processes.
+        master: Spark's master; None for this machine.
     """
 
     work: str
@@ -48,17 +50,18 @@ class JobConfig:
     endpoint_url: str | None
     partitions: int
     task_managers: int = 1
+    master: str | None = None
 
     def to_json(self) -> str:
         """Return the configuration as one argument of a command line; it holds no secret."""
         return json.dumps(asdict(self))
 
 
-def _spark_session(work: Path) -> SparkSession:
-    """Return a local session that may retry a task, quiet enough for a demo."""
+def _spark_session(work: Path, master: str | None) -> SparkSession:
+    """Return a session that may retry a task, quiet enough for a demo; a local one where no master is given."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session: SparkSession = (
-        SparkSession.builder.master("local[*,4]")
+    builder = (
+        SparkSession.builder.master(master or "local[*,4]")
         .appName("dstl-demo")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -66,12 +69,15 @@ def _spark_session(work: Path) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "4")
         # Saves about 40 ms of every Python task (delayed acknowledgements on the worker's TCP socket).
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
-        .config("spark.local.dir", str(work / "spark"))
-        .getOrCreate()
     )
+    if master is None:
+        builder = (
+            builder.config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.local.dir", str(work / "spark"))
+        )
+    session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
 
@@ -79,7 +85,7 @@ def _spark_session(work: Path) -> SparkSession:
 def run(config: JobConfig) -> None:
     """Run the query until its input ends, restarting it when it fails."""
     work = Path(config.work)
-    spark = _spark_session(work)
+    spark = _spark_session(work, config.master)
     backend = StateBackend(
         config.location,
         parallelism=config.partitions,
@@ -93,6 +99,7 @@ def run(config: JobConfig) -> None:
         _tell(kind, **asdict(event), workers=list(backend.worker_pids), taskmanagers=list(backend.task_manager_pids))
 
     backend.add_listener(report)
+    backend.add_progress_listener(lambda status: _tell("restoring", line=describe(status), **asdict(status)))
     flights = spark.readStream.schema(FLIGHT_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
     alerts = backend.transform_with_state(
         flights, by="tail", processor=AircraftProcessor(), output=ALERT_SCHEMA, name=OPERATOR

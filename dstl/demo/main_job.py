@@ -31,7 +31,10 @@ def run_demo(
     kill: str,
     seed: int,
     task_managers: int = 1,
+    master: str | None = None,
+    work: str | None = None,
     on_progress: Callable[[str, int], None] = lambda _stage, _done: None,
+    on_restore: Callable[[int, int, str], None] = lambda _done, _total, _line: None,
 ) -> dict[str, Any]:
     """Run the demo and return its report: the object that ``dstl demo --json`` prints.
 
@@ -43,7 +46,11 @@ def run_demo(
         kill: ``none``, ``worker``, ``taskmanager``, ``driver`` or ``all``.
         seed: Decides when within a batch a kill comes.
         task_managers: TaskManager processes.
+        master: Spark's master; this machine by default.
+        work: Where input, output and Spark's checkpoint go, in a directory of its own that is deleted at the end; with
+            a master, its executors must see it too. The temporary directory by default.
         on_progress: Called with a stage's name and how many batches are done.
+        on_restore: Called while state is restored, with bytes done and to do, and both in words.
 
     Raises:
         Invalid: An argument, or something that must be installed first.
@@ -55,22 +62,26 @@ def run_demo(
     kills = KILLS if kill == "all" else () if kill == "none" else (kill,)
     if batches <= len(kills):
         raise Invalid(f"--batches {batches} is too few for {len(kills)} kills: at least {len(kills) + 1}")
+    if master is not None and {"worker", "taskmanager"}.intersection(kills):
+        raise Invalid(f"--kill {kill} kills processes of this machine, and with --master they are on others")
+    if work is not None and not Path(work).is_dir():
+        raise Invalid(f"--work {work} is no directory here: make it, on every host")
     started = time.monotonic()
-    work = Path(tempfile.mkdtemp(prefix="dstl-demo-"))
+    place = Path(tempfile.mkdtemp(prefix="dstl-demo-", dir=work))
     try:
         on_progress("reading the flights", 0)
         flights = load_flights()
-        write_batches(flights, work / "input", batches)
-        config = JobConfig(str(work), store or str(work / "state"), endpoint_url, partitions, task_managers)
+        write_batches(flights, place / "input", batches)
+        config = JobConfig(str(place), store or str(place / "state"), endpoint_url, partitions, task_managers, master)
         on_progress("running", 0)
         figures = supervise(
-            config, kills, batches, random.Random(seed), lambda batch: on_progress("running", batch + 1)
+            config, kills, batches, random.Random(seed), lambda batch: on_progress("running", batch + 1), on_restore
         )
         on_progress("comparing", batches)
         verdict = judge(config, flights)
         return _report(flights.num_rows, figures, verdict, config, kills, seed, time.monotonic() - started)
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def check_prerequisites() -> None:

@@ -46,7 +46,12 @@ class RunFigures:
 
 
 def supervise(
-    config: JobConfig, kills: tuple[str, ...], batches: int, rng: random.Random, on_batch: Callable[[int], None]
+    config: JobConfig,
+    kills: tuple[str, ...],
+    batches: int,
+    rng: random.Random,
+    on_batch: Callable[[int], None],
+    on_restore: Callable[[int, int, str], None] = lambda _done, _total, _line: None,
 ) -> RunFigures:
     """Run the job to its end, killing the named processes at points spread over the run.
 
@@ -59,6 +64,7 @@ def supervise(
         batches: How many micro-batches there will be.
         rng: Decides the moments.
         on_batch: Called with each completed batch's number.
+        on_restore: Called while state is restored, with bytes done and to do, and both in words.
 
     Raises:
         DstlError: The driver refused to run, with its own error.
@@ -87,6 +93,8 @@ def supervise(
                     return figures
                 if event["event"] == "restart":
                     figures.restarts += 1
+                if event["event"] == "restoring":
+                    on_restore(event["done"], event["total"], event["line"])
                 if event["event"] == "restore":
                     figures.restores.append(event)
                 if event["event"] != "checkpoint":

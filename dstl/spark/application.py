@@ -5,20 +5,37 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
 
+from dstl.checkpoint.resource_manager import ExecutorHosts
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
 from dstl.runtime import IoLoop
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore, check_name
+from dstl.taskmanager.protocol import Secret
 
-__all__ = ["absolute_location", "check_operator_name", "check_pyspark", "driver_host", "merge_registries", "shut_down"]
+__all__ = [
+    "LOOPBACK",
+    "absolute_location",
+    "check_operator_name",
+    "check_pyspark",
+    "driver_host",
+    "executor_hosts",
+    "is_local",
+    "merge_registries",
+    "shared_secret",
+    "shut_down",
+]
+
+LOOPBACK = "127.0.0.1"
+"""Driver, TaskManagers and tasks of a local session share a machine."""
 
 
 def check_pyspark() -> None:
@@ -45,12 +62,32 @@ def check_operator_name(name: str) -> str:
     return name
 
 
+def is_local(session: SparkSession) -> bool:
+    """Return whether tasks run in this very process: in every other mode (``local-cluster`` too) executors do it."""
+    return re.match(r"local(\[|$)", session.sparkContext.master) is not None
+
+
 def driver_host(session: SparkSession) -> str:
     """Return the address at which executors reach this driver."""
-    if session.sparkContext.master.startswith("local"):
-        return "127.0.0.1"
     host: str = session.conf.get("spark.driver.host") or socket.gethostname()
     return host
+
+
+def executor_hosts(session: SparkSession) -> ExecutorHosts:
+    """Return on how many hosts the application has executors now."""
+    executors = session.sparkContext._jsc.sc().statusStore().executorList(True)
+    hosts, latest_ms = set(), 0
+    for index in range(executors.length()):
+        executor = executors.apply(index)
+        if executor.id() != "driver":
+            hosts.add(executor.hostPort().rpartition(":")[0])
+            latest_ms = max(latest_ms, executor.addTime().getTime())
+    return ExecutorHosts(len(hosts), time.time() - latest_ms / 1000)
+
+
+def shared_secret(path: str | None) -> Secret:
+    """Return the secret that a file holds; without a file a new random one."""
+    return Secret.generate() if path is None else Secret.from_file(path)
 
 
 def absolute_location(location: str) -> str:

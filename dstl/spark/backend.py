@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame, GroupedData, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
-from pyspark.sql.types import StructType
+from pyspark.sql import DataFrame, SparkSession
 
 from dstl.checkpoint.report import SavepointReport
 from dstl.checkpoint.savepoint_restore import RestoreMode
@@ -21,6 +21,7 @@ from dstl.option_sources import resolve
 from dstl.options import (
     BatchingOptions,
     CheckpointOptions,
+    ClusterOptions,
     HedgingOptions,
     MaterializationOptions,
     S3Options,
@@ -28,29 +29,33 @@ from dstl.options import (
 )
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application import (
+    LOOPBACK,
     absolute_location,
     check_operator_name,
     check_pyspark,
     driver_host,
+    executor_hosts,
+    is_local,
     merge_registries,
+    shared_secret,
     shut_down,
 )
 from dstl.spark.fleet_launcher import FleetLauncher
-from dstl.spark.initial_state import check_initial_state, with_initial_state
-from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column, partition_column
-from dstl.spark.operator import OperatorDefinition, Style, define_operator
+from dstl.spark.key_groups import partition_column
+from dstl.spark.operator import OperatorDefinition
+from dstl.spark.processor_operators import ProcessorOperators
 from dstl.spark.savepoints import SavepointMaker, start_from_savepoint
 from dstl.spark.state_frame import state_rows
 from dstl.spark.task import OperatorTask
-from dstl.spark.ticks import interval_ms, with_marks, with_ticks
-from dstl.spark.vectorised_operators import VectorisedOperators, observed
+from dstl.spark.vectorised_operators import VectorisedOperators
 from dstl.spark.vectorised_task import VectorisedDefinition
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
 from dstl.store.probe import probe
-from dstl.taskmanager.launcher import TaskManagerConfig
-from dstl.taskmanager.protocol import Secret
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.launcher import Invitation
 from handles.key_group import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM
+from materializer.progress import ProgressListener, RestoreStatus
 from materializer.tables import TableKind
 
 __all__ = ["StateBackend"]
@@ -58,7 +63,7 @@ __all__ = ["StateBackend"]
 _log = logging.getLogger(__name__)
 
 
-class StateBackend(VectorisedOperators):
+class StateBackend(ProcessorOperators, VectorisedOperators):
     """Keeps the state of one streaming query in DSTL.
 
     ::
@@ -82,14 +87,16 @@ class StateBackend(VectorisedOperators):
             More: more room to grow; fewer: smaller indexes.
         table: ``heap`` (fast, state must fit the TaskManagers' memory) or ``rocksdb`` (slower, state on local disk).
         task_managers: Processes that share the key groups. More: more cores serve state; fewer: fewer objects per
-            checkpoint.
+            checkpoint. By default one; on a cluster one for each host that has executors when a run begins (name the
+            number where executors come and go: another number restores all state).
         batching: When the log is sealed into segments.
         upload: How objects get into the store.
         hedging: When a second request is sent for a late one.
         checkpoints: Deadlines and retention.
         materialization: When tables are written as base files, so that the log stays short. Options that are not
             given come from the environment or Spark's configuration: see :mod:`dstl.option_sources`.
-        s3: How S3 is reached; credentials come from the SDK's provider chain.
+        s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
+        cluster: On another master than ``local[...]``: where the coordinator listens, and who starts TaskManagers.
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
             has checkpoints of its own they come first, so the argument may stay. Parallelism, table kind and number of
             TaskManagers may differ from those of the savepoint's query; ``max_parallelism`` may not. It holds no
@@ -119,13 +126,14 @@ class StateBackend(VectorisedOperators):
         parallelism: int | None = None,
         max_parallelism: int = DEFAULT_MAX_PARALLELISM,
         table: TableKind = "heap",
-        task_managers: int = 1,
+        task_managers: int | None = None,
         batching: BatchingOptions | None = None,
         upload: UploadOptions | None = None,
         hedging: HedgingOptions | None = None,
         checkpoints: CheckpointOptions | None = None,
         materialization: MaterializationOptions | None = None,
         s3: S3Options | None = None,
+        cluster: ClusterOptions | None = None,
         restore_from: str | None = None,
         restore_mode: RestoreMode = "no_claim",
         restore: Literal["latest", "previous"] = "latest",
@@ -138,7 +146,7 @@ class StateBackend(VectorisedOperators):
             raise Invalid("there is no active Spark session: make one first, or pass spark=")
         if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
             raise Invalid(f"max_parallelism={max_parallelism} is not in [1, {MAX_MAX_PARALLELISM}]")
-        if not 1 <= task_managers <= max_parallelism:
+        if not 1 <= (task_managers or 1) <= max_parallelism:
             raise Invalid(f"task_managers={task_managers} is not in [1, {max_parallelism}], the maximum parallelism")
         if restore not in ("latest", "previous"):
             raise Invalid(f"restore={restore!r} is neither 'latest' nor 'previous'")
@@ -149,9 +157,9 @@ class StateBackend(VectorisedOperators):
         self._parallelism = parallelism or session.sparkContext.defaultParallelism
         self._check_parallelism(self._parallelism)
         self._session = session
-        self._secret = Secret.generate()
         self._operators: list[str] = []
         self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = []
+        self._progress_listeners: list[ProgressListener] = []
         self._loop = IoLoop("dstl-coordinator")
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
@@ -162,42 +170,45 @@ class StateBackend(VectorisedOperators):
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
         materialization = resolve("materialization", MaterializationOptions, materialization, os.environ, conf)
         s3 = resolve("s3", S3Options, s3, os.environ, conf)
+        cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
+        local = is_local(session)
+        if not local and not cluster.launch and task_managers is None:
+            raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
+        self._host = LOOPBACK if local else None
+        self._secret = shared_secret(cluster.secret_file)
+        config = TaskManagerConfig(
+            absolute_location(location), table, max_parallelism, batching, upload, hedging, materialization, s3
+        )
         self._store = open_store(location, s3)
         stores: list[ObjectStore] = [self._store]
         try:
             self._loop.run(probe(self._store, runtime=runtime))
-            host = driver_host(session)
-            self._launcher = FleetLauncher(task_managers)
+            self._launcher = FleetLauncher(task_managers or 1)
             self._service = CoordinatorService(
                 self._store,
                 runtime,
                 self._secret,
                 options=checkpoints,
                 max_parallelism=max_parallelism,
-                task_managers=task_managers,
-                host=host,
+                task_managers=task_managers if not local else task_managers or 1,
+                host=LOOPBACK if local else cluster.host or driver_host(session),
+                bind=None if local else conf.get("spark.driver.bindAddress"),
+                port=cluster.port,
+                task_manager_config=config.to_json().encode(),
+                executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
+                if cluster.launch and not local
+                else None,
                 merge_registries=merge_registries,
                 allow_non_restored_state=allow_non_restored_state,
                 on_event=self._on_event,
-                on_task_manager_lost=self._launcher.replace,
+                on_progress=self._on_progress,
+                on_task_manager_lost=self._launcher.lost,
                 materialization=materialization,
                 fall_back=restore == "previous",
             )
             self._loop.run(self._service.start())
-            self._launcher.config = TaskManagerConfig(
-                member_id="",
-                location=absolute_location(location),
-                coordinator=self._service.address,
-                secret=self._secret,
-                table=table,
-                max_parallelism=max_parallelism,
-                host=host,
-                batching=batching,
-                upload=upload,
-                hedging=hedging,
-                materialization=materialization,
-                s3=s3,
-            )
+            if local:
+                self._launcher.invitation = Invitation("", self._service.address, self._secret, host=LOOPBACK)
         except BaseException:
             self._loop.run(self._store.close())
             self._loop.close()
@@ -224,73 +235,6 @@ class StateBackend(VectorisedOperators):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def transform_with_state(
-        self,
-        df: DataFrame,
-        *,
-        by: str | Sequence[str],
-        processor: StatefulProcessor,
-        output: StructType | str,
-        output_mode: str = "append",
-        time_mode: str = "none",
-        initial_state: DataFrame | GroupedData | None = None,
-        tick: str | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> DataFrame:
-        """Run a Row-style ``StatefulProcessor`` over a streaming DataFrame, as ``groupBy(by).transformWithState`` does.
-
-        Args:
-            df: A streaming DataFrame.
-            by: Grouping column or columns. A null is a key like any other.
-            processor: PySpark's own class, unchanged: ``handleInputRows`` gets and returns iterators of ``Row``. Called
-                once per key and micro-batch with all of the key's rows; Spark promises no order among them.
-            output: Schema of what it returns.
-            output_mode: ``append`` or ``update``: what the sink is promised.
-            time_mode: ``none``, ``processingTime`` or ``eventTime``.
-            initial_state: A batch DataFrame with the grouping columns: each of its rows is given to
-                ``handleInitialState`` once, in the query's first batch, before its key's input. Keep the argument at
-                restarts: it is one of the sources that Spark counts.
-            tick: Have a batch at least this often (``"10 seconds"``), so that timers fire without input. Shorter: they
-                fire sooner; longer: fewer batches, each of which costs a checkpoint. By default timers fire in the next
-                batch with data of any key. Keep the argument at restarts; its value may change.
-            name: The operator's name, under which its state is found at a restart; by default ``operator-<n>`` in the
-                order of definition. Give one to be free to add and remove operators later.
-            parallelism: Partitions; by default the backend's.
-
-        Returns:
-            A streaming DataFrame that any sink can write.
-
-        Raises:
-            Invalid: A column does not exist, a type is not supported, a name is taken, or the DataFrame is not
-                streaming: refused here, not in a task.
-        """
-        return self._transform(
-            df, by, processor, output, output_mode, time_mode, initial_state, tick, name, parallelism, "row"
-        )
-
-    def transform_with_state_in_pandas(
-        self,
-        df: DataFrame,
-        *,
-        by: str | Sequence[str],
-        processor: StatefulProcessor,
-        output: StructType | str,
-        output_mode: str = "append",
-        time_mode: str = "none",
-        initial_state: DataFrame | GroupedData | None = None,
-        tick: str | None = None,
-        name: str | None = None,
-        parallelism: int | None = None,
-    ) -> DataFrame:
-        """Run a pandas-style ``StatefulProcessor``: ``handleInputRows`` gets and returns iterators of ``DataFrame``.
-
-        Otherwise as :meth:`transform_with_state`.
-        """
-        return self._transform(
-            df, by, processor, output, output_mode, time_mode, initial_state, tick, name, parallelism, "pandas"
-        )
 
     def read_state(
         self,
@@ -362,54 +306,18 @@ class StateBackend(VectorisedOperators):
         """
         self._listeners.append(listener)
 
+    def add_progress_listener(self, listener: ProgressListener) -> None:
+        """Call ``listener`` about twice a second while state is restored, and at its end, on a thread of the backend's.
+
+        It is given bytes done and to do, rate, seconds to go, and the same by operator, of all TaskManagers together;
+        :class:`~materializer.progress.ProgressBar` shows them on a terminal. It must not block.
+        """
+        self._progress_listeners.append(listener)
+
     def close(self) -> None:
         """End the TaskManagers and stop listening. Stop the query first. Idempotent."""
         if self._closer is not None:
             self._closer()
-
-    def _transform(
-        self,
-        df: DataFrame,
-        by: str | Sequence[str],
-        processor: StatefulProcessor,
-        output: StructType | str,
-        output_mode: str,
-        time_mode: str,
-        initial_state: DataFrame | GroupedData | None,
-        tick: str | None,
-        name: str | None,
-        parallelism: int | None,
-        style: Style,
-    ) -> DataFrame:
-        uid, partitions = self._next_operator(name, parallelism)
-        definition: OperatorDefinition = define_operator(
-            df,
-            uid=uid,
-            by=[by] if isinstance(by, str) else list(by),
-            processor=processor,
-            output=output,
-            output_mode=output_mode,
-            time_mode=time_mode,
-            style=style,
-            parallelism=partitions,
-            max_parallelism=self.max_parallelism,
-            has_initial_state=initial_state is not None,
-        )
-        what = f"operator {uid!r}"
-        interval = None if tick is None else interval_ms(tick)
-        if interval is not None and not definition.has_timers:
-            raise Invalid(f"{what}: tick={tick!r} serves timers, and time mode none has no timers")
-        initial = None if initial_state is None else check_initial_state(initial_state, definition.key_schema, what)
-        self._add(definition)
-        key_group = key_group_column(definition.by, self.max_parallelism)
-        keyed = observed(df, uid).withColumn(KEY_GROUP_COLUMN, key_group)
-        if initial is not None:
-            keyed = with_initial_state(keyed, initial, definition.by, key_group, KEY_GROUP_COLUMN)
-        if interval is not None:
-            keyed = with_ticks(keyed, interval)
-        if definition.needs_marks:
-            keyed = with_marks(keyed, partitions)
-        return self._placed(keyed, definition)
 
     def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
         """Return the name and the parallelism of the operator that is being defined, checked."""
@@ -423,7 +331,7 @@ class StateBackend(VectorisedOperators):
         self._launcher.start()
 
     def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
-        task = OperatorTask(definition, self._service.address, self._secret)
+        task = OperatorTask(definition, self._service.address, self._secret, self._host)
         partition = partition_column(self.max_parallelism, definition.parallelism)
         return keyed.repartitionById(definition.parallelism, partition).mapInArrow(task, definition.output)
 
@@ -439,6 +347,10 @@ class StateBackend(VectorisedOperators):
     def _check_parallelism(self, parallelism: int) -> None:
         if not 1 <= parallelism <= self.max_parallelism:
             raise Invalid(f"parallelism={parallelism} is not in [1, {self.max_parallelism}], the maximum parallelism")
+
+    def _on_progress(self, status: RestoreStatus, /) -> None:
+        for listener in self._progress_listeners:
+            listener(status)
 
     def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
         for listener in self._listeners:

@@ -6,48 +6,58 @@ import logging
 import threading
 from dataclasses import replace
 
-from dstl.taskmanager.launcher import TaskManagerConfig, TaskManagerProcess
+from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 
 __all__ = ["FleetLauncher"]
 
 _log = logging.getLogger(__name__)
 _MOST_REPLACEMENTS = 100
+_MOST_STILLBORN = 5
 
 
 class FleetLauncher:
-    """Starts the driver's TaskManagers and replaces those that die. Thread-safe.
+    """Starts the driver's TaskManagers and replaces those that die, also before they have registered. Thread-safe.
 
     Attributes:
-        config: What each is given; its ``member_id`` is filled in.
+        invitation: What each is given; its ``member_id`` is filled in. None on a cluster, where this starts nothing.
     """
 
     def __init__(self, size: int) -> None:
-        self.config: TaskManagerConfig | None = None
+        self.invitation: Invitation | None = None
         self._size = size
         self._lock = threading.Lock()
         self._processes: dict[str, TaskManagerProcess] = {}
         self._started = 0
+        self._stillborn = 0
         self._stopped = False
 
     def start(self) -> None:
         """Start the TaskManagers, once."""
         with self._lock:
-            while self._started < self._size:
+            while self.invitation is not None and self._started < self._size:
                 self._launch()
 
-    def replace(self, member_id: str) -> None:
-        """Start another TaskManager in place of one that is gone.
+    def lost(self, member_id: str) -> None:
+        """Start another TaskManager in place of one that had registered and is gone."""
+        with self._lock:
+            self._stillborn = 0
+        self.replace(member_id)
 
-        After a hundred of them it gives up, for then something ends every one: queries wait in vain and say so.
+    def replace(self, member_id: str) -> None:
+        """Start another TaskManager in place of one that is gone. Idempotent.
+
+        After a hundred of them, or five in a row of which none has registered, it gives up, for then something ends
+        every one: queries wait in vain and say so.
         """
         with self._lock:
             gone = self._processes.pop(member_id, None)
-            if self._stopped or gone is None:
+            if gone is None or self._stopped:
                 return
-            if self._started - self._size >= _MOST_REPLACEMENTS:
-                _log.error("%d TaskManagers have died: no more are started", self._started)
-                return
-            self._launch()
+            self._stillborn += 1
+            if self._stillborn <= _MOST_STILLBORN and self._started - self._size < _MOST_REPLACEMENTS:
+                self._launch()
+            else:
+                _log.error("%d TaskManagers have died: no more are started; see what they wrote", self._started)
         gone.stop(timeout=0.0)
 
     def stop(self) -> None:
@@ -60,7 +70,12 @@ class FleetLauncher:
             process.stop()
 
     def _launch(self) -> None:
-        assert self.config is not None
+        assert self.invitation is not None
         self._started += 1
         member_id = f"taskmanager-{self._started}"
-        self._processes[member_id] = TaskManagerProcess(replace(self.config, member_id=member_id))
+        process = self._processes[member_id] = TaskManagerProcess(replace(self.invitation, member_id=member_id))
+        threading.Thread(target=self._watch, args=(member_id, process), name=f"dstl-{member_id}", daemon=True).start()
+
+    def _watch(self, member_id: str, process: TaskManagerProcess) -> None:
+        process.wait()
+        self.replace(member_id)

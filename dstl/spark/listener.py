@@ -53,13 +53,14 @@ class CheckpointLog:
         slow = report.seconds > self._slow_after_s
         _log.log(
             logging.WARNING if slow else logging.INFO,
-            "checkpoint %d of batch %d took %.3f s: %d requests, %d new bytes, %d in all",
+            "checkpoint %d of batch %d took %.3f s: %d requests, %d new bytes, %d in all; about %.1f s to recover",
             report.checkpoint_id,
             report.batch_id,
             report.seconds,
             report.requests,
             report.new_bytes,
             report.full_bytes,
+            report.estimated_recovery_seconds,
         )
         if slow and self._on_slow is not None:
             self._on_slow(report)
@@ -88,3 +89,4 @@ class CheckpointMetrics:
         self._recorder.gauge("lastCompletedCheckpointId", report.checkpoint_id)
         self._recorder.gauge("lastIncSizeOfNonMaterialization", report.new_bytes)
         self._recorder.gauge("lastCheckpointFullSize", report.full_bytes)
+        self._recorder.gauge("estimatedRecoverySeconds", report.estimated_recovery_seconds)

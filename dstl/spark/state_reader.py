@@ -21,6 +21,7 @@ from dstl.state.ttl import is_expired
 from dstl.state.value_codec import ValueCodec
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
+from materializer.file_bases import FileBases
 from materializer.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 
@@ -123,17 +124,18 @@ async def read_state(
     """
     registry, descriptor = _find(checkpoint, operator, state)
     now_ms = int(runtime.clock.wall() * 1000)
-    for chunk in key_group_chunks(checkpoint):
-        restored = await restore_tables(checkpoint, store, chunk, lambda _: HeapStateTable(), runtime)
-        try:
-            table = restored.tables.get(operator)
-            if table is not None:
-                for key_group in table.key_groups():
-                    for row in _rows(table, key_group, descriptor, registry, now_ms):
-                        yield row
-        finally:
-            for each in restored.tables.values():
-                each.close()
+    async with FileBases(store, runtime) as files:
+        for chunk in key_group_chunks(checkpoint):
+            restored = await restore_tables(checkpoint, store, chunk, lambda _: HeapStateTable(), runtime, files=files)
+            try:
+                table = restored.tables.get(operator)
+                if table is not None:
+                    for key_group in table.key_groups():
+                        for row in _rows(table, key_group, descriptor, registry, now_ms):
+                            yield row
+            finally:
+                for each in restored.tables.values():
+                    each.close()
 
 
 def _find(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:

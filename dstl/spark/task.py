@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -17,6 +18,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from dstl.errors import Invalid
+from dstl.spark.executor_host import executor_host
 from dstl.spark.grouping import initial_first, take_marks
 from dstl.spark.key_groups import KEY_GROUP_COLUMN
 from dstl.spark.operator import OperatorDefinition
@@ -24,6 +26,7 @@ from dstl.spark.vectorised_task import VectorisedDefinition
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.taskmanager.client import Address, Connection
+from dstl.taskmanager.launcher import Invitation, launch_detached
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.state_client import StateClient
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
@@ -46,11 +49,13 @@ class OperatorTask:
         definition: The operator.
         coordinator: Where to begin and acknowledge.
         secret: The application's.
+        host: The host that tasks run on, where it is known; None on a cluster, where the executor says it.
     """
 
     definition: OperatorDefinition | VectorisedDefinition
     coordinator: Address
     secret: Secret
+    host: str | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one attempt: begin, process, send the change set, acknowledge.
@@ -73,9 +78,10 @@ class OperatorTask:
         first = next(rows, None)
         if partition is None:
             partition = self._partition_of(first)
-        begun = self._ask("begin", **identity, pid=os.getpid())
+        host = self.host or executor_host()
+        begun = self._begin(identity, host)
         registry = _registry(definition, begun["registry"])
-        state = self._open_state(identity, begun)
+        state = self._open_state(identity, begun, host)
 
         def send(changes: pa.RecordBatch) -> None:
             state.write(
@@ -120,13 +126,24 @@ class OperatorTask:
             return []
         return list(range_of_partition(partition, self.definition.max_parallelism, self.definition.parallelism))
 
+    def _begin(self, identity: dict[str, Any], host: str) -> dict[str, Any]:
+        """Begin the attempt; where the coordinator wants a TaskManager on this host first, launch it."""
+        launched = 0
+        while True:
+            begun = self._ask("begin", **identity, pid=os.getpid(), host=host, launched=launched)
+            if "launch" not in begun:
+                return begun
+            name = str(begun["launch"])
+            launch_detached(Invitation(name, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True))
+            launched += 1
+
     def _ask(self, method: str, **fields: Any) -> dict[str, Any]:
         answer, _ = _connection(self.coordinator, self.secret).call(method, **fields)
         return answer
 
-    def _open_state(self, identity: dict[str, Any], begun: dict[str, Any]) -> StateClient:
+    def _open_state(self, identity: dict[str, Any], begun: dict[str, Any], host: str) -> StateClient:
         owners = [
-            (KeyGroupRange(first, last), _connection(Address.from_wire(where), self.secret))
+            (KeyGroupRange(first, last), _connection(Address.from_wire(where).seen_from(host), self.secret))
             for first, last, where in begun["assignments"]
         ]
         state = StateClient(owners, identity["operator"], identity["attempt"])
@@ -159,6 +176,7 @@ def _identity(operator: str) -> dict[str, Any]:
         "slot": context.partitionId(),
         "stage": context.stageId(),
         "attempt": context.taskAttemptId(),
+        "invocation": secrets.token_hex(8),
     }
 
 

@@ -55,10 +55,26 @@ class Address:
         """Rebuild an address; the inverse of :meth:`to_wire`."""
         return Address(str(fields[0]), int(fields[1]), str(fields[2]))
 
+    def seen_from(self, host: str) -> Address:
+        """Return what a process on this host calls: two hosts may share a file system, as two on one machine do."""
+        return self if host == self.host else Address(self.host, self.port)
+
     @property
     def is_local(self) -> bool:
         """True where the unix socket can be reached from this process."""
         return bool(self.path) and os.path.exists(self.path)
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """Return the TCP address ``HOST:PORT``; an IPv6 host may stand in brackets.
+
+        Raises:
+            Invalid: It is not of that form.
+        """
+        host, _, port = text.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise Invalid(f"not an address: {text!r}; write HOST:PORT")
+        return Address(host.removeprefix("[").removesuffix("]"), int(port))
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"

@@ -1,8 +1,9 @@
-"""Starting a TaskManager as a child process, and the configuration it is given.
+"""Starting TaskManagers: the driver's own as child processes, an executor's as detached ones.
 
-The configuration, with the application's secret, goes through the child's standard input: it appears in no process
-list and no environment. The pipe is also the child's lease of life: when the parent ends, however it ends, the pipe
-closes and the child stops.
+What a TaskManager must know to reach its coordinator, with the application's secret, goes through its standard input:
+it appears in no process list and no environment. A child's pipe is also its lease of life: when the parent ends,
+however it ends, the pipe closes and the child stops. A detached one outlives the worker that has started it, and the
+executor, and ends when its coordinator's connection does. This module is imported by workers.
 """
 
 from __future__ import annotations
@@ -13,77 +14,59 @@ import logging
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, S3Options, UploadOptions
 from dstl.taskmanager.client import Address
 from dstl.taskmanager.protocol import Secret
-from materializer.tables import TableKind
 
-__all__ = ["TaskManagerConfig", "TaskManagerProcess"]
+__all__ = ["Invitation", "TaskManagerProcess", "launch_detached"]
 
 _log = logging.getLogger(__name__)
+_COMMAND = [sys.executable, "-m", "dstl.taskmanager"]
+
+_detached: list[subprocess.Popen[str]] = []
+"""Those that this process has started and that may still run; kept, so that an ended one is reaped by the next."""
 
 
 @dataclass(frozen=True)
-class TaskManagerConfig:
-    """Everything that a TaskManager process needs to know.
+class Invitation:
+    """What a process must know to become a TaskManager; the coordinator tells it the rest.
 
     Attributes:
         member_id: Its name in the fleet.
-        location: Where state is stored.
-        coordinator: Where to register.
+        coordinator: Where to enlist.
         secret: The application's.
-        table: ``heap`` or ``rocksdb``.
-        max_parallelism: Number of key groups.
-        host: Address of this host as others reach it.
+        host: Address of its host as others reach it.
         listen_tcp: Listen on a TCP port as well as on the unix socket.
-        batching: When the log is sealed.
-        upload: How objects get into the store.
-        hedging: When a second request is sent.
-        materialization: When tables are written as base files.
-        s3: How S3 is reached.
+        detached: Its standard input is no lease of life.
+        retry_s: Seconds for which it tries again when no coordinator answers.
     """
 
     member_id: str
-    location: str
     coordinator: Address
     secret: Secret
-    table: TableKind = "heap"
-    max_parallelism: int = 128
     host: str = "127.0.0.1"
     listen_tcp: bool = False
-    batching: BatchingOptions = field(default_factory=BatchingOptions)
-    upload: UploadOptions = field(default_factory=UploadOptions)
-    hedging: HedgingOptions = field(default_factory=HedgingOptions)
-    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
-    s3: S3Options = field(default_factory=S3Options)
+    detached: bool = False
+    retry_s: float = 0.0
 
     def to_json(self) -> str:
         """Return one line of JSON, secret included: for a pipe, never for a log."""
         fields: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("member_id", "location", "table", "max_parallelism", "host", "listen_tcp")
+            name: getattr(self, name) for name in ("member_id", "host", "listen_tcp", "detached", "retry_s")
         }
         fields["coordinator"] = asdict(self.coordinator)
         fields["secret"] = base64.b64encode(self.secret.reveal()).decode()
-        for name in ("batching", "upload", "hedging", "materialization", "s3"):
-            fields[name] = getattr(self, name).model_dump(mode="json")
         return json.dumps(fields)
 
     @staticmethod
-    def from_json(line: str) -> TaskManagerConfig:
-        """Rebuild a configuration; the inverse of :meth:`to_json`."""
+    def from_json(line: str) -> Invitation:
+        """Rebuild an invitation; the inverse of :meth:`to_json`."""
         fields = json.loads(line)
         fields["coordinator"] = Address(**fields["coordinator"])
         fields["secret"] = Secret(base64.b64decode(fields["secret"]))
-        fields["batching"] = BatchingOptions.model_validate(fields["batching"])
-        fields["upload"] = UploadOptions.model_validate(fields["upload"])
-        fields["hedging"] = HedgingOptions.model_validate(fields["hedging"])
-        fields["materialization"] = MaterializationOptions.model_validate(fields["materialization"])
-        fields["s3"] = S3Options.model_validate(fields["s3"])
-        return TaskManagerConfig(**fields)
+        return Invitation(**fields)
 
 
 class TaskManagerProcess:
@@ -93,23 +76,16 @@ class TaskManagerProcess:
     driver can still make its last checkpoint.
     """
 
-    def __init__(self, config: TaskManagerConfig) -> None:
-        self.config = config
+    def __init__(self, invitation: Invitation) -> None:
+        self.invitation = invitation
         self._process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-m", "dstl.taskmanager"],
+            _COMMAND,
             stdin=subprocess.PIPE,
             text=True,
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        pipe: IO[str] | None = self._process.stdin
-        assert pipe is not None
-        try:
-            pipe.write(config.to_json() + "\n")
-            pipe.flush()
-        except BrokenPipeError:
-            # It has died already; whoever waits for its registration will say so.
-            _log.warning("TaskManager %s ended at once", config.member_id)
+        _hand_over(self._process, invitation)
 
     @property
     def pid(self) -> int:
@@ -120,6 +96,10 @@ class TaskManagerProcess:
     def is_alive(self) -> bool:
         """True until the process has ended."""
         return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Return when the process has ended, whoever ends it."""
+        self._process.wait()
 
     def stop(self, timeout: float = 10.0) -> None:
         """Close the pipe, wait for the process to end by itself, and kill it when it does not. Idempotent."""
@@ -135,3 +115,40 @@ class TaskManagerProcess:
             _log.warning("TaskManager %d does not end: killing it", self._process.pid)
             self._process.kill()
             self._process.wait()
+
+
+def launch_detached(invitation: Invitation) -> int:
+    """Start a TaskManager that outlives this process, and return its process id.
+
+    Called in a PySpark worker. It finds the modules where this process does, logs to the executor's standard error
+    while the executor lives, and is not handed what Spark has put into the environment for workers to authenticate.
+    """
+    _detached[:] = [process for process in _detached if process.poll() is None]
+    environment = {k: v for k, v in os.environ.items() if not (k.startswith(("PYTHON_", "PYSPARK_")) and "SECRET" in k)}
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
+    process: subprocess.Popen[str] = subprocess.Popen(
+        _COMMAND,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        cwd="/",
+        env=environment,
+    )
+    _detached.append(process)
+    _hand_over(process, invitation)
+    assert process.stdin is not None
+    process.stdin.close()
+    return process.pid
+
+
+def _hand_over(process: subprocess.Popen[str], invitation: Invitation) -> None:
+    pipe: IO[str] | None = process.stdin
+    assert pipe is not None
+    try:
+        pipe.write(invitation.to_json() + "\n")
+        pipe.flush()
+    except BrokenPipeError:
+        # It has died already; whoever waits for its registration will say so.
+        _log.warning("TaskManager %s ended at once", invitation.member_id)

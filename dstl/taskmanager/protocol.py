@@ -13,8 +13,10 @@ than :data:`MAX_HANDSHAKE`, in either direction.
 from __future__ import annotations
 
 import hmac
+import os
 import secrets
 import socket
+import stat
 import struct
 from typing import Any
 
@@ -78,6 +80,32 @@ class Secret:
     def generate() -> Secret:
         """Return a new random secret of 32 bytes."""
         return Secret(secrets.token_bytes(32))
+
+    @staticmethod
+    def from_text(text: str) -> Secret:
+        """Return the secret that people write: white space around it does not count.
+
+        Raises:
+            Invalid: It is shorter than 16 bytes.
+        """
+        return Secret(text.strip().encode())
+
+    @staticmethod
+    def from_file(path: str) -> Secret:
+        """Return the secret that a file holds as text.
+
+        Raises:
+            Invalid: It cannot be read, or others than its owner may, or the secret is too short.
+        """
+        try:
+            with open(path, encoding="utf-8") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                if mode & 0o077:
+                    raise Invalid(f"others than its owner may read the secret file {path} (mode {mode:03o}): chmod 600")
+                return Secret.from_text(file.read())
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise Invalid(f"the secret file {path} cannot be read: {reason}") from None
 
 
 def new_nonce() -> bytes:

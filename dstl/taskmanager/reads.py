@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,32 +10,49 @@ import pyarrow as pa
 from dstl.taskmanager.columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from materializer.tables import StateTable
 
-__all__ = ["Timer", "bounded_entries", "entries_after", "timers_until", "values_of"]
+__all__ = ["REPLY_BYTES", "bounded_entries", "entries_after", "fitting", "values_of"]
 
-Timer = tuple[bytes, int, bytes]
-"""Expiry (eight bytes that sort as the time does), key group and grouping key: the order in which timers fire."""
+REPLY_BYTES = 64 << 20
+"""About how many bytes of values one reply holds: a fourth of the longest frame."""
 
 _PAGE = 512
 _REPLY_FACTOR = 4
 
 
-def values_of(table: StateTable, state: int, wanted: memoryview) -> memoryview:
+def values_of(table: StateTable, state: int, wanted: memoryview, max_bytes: int = REPLY_BYTES) -> memoryview:
     """Return the values of many keys of a point state.
 
     Args:
         table: Where to look.
         state: The state's number.
         wanted: An Arrow stream of one batch of ``KEY_COLUMNS``.
+        max_bytes: See :func:`fitting`.
 
     Returns:
-        An Arrow stream of one batch of ``VALUE_COLUMN``; null where there is no value.
+        An Arrow stream of one batch of ``VALUE_COLUMN``, for the first keys that fit; null where there is no value.
 
     Raises:
         Invalid: Not such a stream.
     """
     key_groups, keys = read_columns(wanted, KEY_COLUMNS)
     found = table.get_many(state, np.asarray(key_groups), keys.to_pylist())
-    return write_columns(VALUE_COLUMN, [pa.array(found, pa.binary())])
+    return write_columns(VALUE_COLUMN, [pa.array(found[: fitting([found], max_bytes)], pa.binary())])
+
+
+def fitting(columns: Sequence[Sequence[bytes | None]], max_bytes: int) -> int:
+    """Return of how many keys, from the first on, the values are sent: about ``max_bytes``, at least those of one key.
+
+    Args:
+        columns: For each state, one value per key.
+        max_bytes: What a reply may hold; the rest is asked for again.
+    """
+    count = len(columns[0]) if columns else 0
+    if sum(sum(map(len, filter(None, column))) for column in columns) <= max_bytes:
+        return count
+    sizes = np.zeros(count, np.int64)
+    for column in columns:
+        sizes += np.fromiter((len(value or b"") for value in column), np.int64, count)
+    return max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
 
 
 def bounded_entries(
@@ -79,31 +95,3 @@ def entries_after(
             break
         last = found[-1].user_key
     return page
-
-
-def timers_until(
-    table: StateTable,
-    state: int,
-    key_groups: Sequence[int],
-    until: bytes,
-    after: tuple[int, bytes, bytes] | None,
-    limit: int,
-) -> list[tuple[int, bytes, bytes]]:
-    """Return the next timers at or below ``until`` as (key group, key, expiry), ordered by (expiry, key group, key).
-
-    Costs a pass over the key groups' timers: a table keeps them by key, as deleting one timer of a key needs it.
-    """
-    start: Timer | None = (after[2], after[0], after[1]) if after is not None else None
-    due: list[Timer] = []
-    for key_group in key_groups:
-        seen: tuple[bytes, bytes] | None = None
-        while True:
-            page = table.scan(state, key_group, after=seen, limit=_PAGE)
-            for entry in page:
-                timer = (entry.user_key, key_group, entry.key)
-                if entry.user_key <= until and (start is None or timer > start):
-                    due.append(timer)
-            if len(page) < _PAGE:
-                break
-            seen = (page[-1].key, page[-1].user_key)
-    return [(key_group, key, expiry) for expiry, key_group, key in heapq.nsmallest(limit, due)]

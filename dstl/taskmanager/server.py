@@ -38,10 +38,13 @@ class Peer:
 
     Attributes:
         on_lost: Called once, without arguments, when the connection ends; None until a handler sets it.
+        is_gone: True once the connection has ended while one of its calls is being handled; only those that the
+            server watches for find out.
     """
 
     def __init__(self) -> None:
         self.on_lost: Callable[[], None] | None = None
+        self.is_gone = False
 
 
 class RpcServer:
@@ -55,6 +58,8 @@ class RpcServer:
         handlers: By name of the call. One connection's calls are handled one after the other.
         max_connections: Beyond it, a peer is told to try later.
         handshake_s: Seconds that a peer has for its handshake.
+        watched: Calls that may wait for long: their handlers are told by :attr:`Peer.is_gone` when nobody waits for the
+            answer any more. It costs a call some microseconds.
     """
 
     def __init__(
@@ -64,11 +69,13 @@ class RpcServer:
         *,
         max_connections: int = 4096,
         handshake_s: float = 10.0,
+        watched: frozenset[str] = frozenset(),
     ) -> None:
         self._secret = secret
         self._handlers = handlers
         self._max_connections = max_connections
         self._handshake_s = handshake_s
+        self._watched = watched
         self._closed = False
         self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation ends them in the same
@@ -155,20 +162,54 @@ class RpcServer:
         await writer.drain()
 
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        prefix = await reader.readexactly(PREFIX_BYTES)
         while True:
-            length = frame_length(await reader.readexactly(PREFIX_BYTES))
-            header, payload = decode_body(await reader.readexactly(length))
-            try:
-                reply, data = await self._dispatch(peer, header, payload)
-                frame = encode_frame(reply, data)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                if not isinstance(error, DstlError):
-                    _log.exception("the call %r failed", header.get("call"))
-                frame = encode_frame(error_reply(error))
-            writer.writelines(frame)
-            await writer.drain()
+            header, payload = decode_body(await reader.readexactly(frame_length(prefix)))
+            if header.get("call") in self._watched:
+                prefix = await self._answer_watched(peer, header, payload, reader, writer)
+            else:
+                await self._answer(peer, header, payload, writer)
+                prefix = await reader.readexactly(PREFIX_BYTES)
+
+    async def _answer(
+        self, peer: Peer, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            reply, data = await self._dispatch(peer, header, payload)
+            frame = encode_frame(reply, data)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not isinstance(error, DstlError):
+                _log.exception("the call %r failed", header.get("call"))
+            frame = encode_frame(error_reply(error))
+        writer.writelines(frame)
+        await writer.drain()
+
+    async def _answer_watched(
+        self,
+        peer: Peer,
+        header: dict[str, Any],
+        payload: memoryview,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bytes:
+        """Answer a call while the next one's prefix is awaited, for only a read notices that the peer has gone.
+
+        Returns:
+            The prefix.
+        """
+
+        def note(ahead: asyncio.Task[bytes]) -> None:
+            peer.is_gone = ahead.cancelled() or ahead.exception() is not None
+
+        ahead = asyncio.ensure_future(reader.readexactly(PREFIX_BYTES))
+        ahead.add_done_callback(note)
+        try:
+            await self._answer(peer, header, payload, writer)
+            return await ahead
+        finally:
+            ahead.cancel()
 
     async def _dispatch(self, peer: Peer, header: dict[str, Any], payload: memoryview) -> Reply:
         handler = self._handlers.get(str(header.get("call")))

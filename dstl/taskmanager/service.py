@@ -14,12 +14,13 @@ from dstl.errors import Invalid, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.protocol import Secret
-from dstl.taskmanager.reads import bounded_entries, entries_after, timers_until, values_of
+from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, entries_after, fitting, values_of
 from dstl.taskmanager.server import Peer, Reply, RpcServer
 from dstl.taskmanager.state_backend import AttemptKey, Contribution, TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
+from materializer.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus, status_to_wire
 from materializer.restore import restore_tables
 from materializer.tables import StateTable
 
@@ -34,6 +35,7 @@ class TaskManagerService:
         store: The object store, for restores.
         runtime: Clock and jitter.
         secret: Who does not know it is refused.
+        reply_bytes: A reply holds about so many bytes of values; the client asks for the rest.
     """
 
     def __init__(
@@ -42,13 +44,16 @@ class TaskManagerService:
         store: ObjectStore,
         runtime: Runtime,
         secret: Secret,
+        reply_bytes: int = REPLY_BYTES,
     ) -> None:
         self._open_backend = open_backend
         self._claimed: TaskManagerStateBackend | None = None
         self._store = store
         self._runtime = runtime
+        self._reply_bytes = reply_bytes
         self._turn = asyncio.Lock()
         self._counted = 0
+        self._restoring: RestoreStatus | None = None
         self.server = RpcServer(
             secret,
             {
@@ -62,6 +67,7 @@ class TaskManagerService:
                 "write": self._write,
                 "resume": self._resume,
                 "restore": self._restore,
+                "restore_progress": self._restore_progress,
                 "persist": self._persist,
                 "complete": self._complete,
                 "abort": self._abort,
@@ -100,11 +106,13 @@ class TaskManagerService:
     async def _fetch_many(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         table = self._table_of(call)
         key_groups, keys = _unpack(payload)
-        return {}, msgpack.packb([table.get_many(state, key_groups, keys) for state in call["states"]])
+        found = [table.get_many(state, key_groups, keys) for state in call["states"]]
+        count = fitting(found, self._reply_bytes)
+        return {}, msgpack.packb(found if count == len(keys) else [column[:count] for column in found])
 
     async def _fetch_values(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         table = self._table_of(call)
-        return {}, values_of(table, int(call["state"]), payload)
+        return {}, values_of(table, int(call["state"]), payload, self._reply_bytes)
 
     async def _fetch_entries(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         table = self._table_of(call)
@@ -124,10 +132,11 @@ class TaskManagerService:
         return {}, msgpack.packb(page)
 
     async def _scan_timers(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        table = self._table_of(call)
+        self._table_of(call)
         key_groups, until, after = _unpack(payload)
-        state, limit = int(call["state"]), int(call["limit"])
-        return {}, msgpack.packb(timers_until(table, state, key_groups, until, tuple(after) if after else None, limit))
+        timers = self._backend.timers(str(call["operator"]))
+        found = timers.due(int(call["state"]), key_groups, until, tuple(after) if after else None, int(call["limit"]))
+        return {}, msgpack.packb(found)
 
     async def _write(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         key = _key(call)
@@ -154,7 +163,15 @@ class TaskManagerService:
             checkpoint = CompletedCheckpoint.model_validate_json(bytes(payload)) if payload else None
             # What was here is of no use any more, and need not lie in memory beside what comes.
             self._backend.replace_tables({}, None, owned)
-            restored = await restore_tables(checkpoint, self._store, owned, self._backend.open_table, self._runtime)
+            restored = await restore_tables(
+                checkpoint,
+                self._store,
+                owned,
+                self._backend.open_table,
+                self._runtime,
+                on_progress=self._progress_listener(),
+                cache=self._backend.tracker.cache,
+            )
             base = checkpoint.checkpoint_id if checkpoint else None
             self._backend.replace_tables(
                 restored.tables,
@@ -168,7 +185,22 @@ class TaskManagerService:
             "seconds": self._runtime.clock.now() - started,
             "bytes": restored.bytes,
             "changes": restored.changes,
+            "progress": status_to_wire(self._restoring) if self._restoring is not None else None,
         }, b""
+
+    def _progress_listener(self) -> ProgressListener:
+        line, gauges = LogLine(), ProgressMetrics(self._backend.tracker.recorder)
+        self._restoring = None
+
+        def take(status: RestoreStatus, /) -> None:
+            self._restoring = status
+            line(status)
+            gauges(status)
+
+        return take
+
+    async def _restore_progress(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        return {"progress": status_to_wire(self._restoring) if self._restoring is not None else None}, b""
 
     async def _persist(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         async with self._turn:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dstl.errors import CorruptData
 from dstl.taskmanager.client import Connection
 from dstl.taskmanager.columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from handles.key_group import KeyGroupRange
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from handles.checkpoint import CheckpointId
 
 __all__ = ["StateClient"]
+
+_REQUEST_BYTES = 64 << 20
+"""About how many bytes of keys one request holds: a fourth of the longest frame."""
 
 Entry = tuple[bytes, bytes]
 Timer = tuple[int, bytes, bytes]
@@ -93,13 +97,28 @@ class StateClient:
         """Return, for each point state, the values of all keys."""
         columns: list[list[bytes | None]] = [[None] * len(keys) for _ in states]
         for rows, groups, part, connection in self._split(key_groups, keys):
-            _, payload = connection.call("fetch_many", _pack(groups, part), **self._who, states=list(states))
-            found = msgpack.unpackb(payload)
+            found = self._fetch_many(connection, list(states), groups, part)
             if rows is None:
-                return list(found)
+                return found
             for column, values in zip(columns, found, strict=True):
                 for row, value in zip(rows, values, strict=True):
                     column[row] = value
+        return columns
+
+    def _fetch_many(
+        self, connection: Connection, states: list[int], key_groups: Sequence[int], keys: Sequence[bytes]
+    ) -> list[list[bytes | None]]:
+        columns: list[list[bytes | None]] = [[] for _ in states]
+        at = 0
+        while states and at < len(keys):
+            stop = at + _sendable(len(keys) - at, sum(map(len, keys[at:])))
+            _, payload = connection.call(
+                "fetch_many", _pack(key_groups[at:stop], keys[at:stop]), **self._who, states=states
+            )
+            # Values of fewer keys than were asked for are as many as fit a reply.
+            for column, values in zip(columns, msgpack.unpackb(payload), strict=True):
+                column += values
+            at = _further(at, len(columns[0]))
         return columns
 
     def fetch_values(self, state: int, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
@@ -119,15 +138,23 @@ class StateClient:
                 if not len(rows):
                     continue
                 groups, part = groups.take(pa.array(rows)), part.take(pa.array(rows))
-            _, payload = connection.call(
-                "fetch_values", write_columns(KEY_COLUMNS, [groups, part]), **self._who, state=state
-            )
-            parts.append((rows, read_columns(payload, VALUE_COLUMN)[0]))
+            parts.append((rows, self._fetch_values(connection, state, groups, part)))
         if len(parts) == 1:
             return parts[0][1]
         positions = np.concatenate([rows for rows, _ in parts if rows is not None] or [np.empty(0, np.intp)])
         found = pa.concat_arrays([values for _, values in parts] or [pa.array([], pa.binary())])
         return found.take(pa.array(np.argsort(positions)))
+
+    def _fetch_values(self, connection: Connection, state: int, key_groups: pa.Array, keys: pa.Array) -> pa.Array:
+        found: list[pa.Array] = []
+        at = 0
+        while at < len(keys):
+            count = _sendable(len(keys) - at, keys.slice(at).nbytes)
+            asked = write_columns(KEY_COLUMNS, [key_groups.slice(at, count), keys.slice(at, count)])
+            _, payload = connection.call("fetch_values", asked, **self._who, state=state)
+            found.append(read_columns(payload, VALUE_COLUMN)[0])
+            at = _further(at, at + len(found[-1]))
+        return found[0] if len(found) == 1 else pa.concat_arrays(found or [pa.array([], pa.binary())])
 
     def fetch_entries(
         self, state: int, key_groups: Sequence[int], keys: Sequence[bytes], max_bytes: int
@@ -186,6 +213,17 @@ class StateClient:
             if rows:
                 parts.append((rows, [key_groups[r] for r in rows], [keys[r] for r in rows], connection))
         return parts  # type: ignore[return-value]
+
+
+def _sendable(count: int, nbytes: int) -> int:
+    """Return of how many of ``count`` keys, with ``nbytes`` together, one request is made."""
+    return count if nbytes <= _REQUEST_BYTES else max(1, count * _REQUEST_BYTES // nbytes)
+
+
+def _further(at: int, reached: int) -> int:
+    if reached <= at:
+        raise CorruptData("a TaskManager answered a request for values with none; run the same version everywhere")
+    return reached
 
 
 def _pack(*fields: object) -> bytes:

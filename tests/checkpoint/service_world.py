@@ -27,6 +27,7 @@ from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.table_changes import changes
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
+from materializer.progress import ProgressListener
 from materializer.restore import restore_tables
 from materializer.tables import HeapStateTable
 
@@ -136,6 +137,7 @@ class Driver:
         checkpoints: CheckpointOptions | None = None,
         replace: bool = True,
         allow_non_restored_state: bool = False,
+        on_progress: ProgressListener | None = None,
         fall_back: bool = False,
         **batching: object,
     ) -> None:
@@ -165,6 +167,7 @@ class Driver:
             fall_back=fall_back,
             on_event=self.reports.append,
             on_task_manager_lost=self._lost,
+            on_progress=on_progress,
         )
 
     async def start(self) -> "Driver":

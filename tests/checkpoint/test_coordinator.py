@@ -1,6 +1,7 @@
 """The coordinator's table, row by row, and any history of tasks against a model."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import count, pairwise
 
 import pytest
@@ -248,6 +249,17 @@ def test_an_attempt_that_never_began_is_fenced() -> None:
     cluster.begun(0)
     with pytest.raises(Fenced, match="never began"):
         cluster.ack(cluster.task(0))
+
+
+def test_a_task_that_runs_a_second_partition_is_refused_by_name() -> None:
+    # coalesce() behind an operator: one attempt, one slot, and one acknowledgement that would count.
+    cluster = Cluster(op=3)
+    task = replace(cluster.task(0), invocation="first")
+    for _ in range(2):
+        cluster.coordinator.begin(task, 1000)  # asking again is no second partition
+    with pytest.raises(Invalid, match=r"'op'.*coalesce\(\)"):
+        cluster.coordinator.begin(replace(task, invocation="second"), 1000)
+    cluster.coordinator.begin(replace(cluster.task(0), invocation="second"), 1000)
 
 
 def test_an_unknown_operator_is_named() -> None:

@@ -22,7 +22,7 @@ from handles.checkpoint import (
     TruncatedEntry,
     log_coverage,
 )
-from handles.materialized_handle import MaterializedStateHandle
+from handles.materialized_handle import MaterializedStateHandle, TableFile
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INLINED = (b"first inlined segment", b"second")
@@ -142,9 +142,9 @@ def test_every_truncation_and_extension_is_detected() -> None:
 
 
 def test_a_newer_version_is_refused_with_both_versions_named() -> None:
-    for version in (2, 77):
+    for version in (3, 77):
         plain = plain_of(full_record()) | {"version": version, "unheard of": {}}
-        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 1: upgrade"):
+        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 2: upgrade"):
             decode_record(framed(plain), "m")
 
 
@@ -294,6 +294,28 @@ def test_the_golden_manifest_of_version_1_stays_readable() -> None:
     assert data[offset : offset + len(INLINED[0])] == INLINED[0]
     fence = decode_record((GOLDEN / "manifest_v1_fence.dstl").read_bytes(), "golden")
     assert fence == record("fence", 1)
+
+
+def record_with_table_files() -> ManifestRecord:
+    """The record of version 1, and a base that is a table's own files."""
+    record = full_record()
+    assert record.checkpoint is not None
+    base = record.checkpoint.materialized[0].model_copy(
+        update={
+            "parts": ((0, 0, 450), (1, 450, 750)),
+            "files": (TableFile("0123456789abcdef-000012.sst", "bases/y", 300, 77),),
+        }
+    )
+    body = record.checkpoint.model_copy(update={"materialized": (base, *record.checkpoint.materialized[1:])})
+    return record.model_copy(update={"version": 2, "checkpoint": body})
+
+
+def test_the_golden_manifest_of_version_2_stays_readable() -> None:
+    """Never rewritten. A record is of version 2 only where it needs it."""
+    data = (GOLDEN / "manifest_v2.dstl").read_bytes()
+    assert decode_record(data, "golden") == record_with_table_files()
+    assert decode_record(encode_record(full_record(), INLINED), "m").version == 1
+    assert decode_record(encode_record(record_with_table_files(), INLINED), "m").version == 2
 
 
 ranges_of_logs = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=5)

@@ -51,7 +51,12 @@ def test_the_main_job_survives_every_kill(tmp_path: Path, seed: int) -> None:
 
 
 def test_a_kill_that_does_not_exist_and_too_few_batches_are_refused() -> None:
-    for wrong in (["--kill", "everyone"], ["--kill", "all", "--batches", "2"]):
+    for wrong in (
+        ["--kill", "everyone"],
+        ["--kill", "all", "--batches", "2"],
+        ["--kill", "worker", "--master", "spark://elsewhere:7077"],
+        ["--work", "/nowhere/at/all"],
+    ):
         done = dstl("demo", *wrong)
         assert done.returncode == 2
         assert "refused" in done.stderr

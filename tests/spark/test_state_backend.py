@@ -115,6 +115,17 @@ def test_processors_run_unchanged_in_both_styles(
     assert last == totals
 
 
+def test_a_coalesce_behind_an_operator_is_named(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream()
+    source.add(rows_of_batch(0))
+    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+        totals = backend.transform_with_state(source.read(), by="k", processor=Totals(), output=TOTAL)
+        with pytest.raises(StreamingQueryException, match=r"Invalid: one Spark task .*'operator-1'.* coalesce\(\)"):
+            source.drain(totals.coalesce(1))
+
+
 def test_two_operators_and_a_source_without_new_data_checkpoint_together(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -20,7 +20,8 @@ import pytest
 
 from dstl.errors import AccessDenied
 from dstl.taskmanager.client import Address, AsyncConnection
-from dstl.taskmanager.launcher import TaskManagerConfig, TaskManagerProcess
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.server import Peer, Reply, RpcServer
 
@@ -29,12 +30,16 @@ PATIENCE_S = 30.0
 
 
 class Coordinator:
-    """As much of one as a TaskManager needs: it takes the registration."""
+    """As much of one as a TaskManager needs: it tells the configuration and takes the registration."""
 
-    def __init__(self, secret: Secret) -> None:
-        self.server = RpcServer(secret, {"register": self._register})
+    def __init__(self, secret: Secret, location: str) -> None:
+        self.location = Path(location)
+        self.server = RpcServer(secret, {"enlist": self._enlist, "register": self._register})
         self.registered: asyncio.Queue[tuple[Address, int]] = asyncio.Queue()
         self.lost = asyncio.Event()
+
+    async def _enlist(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        return {}, TaskManagerConfig(str(self.location)).to_json().encode()
 
     async def _register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         peer.on_lost = self.lost.set
@@ -56,12 +61,12 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def coordinating() -> AsyncIterator[tuple[Coordinator, TaskManagerConfig]]:
-    coordinator = Coordinator(Secret(CANARY))
-    port = await coordinator.server.listen_tcp("127.0.0.1")
+async def coordinating() -> AsyncIterator[tuple[Coordinator, Invitation]]:
     with tempfile.TemporaryDirectory() as location:
-        yield coordinator, TaskManagerConfig("tm-1", location, Address("127.0.0.1", port), Secret(CANARY))
-    await coordinator.server.close()
+        coordinator = Coordinator(Secret(CANARY), location)
+        port = await coordinator.server.listen_tcp("127.0.0.1")
+        yield coordinator, Invitation("tm-1", Address("127.0.0.1", port), Secret(CANARY))
+        await coordinator.server.close()
 
 
 async def wait_until(done: Callable[[], bool]) -> None:
@@ -98,8 +103,8 @@ def is_gone(pid: int) -> bool:
 
 
 async def test_it_registers_serves_its_own_socket_and_ends_with_its_pipe(scratch: Path) -> None:
-    async with coordinating() as (coordinator, config):
-        process = TaskManagerProcess(config)
+    async with coordinating() as (coordinator, invitation):
+        process = TaskManagerProcess(invitation)
         address, pid = await coordinator.member()
         assert pid == process.pid
         assert process.is_alive
@@ -107,7 +112,7 @@ async def test_it_registers_serves_its_own_socket_and_ends_with_its_pipe(scratch
         assert socket_path.parent.parent == scratch
         assert (mode(socket_path), mode(socket_path.parent)) == (0o600, 0o700)
         assert address.port == 0, "it listens on TCP without being told to"
-        friend = await AsyncConnection.open(address, config.secret)
+        friend = await AsyncConnection.open(address, invitation.secret)
         friend.close()
         with pytest.raises(AccessDenied):
             await AsyncConnection.open(address, Secret.generate())
@@ -119,8 +124,8 @@ async def test_it_registers_serves_its_own_socket_and_ends_with_its_pipe(scratch
 
 
 async def test_it_ends_when_its_coordinator_does(scratch: Path) -> None:
-    async with coordinating() as (coordinator, config):
-        process = TaskManagerProcess(config)
+    async with coordinating() as (coordinator, invitation):
+        process = TaskManagerProcess(invitation)
         await coordinator.member()
         await coordinator.server.close()
         await wait_until(lambda: not process.is_alive)
@@ -133,17 +138,17 @@ async def test_it_ends_when_its_parent_is_killed(scratch: Path) -> None:
     """SIGKILL of the driver: nothing runs in it any more, but its end of the pipe closes."""
     parent = (
         "import sys, time\n"
-        "from dstl.taskmanager.launcher import TaskManagerConfig, TaskManagerProcess\n"
-        "process = TaskManagerProcess(TaskManagerConfig.from_json(sys.stdin.readline()))\n"
+        "from dstl.taskmanager.launcher import Invitation, TaskManagerProcess\n"
+        "process = TaskManagerProcess(Invitation.from_json(sys.stdin.readline()))\n"
         "time.sleep(60)\n"
     )
-    async with coordinating() as (coordinator, config):
+    async with coordinating() as (coordinator, invitation):
         started = await in_thread(
             lambda: subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, text=True)
         )
         assert started.stdin is not None
         try:
-            started.stdin.write(config.to_json() + "\n")
+            started.stdin.write(invitation.to_json() + "\n")
             started.stdin.flush()
             _, pid = await coordinator.member()
             started.send_signal(signal.SIGKILL)
@@ -160,22 +165,23 @@ async def test_it_ends_when_its_parent_is_killed(scratch: Path) -> None:
 
 async def test_its_parent_may_die_before_it_has_registered(scratch: Path) -> None:
     """A coordinator that accepts and says nothing holds the registration up; the pipe is watched all the same."""
-    async with coordinating() as (_, config):
+    async with coordinating() as (_, invitation):
         silent = socket.create_server(("127.0.0.1", 0))
-        process = TaskManagerProcess(replace(config, coordinator=Address("127.0.0.1", silent.getsockname()[1])))
-        await wait_until(lambda: bool(leftovers(scratch)))
-        await asyncio.sleep(0.3)
+        process = TaskManagerProcess(replace(invitation, coordinator=Address("127.0.0.1", silent.getsockname()[1])))
+        silent.settimeout(PATIENCE_S)
+        accepted, _ = await in_thread(silent.accept)
         await in_thread(lambda: process.stop(timeout=10))
+        accepted.close()
         assert process._process.returncode == 0, "it had to be killed"
         assert leftovers(scratch) == []
         silent.close()
 
 
 async def test_the_secret_is_in_no_process_list_no_environment_and_no_file(scratch: Path) -> None:
-    async with coordinating() as (coordinator, config):
-        process = TaskManagerProcess(config)
+    async with coordinating() as (coordinator, invitation):
+        process = TaskManagerProcess(invitation)
         _, pid = await coordinator.member()
-        seen = await in_thread(lambda: everything_to_be_seen(pid, scratch, Path(config.location)))
+        seen = await in_thread(lambda: everything_to_be_seen(pid, scratch, coordinator.location))
         assert b"dstl.taskmanager" in seen
         for secret in (CANARY, base64.b64encode(CANARY), CANARY.hex().encode()):
             assert secret not in seen
@@ -203,9 +209,9 @@ async def test_a_configuration_that_is_none_is_refused_without_repeating_it(
 
 
 async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    async with coordinating() as (coordinator, config):
+    async with coordinating() as (coordinator, invitation):
         await coordinator.server.close()
-        process = TaskManagerProcess(config)
+        process = TaskManagerProcess(invitation)
         await wait_until(lambda: not process.is_alive)
         assert process._process.returncode == 1
         assert leftovers(scratch) == []
@@ -216,11 +222,62 @@ async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd:
 
 
 async def test_one_that_hangs_is_killed() -> None:
-    async with coordinating() as (coordinator, config):
-        process = TaskManagerProcess(config)
+    async with coordinating() as (coordinator, invitation):
+        process = TaskManagerProcess(invitation)
         await coordinator.member()
         os.kill(process.pid, signal.SIGSTOP)
         await in_thread(lambda: process.stop(timeout=0.2))
         assert not process.is_alive
         async with asyncio.timeout(PATIENCE_S):
             await coordinator.lost.wait()
+
+
+async def test_a_detached_one_outlives_its_launcher_and_ends_with_its_coordinator(scratch: Path) -> None:
+    """What a worker launches: the worker, its executor and its pipe may all go."""
+    launcher = (
+        "import sys\n"
+        "from dstl.taskmanager.launcher import Invitation, launch_detached\n"
+        "print(launch_detached(Invitation.from_json(sys.stdin.readline())))\n"
+        "import os; os.kill(os.getpid(), 9)\n"
+    )
+
+    async with coordinating() as (coordinator, invitation):
+        line = replace(invitation, host="127.0.0.2", listen_tcp=True, detached=True).to_json() + "\n"
+        done = await in_thread(
+            lambda: subprocess.run(
+                [sys.executable, "-uc", launcher],
+                input=line,
+                stdout=subprocess.PIPE,  # standard error is the TaskManager's too, and stays open
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+                env={**os.environ, "PYTHON_WORKER_FACTORY_SECRET": "canary-of-spark"},
+            )
+        )
+        address, pid = await coordinator.member()
+        assert done.stdout.split() == [str(pid)]
+        assert (address.host, address.port > 0) == ("127.0.0.2", True)
+        seen = everything_to_be_seen(pid, scratch, coordinator.location)
+        for secret in (b"canary-of-spark", CANARY, base64.b64encode(CANARY)):
+            assert secret not in seen
+        assert os.getsid(pid) == pid
+        friend = await AsyncConnection.open(address.seen_from("127.0.0.1"), invitation.secret)
+        friend.close()
+        await coordinator.server.close()
+        await wait_until(lambda: is_gone(pid))
+        assert leftovers(scratch) == []
+
+
+async def test_one_whose_coordinator_comes_late_waits_for_it_as_long_as_it_was_told(scratch: Path) -> None:
+    async with coordinating() as (coordinator, invitation):
+        await coordinator.server.close()
+        process = TaskManagerProcess(replace(invitation, retry_s=PATIENCE_S))
+        again = Coordinator(invitation.secret, str(coordinator.location))
+        await asyncio.sleep(0.5)
+        assert process.is_alive
+        await again.server.listen_tcp("127.0.0.1", invitation.coordinator.port)
+        await again.member()
+        await again.server.close()
+        await wait_until(lambda: not process.is_alive)
+        assert process._process.returncode == 0
+        process.stop()

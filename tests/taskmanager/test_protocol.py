@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dstl.errors import AccessDenied, CorruptData, DstlError, Fenced, Invalid
 from dstl.taskmanager.client import Address
-from dstl.taskmanager.launcher import TaskManagerConfig
+from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
@@ -152,7 +152,7 @@ def test_a_short_secret_is_refused_and_not_shown() -> None:
 
 def test_the_secret_shows_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     secret = Secret(CANARY)
-    config = TaskManagerConfig("tm", "memory://", Address("127.0.0.1", 1), secret)
+    config = Invitation("tm", Address("127.0.0.1", 1), secret)
     shown = io.StringIO()
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("dstl").warning("%s %r %s", secret, secret, config)
@@ -169,10 +169,10 @@ def test_the_secret_survives_what_spark_does_to_a_closure_and_the_pipe_to_a_chil
     secret = Secret(CANARY)
     assert pickle.loads(pickle.dumps(secret)).reveal() == CANARY
     assert copy.deepcopy(secret).reveal() == CANARY
-    config = TaskManagerConfig("tm", "/somewhere", Address("h", 1, "/p"), secret, listen_tcp=True)
+    config = Invitation("tm", Address("h", 1, "/p"), secret, listen_tcp=True)
     line = config.to_json()
     assert "\n" not in line
     assert "canary" not in line
-    back = TaskManagerConfig.from_json(line)
+    back = Invitation.from_json(line)
     assert back.secret.reveal() == CANARY
-    assert (back.coordinator, back.listen_tcp, back.batching) == (config.coordinator, True, config.batching)
+    assert (back.coordinator, back.listen_tcp, back.detached) == (config.coordinator, True, False)

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from backend_world import MAX_PARALLELISM, BackendWorld
 
@@ -13,9 +15,10 @@ from dstl.errors import Fenced, Invalid
 from dstl.runtime import Runtime, SystemClock
 from dstl.taskmanager.client import Address, Connection
 from dstl.taskmanager.protocol import Secret
-from dstl.taskmanager.reads import bounded_entries, entries_after, timers_until
+from dstl.taskmanager.reads import bounded_entries, entries_after, fitting
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_client import StateClient
+from dstl.taskmanager.timer_index import TimerIndex
 from dstl.testing.table_changes import changes, put
 from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.tables import HeapStateTable
@@ -57,15 +60,47 @@ def test_keys_with_too_much_are_left_to_be_read_by_the_page() -> None:
     assert bounded_entries(ten, 10) == [*ten[:4], None, None], "a reply holds at most four times as much"
 
 
-@pytest.mark.parametrize("limit", [1, 7, 10_000])
-def test_due_timers_come_once_and_in_the_order_in_which_they_fire(limit: int, seed: int) -> None:
+def test_a_reply_holds_the_first_keys_that_fit_and_never_none() -> None:
+    columns = [[b"12", None, b"1234", b""], [b"1", b"12", None, None]]
+    assert [fitting(columns, limit) for limit in (0, 2, 3, 5, 8, 9, 99)] == [1, 1, 1, 2, 2, 4, 4]
+    assert (fitting([], 9), fitting([[]], 9)) == (0, 0)
+
+
+@pytest.mark.parametrize("reply_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("request_bytes", [1, 40, 1 << 20])
+async def test_values_that_do_not_fit_one_message_come_in_several(
+    reply_bytes: int, request_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dstl.taskmanager.state_client._REQUEST_BYTES", request_bytes)
     rng = random.Random(seed)
-    timers = {(rng.randrange(4), b"%d" % rng.randrange(40), rng.randrange(50).to_bytes(8, "big")) for _ in range(1500)}
-    table = table_of(*[put(group, 3, key, at, b"\1") for group, key, at in timers])
-    until = (25).to_bytes(8, "big")
-    found = paged(lambda after: timers_until(table, 3, [0, 1, 3], until, after, limit), lambda timer: timer)
-    expected = sorted((t for t in timers if t[0] != 2 and t[2] <= until), key=lambda t: (t[2], t[0], t[1]))
-    assert found == expected
+    keys = [b"key-%d" % n for n in range(40)]
+    rows = [
+        put(n % 8, state, key, b"", rng.randbytes(rng.randrange(30))) for n, key in enumerate(keys) for state in (1, 2)
+    ]
+    whole = table_of(*[row for row in rows if rng.random() < 0.8])
+    groups = [n % 8 for n in range(40)]
+    secret, runtime = Secret.generate(), Runtime.seeded(seed, SystemClock())
+    world = BackendWorld(seed)
+    world.backend.replace_tables({"b": whole}, None, KeyGroupRange.all(MAX_PARALLELISM))
+    service = TaskManagerService(lambda _: world.backend, world.store, runtime, secret, reply_bytes)
+    service._claimed = world.backend
+    address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
+
+    def work() -> None:
+        connection = Connection(address, secret, timeout=20.0)
+        client = StateClient([(KeyGroupRange.all(MAX_PARALLELISM), connection)], "b", 7)
+        client.open(0, None, 4)
+        want = [whole.get_many(state, groups, keys) for state in (1, 2, 9)]
+        assert client.fetch_many([1, 2, 9], groups, keys) == want
+        assert client.fetch_many([], groups, keys) == client.fetch_many([], [], []) == []
+        found = client.fetch_values(1, np.array(groups, np.uint16), pa.array(keys, pa.binary()))
+        assert found.to_pylist() == want[0]
+        assert len(client.fetch_values(1, np.array([], np.uint16), pa.array([], pa.binary()))) == 0
+        connection.close()
+
+    await asyncio.to_thread(work)
+    await service.server.close()
+    await world.close()
 
 
 async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) -> None:
@@ -106,7 +141,9 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             assert client.scan_entries(2, 5, b"3", None, 1 << 20) == whole.get_entries(2, [5], [b"3"])[0]
             until = (3).to_bytes(8, "big")
             every = list(range(MAX_PARALLELISM))
-            assert client.scan_timers(3, every, until, None, 9) == timers_until(whole, 3, every, until, None, 9)
+            due = TimerIndex(whole).due(3, every, until, None, 100)
+            assert client.scan_timers(3, every, until, None, 9) == due[:9]
+            assert client.scan_timers(3, every, until, due[8], 9) == due[9:18]
             assert (client.digest, client.partition) == (b"", None)
             client.write(1, changes(put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")), b"{}")
             assert len(client.digest) == 16

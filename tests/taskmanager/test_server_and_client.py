@@ -489,3 +489,45 @@ async def test_a_lifeline_ends_when_the_peer_does() -> None:
         async with asyncio.timeout(5):
             await watching
         lifeline.close()
+
+
+async def test_a_call_that_waits_is_told_when_its_caller_has_gone() -> None:
+    """What a dead worker has asked for must not be done, nor hold the others up."""
+    seen: list[bool] = []
+    gone = asyncio.Event()
+
+    async def patient(peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        while not peer.is_gone:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        seen.append(peer.is_gone)
+        gone.set()
+        return {}, b""
+
+    server = RpcServer(SECRET, {"patient": patient}, watched=frozenset({"patient"}))
+    address = Address("127.0.0.1", await server.listen_tcp("127.0.0.1"))
+    connection = await AsyncConnection.open(address, SECRET)
+    waiting = asyncio.ensure_future(connection.call("patient"))
+    await asyncio.sleep(0.05)
+    assert not seen
+    connection.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    async with asyncio.timeout(5):
+        await gone.wait()
+    await server.close()
+
+
+async def test_calls_before_and_after_a_watched_one_are_answered_as_ever() -> None:
+    async with serving(watched=frozenset({"echo", "fail"})) as (_, service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        for n in range(5):
+            answer, data = await connection.call("echo", b"x" * n, n=n)
+            assert (answer["n"], bytes(data)) == (n, b"x" * n)
+            with pytest.raises(Fenced):
+                await connection.call("fail")
+            await connection.call("watch", name="me")
+        connection.close()
+        async with asyncio.timeout(5):
+            while not service.lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert service.calls == 5

@@ -1,0 +1,100 @@
+"""``dstl taskmanager``: one TaskManager, run as a service of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from typing import Annotated
+
+import typer
+
+from dstl.cli.console import errors_as_exit
+from dstl.cli.gc import parse_duration
+from dstl.errors import Invalid
+from dstl.taskmanager.client import Address
+from dstl.taskmanager.launcher import Invitation
+from dstl.taskmanager.process import run
+from dstl.taskmanager.protocol import Secret
+
+__all__ = ["taskmanager"]
+
+_SECRET = "DSTL_SECRET"
+_LOG_LEVEL = "DSTL_LOG_LEVEL"
+
+
+def taskmanager(
+    coordinator: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Where the driver listens: its options cluster.host and port.")
+    ],
+    secret_file: Annotated[
+        str | None,
+        typer.Option(
+            help="File with the application's secret, the same as the driver's option cluster.secret_file; its owner "
+            f"alone may read it. Without it the secret is ${_SECRET} or, with -, the first line of standard input."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of this host as executors and the driver reach it; it listens there. Where executors run on "
+            "this host too, give what Spark calls it, so that they use the unix socket. Default: the address that "
+            "reaches the coordinator."
+        ),
+    ] = None,
+    wait: Annotated[
+        str, typer.Option(help="How long to try again while no coordinator answers: 90s, 15m, 24h or 7d.")
+    ] = "60s",
+) -> None:
+    """Run one TaskManager until its application ends.
+
+    Everything but the secret it is told by the coordinator; credentials for S3 come from this host's own provider
+    chain. Let a supervisor start it again when it ends: it then serves the next driver. Exit codes: 0 the application
+    has ended; 2 refused (arguments, secret, version); 3 no coordinator answers.
+    """
+    logging.basicConfig(
+        level=os.environ.get(_LOG_LEVEL, "INFO"),
+        format="%(asctime)s %(levelname)s taskmanager[%(process)d] %(message)s",
+    )
+    with errors_as_exit():
+        where = Address.parse(coordinator)
+        secret = _secret(secret_file)
+        retry_s = parse_duration(wait)
+        own = host or _own_address(where)
+        name = f"{own}-{secrets.token_hex(4)}"
+        invitation = Invitation(name, where, secret, host=own, listen_tcp=True, detached=True, retry_s=retry_s)
+        asyncio.run(_serve(invitation))
+
+
+async def _serve(invitation: Invitation) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await run(invitation, ended)
+
+
+def _secret(file: str | None) -> Secret:
+    """Return the secret, which is never an argument: those are in the process list."""
+    if file == "-":
+        return Secret.from_text(sys.stdin.readline())
+    if file is not None:
+        return Secret.from_file(file)
+    text = os.environ.pop(_SECRET, "")
+    if not text:
+        raise Invalid(f"no secret: pass --secret-file FILE (or - for standard input), or set {_SECRET}")
+    return Secret.from_text(text)
+
+
+def _own_address(coordinator: Address) -> str:
+    """Return the address of this host on the way to the coordinator; nothing is sent for it."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(coordinator.host, coordinator.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise Invalid(f"the host of --coordinator {coordinator} is not known here: {error.strerror}") from None

@@ -1,0 +1,154 @@
+"""The life of one TaskManager process: enlist, serve, register, and end with the application."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from dstl.changelog.names import SegmentNames
+from dstl.changelog.storage import StateChangelogStorage
+from dstl.changelog.uploader import Uploader
+from dstl.errors import CorruptData, Unavailable
+from dstl.metrics import MemoryRecorder
+from dstl.runtime import Runtime, system_runtime
+from dstl.store import open_store, shard_names
+from dstl.store.instrumented import InstrumentedStore
+from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.launcher import Invitation
+from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.service import TaskManagerService
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from materializer.tables import open_table
+
+__all__ = ["run"]
+
+_log = logging.getLogger(__name__)
+_ANSWER_S = 30.0
+_RETRY_S = 0.5
+_SWITCH_S = 0.001
+"""How long a thread that encodes or decodes may hold the interpreter while the loop wants to answer a task. Python's
+own 5 ms, several times per batch, would be the largest part of what a materialization costs a batch."""
+
+
+async def run(invitation: Invitation, ended: asyncio.Event) -> None:
+    """Be a TaskManager until the coordinator's connection ends, or ``ended`` is set.
+
+    Raises:
+        Unavailable: No coordinator answers.
+        AccessDenied: It is of another application.
+        Invalid: It is of another version, or what it says cannot be done here.
+    """
+    sys.setswitchinterval(_SWITCH_S)
+    member = asyncio.ensure_future(_be_member(invitation, system_runtime()))
+    stopped = asyncio.ensure_future(ended.wait())
+    await asyncio.wait({member, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (stopped, member):
+        task.cancel()
+    await asyncio.gather(stopped, return_exceptions=True)
+    with suppress(asyncio.CancelledError):
+        await member
+
+
+async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
+    lifeline = await _coordinator(invitation, runtime)
+    try:
+        who: dict[str, Any] = {"member": invitation.member_id, "pid": os.getpid()}
+        _, told = await _answer(lifeline, "enlist", **who)
+        try:
+            config = TaskManagerConfig.from_json(bytes(told).decode())
+        except (ValueError, TypeError, KeyError) as error:
+            raise CorruptData(f"the coordinator at {invitation.coordinator} tells no configuration: {error}") from None
+        async with _serving(config, invitation, runtime) as own:
+            await _answer(lifeline, "register", **who, address=own.to_wire())
+            await lifeline.wait_closed_by_peer()
+            _log.info("the coordinator has ended: so does TaskManager %s", invitation.member_id)
+    finally:
+        lifeline.close()
+
+
+async def _coordinator(invitation: Invitation, runtime: Runtime) -> AsyncConnection:
+    deadline = runtime.clock.now() + invitation.retry_s
+    while True:
+        try:
+            return await AsyncConnection.open(invitation.coordinator, invitation.secret)
+        except Unavailable:
+            if runtime.clock.now() >= deadline:
+                raise
+            await runtime.clock.sleep(_RETRY_S)
+
+
+async def _answer(lifeline: AsyncConnection, method: str, **fields: Any) -> tuple[object, memoryview]:
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            return await lifeline.call(method, **fields)
+    except TimeoutError:
+        raise Unavailable(f"the coordinator at {lifeline.address} does not answer {method}") from None
+
+
+@asynccontextmanager
+async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: Runtime) -> AsyncIterator[Address]:
+    """Serve state, and yield where."""
+    recorder = MemoryRecorder()
+    store = InstrumentedStore(open_store(config.location, config.s3), recorder=recorder)
+    hedge_store = InstrumentedStore(open_store(config.location, config.s3), recorder=recorder)
+    uploader = Uploader(
+        store,
+        runtime=runtime,
+        options=config.upload,
+        hedging=config.hedging,
+        recorder=recorder,
+        hedge_store=hedge_store,
+    )
+    directory = Path(tempfile.mkdtemp(prefix="dstl-"))
+    tables = itertools.count()
+
+    def open_backend(query_id: str) -> TaskManagerStateBackend:
+        names = SegmentNames(query_id, runtime.new_id(), runtime, shard_names(store))
+        storage = StateChangelogStorage(
+            uploader=uploader,
+            store=store,
+            names=names,
+            options=config.batching,
+            runtime=runtime,
+            recorder=recorder,
+        )
+        backend = TaskManagerStateBackend(
+            storage,
+            # Each table lies in a directory of its own: a restored one is opened while its predecessor is still there.
+            lambda operator: open_table(config.table, directory / "tables" / f"{operator}-{next(tables)}"),
+            runtime,
+            max_parallelism=config.max_parallelism,
+        )
+        materialize(
+            backend,
+            uploader=uploader,
+            names=names,
+            store=store,
+            options=config.materialization,
+            runtime=runtime,
+            recorder=recorder,
+        )
+        return backend
+
+    service = TaskManagerService(open_backend, store, runtime, invitation.secret)
+    try:
+        socket_path = str(directory / "socket")
+        await service.server.listen_unix(socket_path)
+        port = await service.server.listen_tcp(invitation.host) if invitation.listen_tcp else 0
+        yield Address(invitation.host, port, socket_path)
+    finally:
+        await service.close()
+        await uploader.close()
+        await store.close()
+        await hedge_store.close()
+        shutil.rmtree(directory, ignore_errors=True)

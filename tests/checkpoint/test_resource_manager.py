@@ -1,0 +1,217 @@
+"""A coordinator whose TaskManagers are launched by its tasks: who is told to, who waits, and who is passed over."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from service_world import Driver, TaskManager
+
+from dstl.checkpoint.resource_manager import ExecutorHosts
+from dstl.checkpoint.service import CoordinatorService
+from dstl.errors import Invalid, Unavailable
+from dstl.options import CheckpointOptions
+from dstl.runtime import Runtime, SystemClock
+from dstl.store.memory import MemoryStore
+from dstl.taskmanager.client import Address, AsyncConnection
+
+A, B = "127.0.0.2", "127.0.0.3"
+CONFIG = json.dumps({"location": "somewhere"}).encode()
+
+
+class ClusterDriver(Driver):
+    """A driver that starts no TaskManager itself."""
+
+    def __init__(self, seed: int, *, task_managers: int | None, hosts: int = 2, timeout_s: float = 20.0) -> None:
+        super().__init__(MemoryStore(), seed=seed, operators={"counts": 4})
+        self.hosts = hosts
+        self.service = CoordinatorService(
+            self.store,
+            Runtime.seeded(seed, SystemClock()),
+            self.secret,
+            options=CheckpointOptions(task_manager_timeout_s=timeout_s),
+            max_parallelism=128,
+            task_managers=task_managers,
+            host="127.0.0.1",
+            merge_registries=lambda known, reported: {**known, **reported},
+            allow_non_restored_state=False,
+            on_event=self.reports.append,
+            on_task_manager_lost=self.lost.append,
+            task_manager_config=CONFIG,
+            executor_hosts=self._count,
+        )
+        self._size = 0
+
+    async def _count(self) -> ExecutorHosts:
+        return ExecutorHosts(self.hosts, 60.0)
+
+    async def connect(self) -> AsyncConnection:
+        return await AsyncConnection.open(self.service.address, self.secret)
+
+    async def begin(self, host: str, run: str = "run-1", launched: int = 0) -> dict[str, Any]:
+        """Begin a task on a host, and return the coordinator's answer."""
+        connection = await self.connect()
+        try:
+            who = self.who(run, "counts", 0, 0)
+            answer, _ = await connection.call("begin", **who.wire(), pid=1, host=host, launched=launched)
+            return answer
+        finally:
+            connection.close()
+
+    def beginning(self, host: str) -> "asyncio.Task[dict[str, Any]]":
+        return asyncio.ensure_future(self.begin(host))
+
+    async def launched(self, member_id: str, host: str) -> TaskManager:
+        """Be the process that a worker has launched."""
+        member = TaskManager(member_id, self.store, self.secret, self._seed + len(self.members))
+        self.members[member_id] = member
+        port = await member.service.server.listen_tcp(host)
+        member._lifeline = await self.connect()
+        _, told = await member._lifeline.call("enlist", member=member_id, pid=1)
+        assert bytes(told) == CONFIG
+        await member._lifeline.call("register", member=member_id, address=Address(host, port).to_wire(), pid=1)
+        return member
+
+
+@contextlib.asynccontextmanager
+async def cluster(seed: int, **options: Any) -> AsyncIterator[ClusterDriver]:
+    driver = ClusterDriver(seed, **options)
+    await driver.start()
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+async def passed_over(*tasks: "asyncio.Task[dict[str, Any]]") -> bool:
+    """Return True where these tasks still wait, some time after they could have been answered."""
+    await asyncio.sleep(0.15)
+    return not any(task.done() for task in tasks)
+
+
+async def test_each_host_is_told_once_and_all_tasks_go_on_when_both_are_there(seed: int) -> None:
+    async with cluster(seed, task_managers=None) as driver:
+        told = {host: await driver.begin(host) for host in (A, B)}
+        others = [driver.beginning(host) for host in (A, B, A, B)]
+        assert await passed_over(*others)
+        for host, answer in told.items():
+            assert await passed_over(*others)
+            await driver.launched(answer["launch"], host)
+        answers = await asyncio.gather(*others)
+        assigned = {tuple(answer["assignments"][i][:2]) for answer in answers for i in (0, 1)}
+        assert assigned == {(0, 63), (64, 127)}
+        assert {where[2][0] for where in answers[0]["assignments"]} == {A, B}
+
+
+async def test_a_lost_one_is_launched_again_by_its_own_host_and_the_others_keep_their_key_groups(seed: int) -> None:
+    async with cluster(seed, task_managers=None) as driver:
+        members = {host: await driver.launched((await driver.begin(host))["launch"], host) for host in (A, B)}
+        before = {where[2][0]: where[:2] for where in (await driver.begin(A))["assignments"]}
+        await members[A].kill()
+        waiting = driver.beginning(B)
+        assert await passed_over(waiting)
+        await driver.launched((await driver.begin(A))["launch"], A)
+        after = {where[2][0]: where[:2] for where in (await waiting)["assignments"]}
+        assert after == before
+
+
+async def test_the_place_of_a_host_that_is_gone_goes_to_another_at_once(seed: int) -> None:
+    async with cluster(seed, task_managers=None) as driver:
+        members = {host: await driver.launched((await driver.begin(host))["launch"], host) for host in (A, B)}
+        await driver.begin(A)
+        driver.hosts = 1
+        await members[B].kill()
+        async with asyncio.timeout(5):  # and not the ten seconds that a host is waited for
+            answer = await driver.begin(A)
+            while "launch" not in answer:
+                answer = await driver.begin(A)
+        await driver.launched(answer["launch"], A)
+        assert [where[2][0] for where in (await driver.begin(A))["assignments"]] == [A, A]
+
+
+async def test_one_that_dies_before_it_has_registered_is_launched_again(seed: int) -> None:
+    async with cluster(seed, task_managers=1) as driver:
+        member_id = (await driver.begin(A))["launch"]
+        stillborn = await driver.connect()
+        await stillborn.call("enlist", member=member_id, pid=1)
+        waiting = driver.beginning(A)
+        assert await passed_over(waiting)
+        stillborn.close()
+        again = (await waiting)["launch"]
+        assert again != member_id
+        await driver.launched(again, A)
+        assert "assignments" in await driver.begin(A)
+
+
+async def test_a_task_that_has_died_is_not_told_to_launch(seed: int) -> None:
+    """Its launch would be waited for in vain, and so on with each of the dead before it."""
+    async with cluster(seed, task_managers=1) as driver:
+        member_id = (await driver.begin(A))["launch"]
+        dead = await driver.connect()
+        for_ever = asyncio.ensure_future(
+            dead.call("begin", **driver.who("run-1", "counts", 0, 0).wire(), pid=1, host=A)
+        )
+        assert not for_ever.done()
+        await asyncio.sleep(0.05)
+        alive = driver.beginning(A)
+        assert await passed_over(alive)
+        for_ever.cancel()
+        await asyncio.gather(for_ever, return_exceptions=True)
+        dead.close()
+        await asyncio.sleep(0.05)
+        stillborn = await driver.connect()
+        await stillborn.call("enlist", member=member_id, pid=1)
+        stillborn.close()
+        assert "launch" in await alive
+
+
+async def test_a_run_on_more_hosts_than_the_one_before_has_more_task_managers(seed: int) -> None:
+    async with cluster(seed, task_managers=None, hosts=1) as driver:
+        await driver.launched((await driver.begin(A))["launch"], A)
+        assert [where[:2] for where in (await driver.begin(B))["assignments"]] == [[0, 127]]
+        driver.hosts = 2
+        assert "assignments" in await driver.begin(A), "a run keeps its number"
+        await driver.launched((await driver.begin(B, run="run-2"))["launch"], B)
+        assert [where[:2] for where in (await driver.begin(A, run="run-2"))["assignments"]] == [[0, 63], [64, 127]]
+        driver.hosts = 1
+        assert len((await driver.begin(A, run="run-3"))["assignments"]) == 1
+
+
+async def test_one_that_was_started_by_hand_counts_like_any_other(seed: int) -> None:
+    async with cluster(seed, task_managers=1) as driver:
+        await driver.launched("by-hand", "127.0.0.9")
+        assert [where[2][0] for where in (await driver.begin(A))["assignments"]] == ["127.0.0.9"]
+
+
+async def test_where_nobody_comes_the_task_fails_with_a_reason(seed: int) -> None:
+    async with cluster(seed, task_managers=1, timeout_s=0.3) as driver:
+        assert "launch" in await driver.begin(A)
+        with pytest.raises(Unavailable, match=r"0 of 1 TaskManagers registered within 0\.3 s"):
+            await driver.begin(A)
+
+
+async def test_a_restore_that_kills_every_task_manager_is_not_tried_for_ever(seed: int) -> None:
+    async with cluster(seed, task_managers=1) as driver:
+
+        async def launch_and_die(most: int) -> int:
+            for launched in range(most):
+                answer = await driver.begin(A, launched=launched)
+                member = await driver.launched(answer["launch"], A)
+                await member.kill()
+            return most
+
+        with pytest.raises(Unavailable, match=r"launched on 127\.0\.0\.2, and they do not stay"):
+            await launch_and_die(10)
+        assert await launch_and_die(2) == 2, "another task may try again"
+
+
+async def test_a_coordinator_without_a_configuration_enlists_nobody(seed: int) -> None:
+    driver = Driver(MemoryStore(), seed=seed, operators={"counts": 1})
+    await driver.start()
+    connection = await AsyncConnection.open(driver.service.address, driver.secret)
+    with pytest.raises(Invalid, match="no configuration"):
+        await connection.call("enlist", member="x", pid=1)
+    connection.close()
+    await driver.close()

@@ -1,0 +1,125 @@
+"""The driver process of the cluster's tests: ``python cluster_job.py CONFIG``.
+
+Events go to standard output as JSON lines. It runs until its standard input says ``stop`` (or ends), then tells the
+state and closes everything.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.checkpoint.report import CheckpointReport
+from dstl.options import ClusterOptions
+from dstl.spark import StateBackend
+
+
+class Totals(StatefulProcessor):
+    """Adds up v by key. Some keys misbehave, once: ``fail`` raises, ``slow`` hangs, ``pause`` takes its time."""
+
+    def __init__(self, marks: str) -> None:
+        self.marks = marks
+
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "total long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        total = (self.total.get() or (0,))[0] + sum(row.v for row in rows)
+        self.total.update((total,))
+        if key[0].startswith(("fail", "slow", "pause")):
+            attempt = TaskContext.get().attemptNumber()
+            path = os.path.join(self.marks, f"{key[0]}-{attempt}")
+            first = attempt == 0 and not os.path.exists(path)
+            with open(path, "a") as mark:
+                mark.write(f"{os.getpid()}\n")
+            if first and key[0].startswith("fail"):
+                raise RuntimeError("this attempt fails")
+            if first:
+                time.sleep(60 if key[0].startswith("slow") else 3)
+        yield Row(k=key[0], total=total)
+
+    def close(self) -> None:
+        pass
+
+
+_out = threading.Lock()
+
+
+def tell(event: str, **fields: Any) -> None:
+    with _out:
+        print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def session(config: dict[str, Any]) -> SparkSession:
+    builder = SparkSession.builder.master(config["master"]).appName("dstl-cluster")
+    for name, value in config["conf"].items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def run(config: dict[str, Any]) -> None:
+    work = Path(config["work"])
+    spark = session(config)
+    spark.sparkContext.setLogLevel("INFO")
+    backend = StateBackend(
+        str(work / "state"), parallelism=4, cluster=ClusterOptions(secret_file=config["secret_file"]), spark=spark
+    )
+
+    def on_event(report: Any) -> None:
+        fleet = backend._service.fleet
+        tell(
+            "checkpoint" if isinstance(report, CheckpointReport) else "restore",
+            members=[asdict(each.address) for each in fleet.assignments],
+            pids=list(fleet.pids),
+            member_hosts=list(fleet.member_hosts),
+        )
+
+    backend.add_listener(on_event)
+    rows = spark.readStream.schema("k string, v long").option("maxFilesPerTrigger", 1).json(str(work / "in"))
+    totals = backend.transform_with_state(
+        rows, by="k", processor=Totals(str(work / "marks")), output="k string, total long", name="totals"
+    )
+    totals.explain(True)
+    query = (
+        totals.writeStream.format("json")
+        .option("path", str(work / "out"))
+        .option("checkpointLocation", str(work / "checkpoint"))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    stop = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.readline()
+        stop.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    seen = -1
+    while not stop.is_set():
+        if query.exception() is not None:
+            tell("failed", why=str(query.exception())[:4000])
+            sys.exit(1)
+        progress = query.lastProgress
+        if progress is not None and progress["numInputRows"] and progress["batchId"] > seen:
+            seen = progress["batchId"]
+            tell("batch", batch=seen, pids=list(backend.task_manager_pids))
+        time.sleep(0.02)
+    query.stop()
+    state = {row.key.k: row.value.total for row in backend.read_state(spark, "total").collect()}
+    output = sorted([row.k, row.total] for row in spark.read.json(str(work / "out")).collect())
+    backend.close()
+    spark.stop()
+    tell("finished", state=state, output=output)
+
+
+if __name__ == "__main__":
+    run(json.loads(sys.argv[1]))
