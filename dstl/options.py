@@ -172,8 +172,9 @@ class CheckpointOptions(_Options):
     are paid for less long; longer: fewer LIST requests. 0 turns it off (``dstl gc`` does the same by hand)."""
 
     clean_grace_s: float = Field(default=86400.0, gt=0)
-    """An object younger than this, by the store's clock, is never taken for an orphan. It must exceed the longest that
-    a commit can take. Shorter: orphans go sooner; longer: more margin for drivers that were paused."""
+    """An object younger than this, by the store's clock, is never taken for an orphan. It must exceed ``timeout_s`` and
+    ``MaterializationOptions.publish_within_s``. Shorter: orphans go sooner; longer: more margin for drivers that were
+    paused."""
 
     task_manager_timeout_s: float = Field(default=120.0, gt=0)
     """How long a query waits for its TaskManagers to register. Longer: slow hosts are waited for; shorter: a host that

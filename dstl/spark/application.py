@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from dstl.checkpoint.resource_manager import ExecutorHosts
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
+from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import IoLoop
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.state.registry import StateRegistry
@@ -24,6 +25,7 @@ from dstl.taskmanager.protocol import Secret
 __all__ = [
     "LOOPBACK",
     "absolute_location",
+    "check_grace",
     "check_operator_name",
     "check_pyspark",
     "driver_host",
@@ -49,6 +51,23 @@ def check_pyspark() -> None:
         raise Invalid(
             f"PySpark {pyspark.__version__} is too old: DSTL needs 4.1 (pip install -U 'dstl-pyspark[spark]')"
         )
+
+
+def check_grace(checkpoints: CheckpointOptions, materialization: MaterializationOptions) -> None:
+    """Refuse options with which the cleaner could take for an orphan what is about to be named.
+
+    Raises:
+        Invalid: The grace period is not longer than a commit, or a finished base, may take to be published.
+    """
+    for name, seconds in (
+        ("checkpoints.timeout_s", checkpoints.timeout_s),
+        ("materialization.publish_within_s", materialization.publish_within_s),
+    ):
+        if checkpoints.clean_grace_s <= seconds:
+            raise Invalid(
+                f"checkpoints.clean_grace_s={checkpoints.clean_grace_s:g} is not above {name}={seconds:g}: the cleaner "
+                "would delete what a checkpoint is about to name; make the grace period longer"
+            )
 
 
 def check_operator_name(name: str) -> str:

@@ -31,6 +31,7 @@ from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application import (
     LOOPBACK,
     absolute_location,
+    check_grace,
     check_operator_name,
     check_pyspark,
     driver_host,
@@ -169,6 +170,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         hedging = resolve("hedging", HedgingOptions, hedging, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
         materialization = resolve("materialization", MaterializationOptions, materialization, os.environ, conf)
+        check_grace(checkpoints, materialization)
         s3 = resolve("s3", S3Options, s3, os.environ, conf)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         local = is_local(session)

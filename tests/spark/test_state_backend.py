@@ -20,7 +20,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import AccessDenied, Invalid, Unavailable, UserCodeError
-from dstl.options import BatchingOptions
+from dstl.options import BatchingOptions, CheckpointOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
@@ -399,6 +399,8 @@ def test_a_location_that_cannot_be_used_is_refused_before_any_query(spark: Spark
         StateBackend("/proc/nowhere/state", spark=spark)
     with pytest.raises(Invalid):
         StateBackend("s3://", spark=spark)
+    with pytest.raises(Invalid, match=r"clean_grace_s=60 is not above checkpoints\.timeout_s=600"):
+        StateBackend("unused", checkpoints=CheckpointOptions(clean_grace_s=60), spark=spark)
     with pytest.raises(Invalid, match="memory"):
         StateBackend("memory://state", spark=spark)
 
