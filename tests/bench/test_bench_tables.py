@@ -20,7 +20,8 @@ def test_recovery(capsys, table: str) -> None:
     assert {"state_mb", "log_mb", "restore_s", "raw_read_s", "no_changelog_restore_s"} <= set(found)
     assert found["ratio_to_raw"] == pytest.approx(found["restore_s"] / found["raw_read_s"])
     assert found["ratio_to_no_changelog"] == pytest.approx(found["restore_s"] / found["no_changelog_restore_s"])
-    assert 1.3 < found["base_mb"] < 3
+    # RocksDB packs with lz4, which finds nothing in random hexadecimal digits.
+    assert 1.3 < found["base_mb"] < (3 if table == "heap" else 4)
     assert 0.1 < found["log_mb"] < 0.5
     assert found["segments"] >= 2
 
