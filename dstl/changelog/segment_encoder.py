@@ -24,9 +24,10 @@ from handles.sequence_number import SequenceNumber, SequenceNumberRange
 
 __all__ = ["encode_segment", "segment_checksum"]
 
-_SMALL_BLOCK = 16 << 10
+_SMALL_BLOCK = 256 << 10
 """Key groups of a log share a block below this many raw bytes: a frame and an index entry for each would outweigh
-them, and reading 16 KiB costs a reader no more than reading one group of it."""
+them, and a restore decodes 128 blocks of 70 KiB in twice the time of the same bytes in blocks of up to 256. A reader of
+one key group decodes at most that much more."""
 _LARGE_BLOCK = 4 << 20
 """A key group's changes are split at this many raw bytes, so that they are compressed and prefetched in parallel."""
 _SMALL_BATCH = 1 << 15

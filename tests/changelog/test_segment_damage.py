@@ -12,6 +12,7 @@ import pytest
 import zstandard
 from segment_samples import batch_of, change_set, decoded, feature_sets, random_rows
 
+from dstl.changelog import segment_encoder
 from dstl.changelog.block_codec import RUN
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
 from dstl.changelog.reader import SegmentReader
@@ -256,7 +257,8 @@ def test_a_footer_that_declares_more_than_it_holds_is_refused() -> None:
             next(decode_segment(data, "x"))
 
 
-def test_blocks_out_of_order_are_refused(seed: int) -> None:
+def test_blocks_out_of_order_are_refused(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_encoder, "_SMALL_BLOCK", 0)
     rows = random_rows(random.Random(seed), 4000, key_groups=2)
     data = encode_segment([("a", 0, change_set(rows))], writer_id="w")
     index = parse_index(data, "x")
