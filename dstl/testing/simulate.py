@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -24,11 +25,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m dstl.testing.simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
     parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed (default 0)")
+    cpus = os.cpu_count() or 1
+    parser.add_argument(
+        "--jobs", type=int, default=cpus, metavar="N", help="processes that share the seeds (default CPUs)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of standard output")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of a seed that fails")
     options = parser.parse_args(arguments)
-    if options.seeds < 1:
-        parser.error("--seeds must be at least 1")
+    if options.seeds < 1 or options.jobs < 1:
+        parser.error("--seeds and --jobs must be at least 1")
 
     def progress(result: SeedResult) -> None:
         if result.violations:
@@ -36,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif (result.seed - options.start + 1) % 100 == 0:
             print(f"{result.seed - options.start + 1} of {options.seeds} seeds", file=sys.stderr)
 
-    summary = run_seeds(range(options.start, options.start + options.seeds), on_result=progress)
+    seeds = range(options.start, options.start + options.seeds)
+    summary = run_seeds(seeds, jobs=min(options.jobs, options.seeds), on_result=progress)
     print(json.dumps(_figures(summary)) if options.json else _table(summary))
     if summary.failed:
         return 1

@@ -61,6 +61,13 @@ def test_without_faults_each_batch_is_one_checkpoint() -> None:
     assert result.restores == 1
 
 
+def test_processes_that_share_the_seeds_change_nothing() -> None:
+    shared: dict[int, str] = {}
+    summary = run_seeds(range(21), jobs=2, on_result=lambda each: shared.update({each.seed: each.trace_hash}))
+    assert (summary.seeds, list(shared)) == (21, list(range(21)))
+    assert [run_seed(seed).trace_hash for seed in (0, 20)] == [shared[0], shared[20]]
+
+
 def test_the_command_line_reports_figures_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(["--seeds", "2", "--start", "11", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])

@@ -9,8 +9,11 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain, islice
+from multiprocessing import get_context
 
 from dstl.testing.simulation.audit import Violation
 from dstl.testing.simulation.cleaning import clean_periodically, sweep_twice
@@ -136,22 +139,45 @@ def run_seed(
             loop.close()
 
 
-def run_seeds(seeds: Iterable[int], *, on_result: Callable[[SeedResult], None] | None = None) -> Summary:
-    """Run many seeds, one after the other."""
+def run_seeds(seeds: Iterable[int], *, jobs: int = 1, on_result: Callable[[SeedResult], None] | None = None) -> Summary:
+    """Run many seeds.
+
+    Args:
+        seeds: In any order; each stands for itself.
+        jobs: Processes that share them.
+        on_result: Called with each result, in the order of the seeds.
+    """
     summary, began = Summary(), time.monotonic()
+    chunks = _chunks(seeds)
+    with ExitStack() as pools:
+        run: Iterable[list[SeedResult]] = map(_run_chunk, chunks)
+        if jobs > 1:
+            # Spawned: a fork would take threads and loops of the caller's along.
+            pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+            run = pools.enter_context(pool).map(_run_chunk, chunks)
+        for result in chain.from_iterable(run):
+            summary.add(result)
+            summary.real_seconds = time.monotonic() - began
+            if on_result is not None:
+                on_result(result)
+    return summary
+
+
+def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
+    left = iter(seeds)
+    while chunk := list(islice(left, _COLLECT_EVERY)):
+        yield chunk
+
+
+def _run_chunk(seeds: list[int]) -> list[SeedResult]:
+    """Run some seeds and collect their garbage together."""
     gc.freeze()  # what is imported by now is no world's garbage, and need not be looked at after each
     gc.disable()
-    for seed in seeds:
-        result = run_seed(seed, collect=False)
-        summary.add(result)
-        if summary.seeds % _COLLECT_EVERY == 0:
-            _collect()
-        summary.real_seconds = time.monotonic() - began
-        if on_result is not None:
-            on_result(result)
-    _collect()
-    gc.enable()
-    return summary
+    try:
+        return [run_seed(seed, collect=False) for seed in seeds]
+    finally:
+        _collect()
+        gc.enable()
 
 
 async def _live(world: World, target_batches: int | None) -> SeedResult:
