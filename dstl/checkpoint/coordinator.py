@@ -190,10 +190,6 @@ class CheckpointCoordinator:
         """Retained checkpoints, oldest first."""
         return tuple(self._completed)
 
-    def is_retired(self, run_id: str) -> bool:
-        """True where a newer run has replaced this one."""
-        return run_id in self._retired
-
     def open_run(self, run_id: str, completed: Iterable[CompletedCheckpoint], *, accept_older: bool = False) -> None:
         """Let a run work, from the checkpoints that were found; every other run is fenced from now on.
 

@@ -33,11 +33,6 @@ class StateKind(StrEnum):
     REDUCING = "reducing"
     AGGREGATING = "aggregating"
 
-    @property
-    def is_point(self) -> bool:
-        """True where a grouping key has one value and no user keys."""
-        return self in (StateKind.VALUE, StateKind.REDUCING, StateKind.AGGREGATING)
-
 
 @dataclass(frozen=True, slots=True)
 class StateDescriptor:

@@ -136,20 +136,6 @@ class StateRegistry:
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptData(f"not a state registry: {error!r}; was it written by a newer version of DSTL?") from error
 
-    def check_key(self, key_schema: StructType, operator: str) -> None:
-        """Check that an operator still groups by the types that its stored keys were made of.
-
-        Raises:
-            Invalid: It does not; names the operator and both keys.
-        """
-        stored = [f.dataType.simpleString() for f in self.key_schema.fields]
-        given = [f.dataType.simpleString() for f in key_schema.fields]
-        if stored != given:
-            raise Invalid(
-                f"operator {operator!r} groups by ({', '.join(given)}), but its checkpoint by ({', '.join(stored)}): "
-                "group as before, or give the operator another name"
-            )
-
     def merge(self, reported: StateRegistry) -> StateRegistry:
         """Return what both know, where two tasks have each declared what they saw.
 

@@ -122,13 +122,6 @@ def test_tasks_that_declare_differently_are_found_out():
     assert [d.name for d in merged.descriptors] == ["a", "b"]
 
 
-def test_the_grouping_key_is_compared_by_type():
-    made = StateRegistry(parse_ddl("k string, n int"))
-    made.check_key(parse_ddl("renamed string, n int"), "op")
-    with pytest.raises(Invalid, match=r"operator 'op' groups by \(string, bigint\).*\(string, int\)"):
-        made.check_key(parse_ddl("k string, n bigint"), "op")
-
-
 @pytest.mark.parametrize(
     "data", [{}, {"format": 9}, {"format": 1, "key": "x"}, {"format": 1, "key": "{}", "states": 5}]
 )
