@@ -1,9 +1,9 @@
 """Savepoints: self-contained, canonical copies of a checkpoint that no cleanup touches.
 
 A checkpoint is the running job's: it shares files with its neighbours and goes when it is subsumed. A savepoint is the
-operator's: a copy of the state alone, in the encoding that every table kind reads, below ``savepoints/<name>/`` of the
-same or another location, kept until somebody deletes it. It holds no source offsets: those stay in Spark's checkpoint
-directory.
+operator's: a copy of the state alone, without states that the query has deleted, in the encoding that every table kind
+reads, below ``savepoints/<name>/`` of the same or another location, kept until somebody deletes it. It holds no source
+offsets: those stay in Spark's checkpoint directory.
 
 Order of creation: base files, then the descriptor, put only if absent. So a savepoint is complete or invisible, and of
 two that are made under one name at the same time one fails and takes its own files away. Order of deletion: the marker,
@@ -34,10 +34,11 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange
+from materializer.expiry import deleted_states, is_deleted
 from materializer.file_bases import FileBases
 from materializer.restore import restore_tables
 from materializer.snapshot import KeyGroupFile, encode_key_group
-from materializer.tables import HeapStateTable, StateTable
+from materializer.tables import Expired, HeapStateTable, StateTable
 
 __all__ = [
     "OnProgress",
@@ -248,7 +249,8 @@ async def _copy(
             restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime, files=files)
             try:
                 for entry in checkpoint.operators:
-                    await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk)
+                    deleted = dict.fromkeys(deleted_states(entry.registry), is_deleted)
+                    await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk, deleted)
             finally:
                 for table in restored.tables.values():
                     table.close()
@@ -275,14 +277,14 @@ class _FileWriter:
         self._uploads: set[asyncio.Task[None]] = set()
         self._names: list[str] = []
 
-    async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange) -> None:
-        """Add one operator's key groups; closes the table."""
+    async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange, dropped: Expired) -> None:
+        """Add one operator's key groups, without what is dropped; closes the table."""
         table = table if table is not None else HeapStateTable()
         snapshot = table.snapshot()
         try:
             for group in key_groups:
                 # zstd and the checksum let the loop go on meanwhile.
-                part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group)
+                part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
                 file = self._open.setdefault(operator, _OpenFile())
                 file.parts.append((group, len(file.data), len(part.data), part.rows))
                 file.data += part.data

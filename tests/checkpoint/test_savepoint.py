@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from service_world import Driver, Events, Model, retained, state_of, without_empty
+from service_world import STATE, Driver, Events, Model, retained, state_of, without_empty
 
 from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
 from dstl.checkpoint.savepoint import create_savepoint, key_group_chunks, save_checkpoint
@@ -145,6 +145,21 @@ async def test_watermarks_of_query_and_operators_are_carried_over(seed: int) -> 
     )
     assert (restored.watermark_ms, restored.late_watermark_ms, restored.operators) == (900, 800, operators)
     assert restored.sequence_base == 70 + checkpoint.checkpoint_id
+
+
+async def test_what_a_query_has_deleted_is_not_in_its_savepoints(seed: int) -> None:
+    store = MemoryStore()
+    states = await a_job(store, seed)
+    checkpoint = (await retained(store))[-1]
+    counts, sums = sorted(checkpoint.operators, key=lambda entry: entry.uid)
+    without = counts.model_copy(update={"registry": {"states": [], "removed": [STATE]}})
+    made = await save_checkpoint(
+        store, store, a_runtime(), "mine", checkpoint.model_copy(update={"operators": (without, sums)})
+    )
+    assert states[-1]["counts"]
+    assert without_empty(await state_in(made, store)) == without_empty({"sums": states[-1]["sums"]})
+    # Its number is still taken: a state that is added later gets another.
+    assert made.operators[0].registry["removed"] == [STATE]
 
 
 async def test_equal_state_is_equal_bytes_however_it_was_cut(seed: int) -> None:
