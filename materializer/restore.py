@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
 
-from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.reader import Changes
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -20,16 +17,19 @@ from handles.key_group import KeyGroupRange
 from materializer.base_cache import BaseCache
 from materializer.base_loading import LoadedBases, load_bases
 from materializer.file_bases import FileBases
+from materializer.log_pieces import LogPiece, PiecesAhead, gathered
 from materializer.log_replay import ReplayStep, replay_steps, replayed
 from materializer.operator_bases import LoggedChanges, OperatorBases
 from materializer.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import StateTable
+from materializer.tables import RocksDBStateTable, StateTable
 from materializer.thread_call import call_in_thread
 
 __all__ = ["RestoredTables", "restore_tables"]
 
 _MEASURABLE_BYTES = 4 << 20
 _TOGETHER_ROWS = 1 << 16
+_STAGED_BYTES = 1 << 20
+"""Less is applied as it is: a file for it would be one more for every read to look into."""
 
 
 @dataclass(slots=True)
@@ -134,6 +134,7 @@ class _Restore:
         self._on_progress = on_progress
         self._progress = RestoreProgress({}, runtime.clock.now())
         self._log: dict[str, list[LoggedChanges]] = {}
+        self._loading = True
         self.restored = RestoredTables()
 
     async def run(self) -> RestoredTables:
@@ -151,19 +152,19 @@ class _Restore:
         for operator, groups in generations.items():
             self._progress.more(operator, sum(bases[0].length for bases in groups.values()))
         self._expect(steps, 1)
-        # The first segments are fetched and decoded while bases are loaded, for each alone leaves a core idle.
-        log = _Ahead(replayed(steps, self._store, self._owned, self._runtime))
+        log = self._pieces(steps)
         try:
             loaded = await self._load(generations)
+            self._loading = False
             if any(each.damaged for each in loaded.values()):
                 await log.close()
                 self._expect(steps, -1)
                 after = {op: {g: base.checkpoint for g, base in each.loaded.items()} for op, each in loaded.items()}
                 steps = replay_steps(self._checkpoint, self._owned, after)
                 self._expect(steps, 1)
-                log = _Ahead(replayed(steps, self._store, self._owned, self._runtime))
-            while (next_one := await log.next()) is not None:
-                await self._replay(*next_one)
+                log = self._pieces(steps)
+            while (piece := await log.next()) is not None:
+                await self._replay(piece)
         finally:
             await log.close()
         restored = self.restored
@@ -178,6 +179,10 @@ class _Restore:
             restored.replay_bytes_per_s = restored.bytes / seconds
         self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
         return restored
+
+    def _pieces(self, steps: Sequence[ReplayStep]) -> PiecesAhead:
+        segments = replayed(steps, self._store, self._owned, self._runtime)
+        return PiecesAhead(gathered(segments), self._prepare)
 
     async def _load(self, generations: Mapping[str, Generations]) -> dict[str, LoadedBases]:
         loaded: dict[str, LoadedBases] = {}
@@ -219,50 +224,32 @@ class _Restore:
                 names = ", ".join(sorted(loaded.damaged))
                 raise CorruptData(f"every base of key group {lost[0]} of {operator} is damaged or missing: {names}")
 
-    async def _replay(self, step: ReplayStep, found: Sequence[Changes]) -> None:
-        changes: dict[str, list[pa.RecordBatch]] = {}
-        rows = dict.fromkeys((operator for operator, _ in step.operators.values()), 0)
-        for log_id, _, key_group, batch in found:
-            operator, held = step.operators[log_id]
-            if key_group != META_KEY_GROUP and key_group not in held:
-                changes.setdefault(operator, []).append(batch)
-                rows[operator] += batch.num_rows
-        for operator, batches in changes.items():
+    async def _prepare(self, piece: LogPiece) -> None:
+        """Have a table write a piece of the log down while its bases come: for each alone leaves a core idle."""
+        for operator, batches in list(piece.changes.items()):
+            table = self._table(operator)
+            if self._loading and isinstance(table, RocksDBStateTable) and piece.nbytes >= _STAGED_BYTES:
+                staged = await call_in_thread(table.stage, batches)
+                if staged is not None:
+                    piece.stage(operator, staged)
+
+    async def _replay(self, piece: LogPiece) -> None:
+        for operator, batches in piece.changes.items():
             await call_in_thread(_apply, self._table(operator), batches)
-        self.restored.changes += sum(rows.values())
-        now, total = self._runtime.clock.now(), max(1, sum(rows.values()))
-        for operator, count in rows.items():
-            # At least one byte: a log that may hold these key groups is not free of them until they have a base.
-            stored = max(1, step.entry.handle.size * count // total)
-            self._log.setdefault(operator, []).append(LoggedChanges(step.entry.checkpoint, stored, 1, now))
-        for operator, share in _shares(step).items():
-            self._advance(operator, share)
-
-
-class _Ahead:
-    """A generator of segments that has begun before anybody asks it."""
-
-    def __init__(self, segments: AsyncGenerator[tuple[ReplayStep, list[Changes]]]) -> None:
-        self._segments = segments
-        self._first: asyncio.Task[tuple[ReplayStep, list[Changes]] | None] | None = asyncio.ensure_future(self._anext())
-
-    async def next(self) -> tuple[ReplayStep, list[Changes]] | None:
-        """Return the next segment, None after the last."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            return await first
-        return await self._anext()
-
-    async def close(self) -> None:
-        """Give up what was not asked for. Idempotent."""
-        if self._first is not None:
-            self._first.cancel()
-            await asyncio.gather(self._first, return_exceptions=True)
-            self._first = None
-        await self._segments.aclose()
-
-    async def _anext(self) -> tuple[ReplayStep, list[Changes]] | None:
-        return await anext(self._segments, None)
+        for operator, staged in piece.staged.items():
+            table = self._table(operator)
+            assert isinstance(table, RocksDBStateTable), "no other table stages"
+            await call_in_thread(table.take, staged)
+        now = self._runtime.clock.now()
+        for step, rows in piece.steps:
+            self.restored.changes += sum(rows.values())
+            total = max(1, sum(rows.values()))
+            for operator, count in rows.items():
+                # At least one byte: a log that may hold these key groups is not free of them until they have a base.
+                stored = max(1, step.entry.handle.size * count // total)
+                self._log.setdefault(operator, []).append(LoggedChanges(step.entry.checkpoint, stored, 1, now))
+            for operator, share in _shares(step).items():
+                self._advance(operator, share)
 
 
 def _shares(step: ReplayStep) -> Mapping[str, int]:

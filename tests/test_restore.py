@@ -318,19 +318,41 @@ class SlowTable(HeapStateTable):
         super().apply(changes)
 
 
-async def test_only_a_bounded_number_of_segments_is_fetched_ahead() -> None:
+async def test_only_a_bounded_number_of_segments_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the log's size: here every segment is a piece of its own, and two are all that fits in memory."""
     store = GatedStore(MemoryStore())
     log = Log(store.inner)
     log.add_log("log-a", "a")
     for n in range(60):
         await log.add({"log-a": [put(1, 0, b"k", b"", b"%d" % n)]})
+    size = changes(put(1, 0, b"k", b"", b"59")).nbytes
+    monkeypatch.setattr("materializer.log_pieces._PIECE_BYTES", 1)
+    monkeypatch.setattr("materializer.log_pieces._AHEAD_BYTES", 2 * size)
     ahead: list[int] = []
     await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(ahead, store))  # type: ignore[arg-type]
     assert len(ahead) == 60
-    assert 1 <= max(ahead) <= 16
+    # Sixteen that are fetched, one that waits for room, and the two.
+    assert 1 <= max(ahead) <= 16 + 1 + 2
 
 
-async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int) -> None:
+async def test_many_small_segments_are_applied_together() -> None:
+    """A job of small batches has hundreds of them, and each call costs a change of threads."""
+    store = GatedStore(MemoryStore())
+    log = Log(store.inner)
+    log.add_log("log-a", "a")
+    for n in range(60):
+        await log.add({"log-a": [put(1, 0, b"k%d" % (n % 7), b"", b"%d" % n)]})
+    calls: list[int] = []
+    restored = await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(calls, store))  # type: ignore[arg-type]
+    assert len(calls) == 1
+    assert restored.changes == 60
+    assert restored.tables["a"].get_many(0, [1] * 7, [b"k%d" % n for n in range(7)]) == [
+        b"%d" % max(m for m in range(60) if m % 7 == n) for n in range(7)
+    ]
+
+
+async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("materializer.log_pieces._PIECE_BYTES", 1)
     log = Log(MemoryStore())
     await some_history(log, random.Random(seed))
     store = FaultyStore(log.store, [FaultRule(Fault.STUCK, "get", nth=(5,))])

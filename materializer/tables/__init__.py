@@ -9,6 +9,7 @@ from dstl.errors import Invalid
 from materializer.tables.base import ENTRY_SCHEMA, Expired, StateEntry, StateTable, TableSize, TableSnapshot
 from materializer.tables.heap import HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
+from materializer.tables.rocksdb_ingestion import StagedChanges
 from materializer.tables.rocksdb_options import RocksDBOptions
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SnapshotFile
 
@@ -20,6 +21,7 @@ __all__ = [
     "RocksDBStateTable",
     "RocksDBTableSnapshot",
     "SnapshotFile",
+    "StagedChanges",
     "StateEntry",
     "StateTable",
     "TableKind",

@@ -11,7 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow as pa
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from handles.key_group import KeyGroup
-from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS, Expired, KeyGroups, StateEntry, TableSize
+from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
@@ -32,6 +32,7 @@ from materializer.tables.rocksdb_engine import (
     translated_errors,
     walk,
 )
+from materializer.tables.rocksdb_ingestion import SortedFile, StagedChanges, write_changes
 from materializer.tables.rocksdb_options import RocksDBOptions
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SnapshotFile
 
@@ -69,6 +70,7 @@ class RocksDBStateTable:
     def __init__(self, directory: Path, options: RocksDBOptions | None = None) -> None:
         self._claim(directory, options)
         self._snapshots = 0
+        self._staged = count(1)
         self._flushing = threading.Lock()
         self._open({})
 
@@ -238,26 +240,49 @@ class RocksDBStateTable:
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages: they become one file, which RocksDB takes in."""
         self._check_open()
-        path = self._directory / f"restore-{key_group}.sst"
-        rows = 0
-        try:
-            with translated_errors(self._path):
-                writer = import_rocksdict().SstFileWriter(engine_options(self._options))
-                writer.open(str(path))
+        with translated_errors(self._path):
+            file = SortedFile(self._directory / f"restore-{key_group}.sst", self._options)
+            try:
                 for page in pages:
-                    if not page.schema.equals(ENTRY_SCHEMA):
-                        raise Invalid(f"a page of key group {key_group} has another schema: {page.schema}")
-                    self._write_sst(writer, key_group, page)
-                    rows += page.num_rows
+                    file.add_page(key_group, page)
+                file.finish()
                 self.drop_key_group(key_group)
-                if rows:
-                    writer.finish()
-                    taking = import_rocksdict().IngestExternalFileOptions()
-                    taking.set_move_files(True)
-                    self._db.ingest_external_file([str(path)], taking)
-        finally:
-            path.unlink(missing_ok=True)
+                self._take(file)
+            finally:
+                file.delete()
         self._touch(key_group)
+
+    def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+        """Write changes to a file which :meth:`take` puts over the table later, in no time.
+
+        From any thread, beside any other call: the database itself is not touched, and need not be there yet. Costs
+        half as much again as :meth:`apply`, so it is for a thread that would have nothing to do otherwise. What is
+        never taken is deleted with the table.
+
+        Args:
+            changes: As for :meth:`apply`, in their order.
+
+        Returns:
+            None where only :meth:`apply` can do it, because a clear is among them.
+
+        Raises:
+            Invalid: As for :meth:`apply`.
+            Unavailable: The disk cannot be written.
+        """
+        return write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
+
+    def take(self, staged: StagedChanges) -> None:
+        """Apply staged changes; they are used up."""
+        self._check_open()
+        with translated_errors(self._path):
+            self._take(staged.file)
+        for key_group in staged.key_groups:
+            self._touch(key_group)
+
+    def _take(self, file: SortedFile) -> None:
+        file.take_into(self._db)
+        self._put_rows += file.entries
+        self._put_bytes += file.payload
 
     def drop_key_group(self, key_group: KeyGroup) -> None:
         """Forget one key group; its space is free after the next compaction."""
@@ -326,6 +351,8 @@ class RocksDBStateTable:
             self._db = None
         self._versions = {}
         shutil.rmtree(self._path, ignore_errors=True)
+        for left in self._directory.glob("staged-*.sst"):
+            left.unlink(missing_ok=True)
 
     def _apply_run(self, batch: RocksDBBatch, run: ChangeRun) -> None:
         head = encode_prefix(run.key_group, run.state)
@@ -353,17 +380,6 @@ class RocksDBStateTable:
                     written.add(stem)
             else:
                 batch.delete(stem + user_key)
-
-    def _write_sst(self, writer: Any, key_group: KeyGroup, page: pa.RecordBatch) -> None:
-        columns = (page.column(name).to_pylist() for name in ENTRY_SCHEMA.names)
-        heads = {state: encode_prefix(key_group, state) for state in page.column("state").unique().to_pylist()}
-        payload = 0
-        for state, key, user_key, value in zip(*columns, strict=True):
-            raw = encode_key(heads[state], key) + user_key
-            payload += len(key) + len(user_key) + len(value)
-            writer[raw] = value
-        self._put_rows += page.num_rows
-        self._put_bytes += payload
 
     def _touch(self, key_group: KeyGroup) -> None:
         self._clock += 1

@@ -12,6 +12,7 @@ from dstl.errors import CorruptData, Invalid, Unavailable
 from materializer.tables.rocksdb_options import RocksDBOptions
 
 __all__ = [
+    "KEY_OVERHEAD_BYTES",
     "RocksDBBatch",
     "decode_key",
     "encode_key",
@@ -25,6 +26,9 @@ __all__ = [
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 1 << 20
 _PREFIX = struct.Struct(">HH")
+
+KEY_OVERHEAD_BYTES = _PREFIX.size + 2
+"""What a stored key has beside key and user key, where no byte of the key is 00."""
 
 
 def import_rocksdict() -> Any:

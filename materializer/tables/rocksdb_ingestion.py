@@ -1,0 +1,161 @@
+"""Sorted files that RocksDB takes in at once: a key group out of a base, or changes of the log behind it.
+
+To write such a file needs no database, so it can be done while the database is not there yet; and taking it in is a
+hard link and an entry of the database's own manifest, whatever the file's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dstl.changelog.change_set import OP_CLEAR, OP_PUT
+from dstl.errors import Invalid
+from handles.key_group import KeyGroup
+from materializer.tables.base import ENTRY_SCHEMA
+from materializer.tables.columns import ChangeRun, change_runs
+from materializer.tables.rocksdb_engine import (
+    KEY_OVERHEAD_BYTES,
+    encode_key,
+    encode_prefix,
+    engine_options,
+    import_rocksdict,
+    translated_errors,
+)
+from materializer.tables.rocksdb_options import RocksDBOptions
+
+__all__ = ["SortedFile", "StagedChanges", "write_changes"]
+
+
+class SortedFile:
+    """One file of stored keys in ascending order; one thread at a time.
+
+    Attributes:
+        entries: Keys that were put.
+        payload: Bytes of their keys, user keys and values, without what a stored key adds.
+
+    Args:
+        path: Made here, gone after :meth:`delete` or once it was taken in.
+        options: Of the table that is to take it.
+    """
+
+    def __init__(self, path: Path, options: RocksDBOptions) -> None:
+        self.path = path
+        self.entries = self.payload = 0
+        self._records = 0
+        self._writer = import_rocksdict().SstFileWriter(engine_options(options))
+        self._writer.open(str(path))
+
+    def add_page(self, key_group: KeyGroup, page: pa.RecordBatch) -> None:
+        """Write a page of entries of one key group.
+
+        Raises:
+            Invalid: It has another schema.
+        """
+        if not page.schema.equals(ENTRY_SCHEMA):
+            raise Invalid(f"a page of key group {key_group} has another schema: {page.schema}")
+        columns = (page.column(name).to_pylist() for name in ENTRY_SCHEMA.names)
+        heads = {state: encode_prefix(key_group, state) for state in page.column("state").unique().to_pylist()}
+        writer, payload = self._writer, 0
+        for state, key, user_key, value in zip(*columns, strict=True):
+            writer[encode_key(heads[state], key) + user_key] = value
+            payload += len(key) + len(user_key) + len(value)
+        self.entries += page.num_rows
+        self._records += page.num_rows
+        self.payload += payload
+
+    def add_sorted(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write stored keys in ascending order with their values; None deletes what a table has under the key."""
+        writer, puts, deletes, payload = self._writer, 0, 0, 0
+        for raw, value in records:
+            if value is None:
+                del writer[raw]
+                deletes += 1
+            else:
+                writer[raw] = value
+                puts += 1
+                payload += len(raw) + len(value)
+        self.entries += puts
+        self._records += puts + deletes
+        self.payload += payload - puts * KEY_OVERHEAD_BYTES
+
+    def finish(self) -> None:
+        """Complete the file; no more may be added."""
+        if self._records:
+            self._writer.finish()
+        self._writer = None
+
+    def take_into(self, database: Any) -> None:
+        """Put everything over what a database has. The file must be complete, and is gone afterwards."""
+        if self._records:
+            moving = import_rocksdict().IngestExternalFileOptions()
+            moving.set_move_files(True)
+            database.ingest_external_file([str(self.path)], moving)
+        self.delete()
+
+    def delete(self) -> None:
+        """Delete the file. Idempotent."""
+        self._writer = None
+        self.path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedChanges:
+    """Changes that a table can take in at once.
+
+    Attributes:
+        file: The last change of each of their keys.
+        key_groups: Key groups that are changed.
+    """
+
+    file: SortedFile
+    key_groups: frozenset[KeyGroup]
+
+
+def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions) -> StagedChanges | None:
+    """Write change records, in their order, to a sorted file.
+
+    Args:
+        changes: Batches of change records; of several changes of one key the last stays.
+        path: Of the file.
+        options: Of the table that is to take it.
+
+    Returns:
+        None where a clear is among them: which entries it removes only a table knows.
+
+    Raises:
+        Invalid: As for :meth:`~materializer.tables.base.StateTable.apply`.
+        Unavailable: The disk cannot be written.
+    """
+    last: dict[bytes, bytes | None] = {}
+    key_groups: set[KeyGroup] = set()
+    for batch in changes:
+        for run in change_runs(batch):
+            if run.ops is not None and OP_CLEAR in run.ops:
+                return None
+            last.update(_records(run))
+            key_groups.add(run.key_group)
+    with translated_errors(path):
+        file = SortedFile(path, options)
+        try:
+            file.add_sorted((raw, last[raw]) for raw in sorted(last))
+            file.finish()
+        except BaseException:
+            file.delete()
+            raise
+    return StagedChanges(file, frozenset(key_groups))
+
+
+def _records(run: ChangeRun) -> Iterator[tuple[bytes, bytes | None]]:
+    head = encode_prefix(run.key_group, run.state)
+    raws: Iterable[bytes] = [encode_key(head, key) for key in run.keys]
+    if run.user_keys is not None:
+        raws = map(bytes.__add__, raws, run.user_keys)
+    if run.ops is None:
+        return zip(raws, run.values, strict=True)
+    values = (value if op == OP_PUT else None for op, value in zip(run.ops, run.values, strict=True))
+    return zip(raws, values, strict=True)
