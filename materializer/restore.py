@@ -168,6 +168,8 @@ class _Restore:
         finally:
             await log.close()
         restored = self.restored
+        for table in restored.tables.values():
+            _resume(table)
         for operator in {*generations, *self._log}:
             of = loaded.get(operator, LoadedBases())
             restored.bases[operator] = OperatorBases(
@@ -235,6 +237,7 @@ class _Restore:
 
     async def _replay(self, piece: LogPiece) -> None:
         for operator, batches in piece.changes.items():
+            _resume(self._table(operator))
             await call_in_thread(_apply, self._table(operator), batches)
         for operator, staged in piece.staged.items():
             table = self._table(operator)
@@ -257,6 +260,12 @@ def _shares(step: ReplayStep) -> Mapping[str, int]:
     operators = sorted({operator for operator, _ in step.operators.values()})
     size, count = step.entry.handle.size, len(operators)
     return {operator: size * (at + 1) // count - size * at // count for at, operator in enumerate(operators)}
+
+
+def _resume(table: StateTable) -> None:
+    """Let a table merge its files: whatever is put one by one may be so much that it must keep up with it."""
+    if isinstance(table, RocksDBStateTable):
+        table.resume_compaction()
 
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:

@@ -29,6 +29,7 @@ from materializer.tables.rocksdb_engine import (
     encode_prefix,
     engine_options,
     import_rocksdict,
+    open_database,
     translated_errors,
     walk,
 )
@@ -66,6 +67,7 @@ class RocksDBStateTable:
 
     kind = "rocksdb"
     _db: Any = None
+    _compacting: bool
 
     def __init__(self, directory: Path, options: RocksDBOptions | None = None) -> None:
         self._claim(directory, options)
@@ -78,6 +80,9 @@ class RocksDBStateTable:
         self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
     ) -> None:
         """Go on with the files of a :class:`RocksDBTableSnapshot`, without reading their entries.
+
+        Files are not merged until :meth:`resume_compaction`: a base may have waited for that for long, and a restore
+        has better use for the processor.
 
         Args:
             files: Directory that holds all of the snapshot's files. They are linked, or copied from another file
@@ -99,7 +104,7 @@ class RocksDBStateTable:
                 _link(file, self._path / file.name)
             if not (self._path / "CURRENT").exists():
                 raise CorruptData(f"{files} is no RocksDB checkpoint (no CURRENT): restore from an older base")
-            self._open({key_group: at for at, key_group in enumerate(sorted(key_groups), 1)})
+            self._open({key_group: at for at, key_group in enumerate(sorted(key_groups), 1)}, compacting=False)
             self._keep_only(sorted(key_groups))
         except BaseException:
             self._replace_files()
@@ -108,6 +113,14 @@ class RocksDBStateTable:
         self._checksums.update((file.name, file) for file in known)
         self._put_rows = self._estimated_entries()
         self._put_bytes = self._put_rows * row_bytes
+
+    def resume_compaction(self) -> None:
+        """Merge files again, after :meth:`adopt`. Idempotent."""
+        self._check_open()
+        if not self._compacting:
+            with translated_errors(self._path):
+                self._db.set_options({"disable_auto_compactions": "false"})
+            self._compacting = True
 
     def _replace_files(self) -> None:
         if self._db is not None:
@@ -128,7 +141,7 @@ class RocksDBStateTable:
         except OSError as error:
             raise Unavailable(f"cannot make {self._path}: {error.strerror}; choose a writable directory") from error
 
-    def _open(self, versions: dict[KeyGroup, int]) -> None:
+    def _open(self, versions: dict[KeyGroup, int], *, compacting: bool = True) -> None:
         self._pid = os.getpid()
         self._versions = versions
         self._clock = len(versions)
@@ -136,8 +149,10 @@ class RocksDBStateTable:
         # File numbers begin anew in each database, so a file's name says which one has made it.
         self._incarnation = os.urandom(8).hex()
         self._put_rows = self._put_bytes = 0
-        with translated_errors(self._path):
-            self._db = import_rocksdict().Rdict(str(self._path), engine_options(self._options))
+        native = engine_options(self._options)
+        native.set_disable_auto_compactions(not compacting)
+        self._db = open_database(self._path, native)
+        self._compacting = compacting
 
     def _keep_only(self, key_groups: Sequence[KeyGroup]) -> None:
         batch = RocksDBBatch(self._db)

@@ -19,6 +19,7 @@ __all__ = [
     "encode_prefix",
     "engine_options",
     "import_rocksdict",
+    "open_database",
     "translated_errors",
     "walk",
 ]
@@ -75,6 +76,14 @@ def engine_options(options: RocksDBOptions) -> Any:
     native.set_max_log_file_size(1 << 20)
     native.set_stats_dump_period_sec(0)
     return native
+
+
+def open_database(path: Path, native: Any, *, read_only: bool = False) -> Any:
+    """Open a database with these options. (Without a name for them, those that lie beside its files are taken.)"""
+    rocksdict = import_rocksdict()
+    access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
+    with translated_errors(path):
+        return rocksdict.Rdict(str(path), native, column_families={"default": native}, access_type=access)
 
 
 def encode_prefix(key_group: int, state: int = 0) -> bytes:

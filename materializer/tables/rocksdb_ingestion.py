@@ -6,7 +6,7 @@ hard link and an entry of the database's own manifest, whatever the file's size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,20 +68,19 @@ class SortedFile:
         self._records += page.num_rows
         self.payload += payload
 
-    def add_sorted(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Write stored keys in ascending order with their values; None deletes what a table has under the key."""
-        writer, puts, deletes, payload = self._writer, 0, 0, 0
-        for raw, value in records:
+    def add_all(self, records: Mapping[bytes, bytes | None]) -> None:
+        """Write stored keys and their values; None deletes what a table has under the key."""
+        writer = self._writer
+        for raw in sorted(records):
+            value = records[raw]
             if value is None:
                 del writer[raw]
-                deletes += 1
             else:
                 writer[raw] = value
-                puts += 1
-                payload += len(raw) + len(value)
-        self.entries += puts
-        self._records += puts + deletes
-        self.payload += payload - puts * KEY_OVERHEAD_BYTES
+        puts = [len(raw) + len(value) for raw, value in records.items() if value is not None]
+        self._records += len(records)
+        self.entries += len(puts)
+        self.payload += sum(puts) - len(puts) * KEY_OVERHEAD_BYTES
 
     def finish(self) -> None:
         """Complete the file; no more may be added."""
@@ -140,9 +139,10 @@ def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksD
             last.update(_records(run))
             key_groups.add(run.key_group)
     with translated_errors(path):
-        file = SortedFile(path, options)
+        # Not compressed, which would take as long again: the file is merged into others soon.
+        file = SortedFile(path, options.model_copy(update={"compression": "none"}))
         try:
-            file.add_sorted((raw, last[raw]) for raw in sorted(last))
+            file.add_all(last)
             file.finish()
         except BaseException:
             file.delete()
@@ -152,7 +152,8 @@ def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksD
 
 def _records(run: ChangeRun) -> Iterator[tuple[bytes, bytes | None]]:
     head = encode_prefix(run.key_group, run.state)
-    raws: Iterable[bytes] = [encode_key(head, key) for key in run.keys]
+    # encode_key in place: a call for each takes as long again.
+    raws: Iterable[bytes] = [head + key.replace(b"\0", b"\0\xff") + b"\0\0" for key in run.keys]
     if run.user_keys is not None:
         raws = map(bytes.__add__, raws, run.user_keys)
     if run.ops is None:

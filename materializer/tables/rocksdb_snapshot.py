@@ -20,7 +20,7 @@ from materializer.tables.rocksdb_engine import (
     decode_key,
     encode_prefix,
     engine_options,
-    import_rocksdict,
+    open_database,
     translated_errors,
     walk,
 )
@@ -155,13 +155,9 @@ class RocksDBTableSnapshot:
         with self._lock:
             self._check_open()
             if self._database is None:
-                rocksdict = import_rocksdict()
                 # Read once from end to end: a cache would only take memory from the table.
-                options = engine_options(RocksDBOptions(block_cache_bytes=8 << 20))
-                with translated_errors(self.path):
-                    self._database = rocksdict.Rdict(
-                        str(self.path), options, access_type=rocksdict.AccessType.read_only(False)
-                    )
+                native = engine_options(RocksDBOptions(block_cache_bytes=8 << 20))
+                self._database = open_database(self.path, native, read_only=True)
             return self._database
 
     def _check_open(self) -> None:

@@ -1,6 +1,7 @@
 """The log that RocksDB tables write down in files while their base is fetched, and take over it afterwards."""
 
 import random
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -149,3 +150,32 @@ async def test_a_damaged_base_lets_go_of_what_was_staged_for_it(
         assert counted.staged > counted.taken
     finally:
         await world.close()
+
+
+def test_files_are_not_merged_while_a_table_is_restored(tmp_path: Path) -> None:
+    """A base with many runs would be rewritten at once, and take the processor from the restore."""
+    options = SMALL.model_copy(update={"max_runs": 2})
+    with closing(RocksDBStateTable(tmp_path / "first", SMALL)) as first:
+        for n in range(6):
+            first.apply(changes(*(put(1, 0, b"%d" % key, b"", b"%d" % n) for key in range(100))))
+            first.prepare_snapshot()
+        with closing(first.snapshot()) as snapshot, closing(RocksDBStateTable(tmp_path / "second", options)) as second:
+            runs = sum(bool(file.id) for file in snapshot.files())
+            assert runs > options.max_runs
+            second.adopt(snapshot.path, [1])
+            second.apply(changes(put(1, 0, b"0", b"", b"new")))
+            second.prepare_snapshot()
+            time.sleep(0.2)
+            assert files_of(second) == runs + 1
+            second.resume_compaction()
+            second.resume_compaction()
+            deadline = time.monotonic() + 30
+            while files_of(second) > options.max_runs and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert files_of(second) <= options.max_runs
+            assert second.get_many(0, [1, 1], [b"0", b"7"]) == [b"new", b"5"]
+
+
+def files_of(table: RocksDBStateTable) -> int:
+    with closing(table.snapshot()) as snapshot:
+        return sum(bool(file.id) for file in snapshot.files())

@@ -149,6 +149,20 @@ def test_a_table_opens_on_the_files_of_a_snapshot(tmp_path: Path) -> None:
     assert {path.name for path in downloaded.iterdir()} >= {"CURRENT"}, "the downloaded files stay"
 
 
+def test_a_restored_table_goes_by_its_own_options_and_not_by_those_of_its_base(tmp_path: Path) -> None:
+    """Before, whatever was set in ``RocksDBOptions`` for a restart was without effect on a table that was restored."""
+    rows = [put(1, 0, b"%d" % n, b"", b"a" * 100) for n in range(5000)]
+    with closing(RocksDBStateTable(tmp_path / "first", SMALL.model_copy(update={"compression": "none"}))) as first:
+        first.apply(changes(*rows))
+        with closing(first.snapshot()) as snapshot:
+            plain = sum(file.size for file in snapshot.files())
+            table = adopted(tmp_path / "second", snapshot.path, [1], SMALL.model_copy(update={"compression": "zstd"}))
+    with closing(table):
+        table.apply(changes(*(put(1, 1, b"%d" % n, b"", b"a" * 100) for n in range(5000))))
+        with closing(table.snapshot()) as snapshot:
+            assert sum(file.size for file in snapshot.files()) < 1.5 * plain
+
+
 @pytest.mark.parametrize("damage", ["CURRENT", "MANIFEST", ".sst", "flip"])
 def test_damaged_files_are_detected(tmp_path: Path, damage: str) -> None:
     downloaded = tmp_path / "downloaded"
