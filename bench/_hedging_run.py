@@ -88,7 +88,7 @@ class _Counting(NullRecorder):
         self.counters[name] += value  # type: ignore[assignment]
 
 
-class _Sizes:
+class SizeStore:
     """An inner store that confirms sizes and keeps nothing: a million bodies fit nowhere."""
 
     location = "memory://bench"
@@ -164,7 +164,7 @@ class _Run:
         self._stores: list[LatencyStore] = []
         self._uploaders: list[Uploader] = []
         for process in range((w.writers + w.per_process - 1) // w.per_process):
-            store, hedge_store = (LatencyStore(_Sizes(), self._model) for _ in range(2))
+            store, hedge_store = (LatencyStore(SizeStore(), self._model) for _ in range(2))
             self._stores += [store, hedge_store]
             self._uploaders.append(
                 Uploader(

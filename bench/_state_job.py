@@ -6,7 +6,8 @@ batch does; sockets and Spark itself are left out.
 
 from __future__ import annotations
 
-import json
+import argparse
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,13 +18,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bench._figures import add_json
+from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet import _part
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.task_manager_part import part_from_wire
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import system_runtime
@@ -31,6 +35,7 @@ from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.local import LocalStore
 from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.process import SWITCH_INTERVAL_S
 from dstl.taskmanager.service import _contribution_to_wire
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
@@ -44,6 +49,7 @@ from materializer.tables import StateTable, TableKind, open_table
 GROUPS = 128
 OPERATOR = "bench"
 KEY_BYTES = 8
+LOADED_TOGETHER = 64_000
 DIGITS = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
@@ -71,9 +77,7 @@ def open_store(kind: str, directory: Path, model: str, seed: int) -> ObjectStore
     local = LocalStore(str(directory / "objects"))
     if kind == "local":
         return local
-    models = json.loads((Path(__file__).parent / "models.json").read_text())
-    parameters: dict[str, Any] = models[model]
-    return LatencyStore(local, LatencyModel(LatencyParameters.of(parameters), seed))
+    return LatencyStore(local, LatencyModel(LatencyParameters.of(models()[model]), seed))
 
 
 class StateJob:
@@ -90,6 +94,7 @@ class StateJob:
         seed: int = 1,
         retained: int = 3,
     ) -> None:
+        sys.setswitchinterval(SWITCH_INTERVAL_S)  # as a TaskManager process does
         self.runtime = system_runtime()
         self.recorder = MemoryRecorder(1 << 16)
         self.store = InstrumentedStore(store, recorder=self.recorder)
@@ -180,7 +185,7 @@ class StateJob:
         worked, worked_cpu = time.perf_counter(), time.thread_time()
         winners = {OPERATOR: [self._attempt]}
         fields, payload = _contribution_to_wire(await self.backend.persist(winners))
-        part, seals = _part(fields, memoryview(payload))
+        part, seals = part_from_wire(fields, memoryview(payload))
         checkpoint, inlined = assemble(
             self.newest,
             [part],
@@ -213,10 +218,10 @@ class StateJob:
             await self.store.delete(self.registry.unregister(self.completed.pop(0).checkpoint_id))
         return times
 
-    async def load(self, keys: int, batch_keys: int = 64_000) -> None:
+    async def load(self, keys: int) -> None:
         """Write every key once."""
-        for start in range(0, keys, batch_keys):
-            await self.batch(np.arange(start, min(keys, start + batch_keys)))
+        for start in range(0, keys, LOADED_TOGETHER):
+            await self.batch(np.arange(start, min(keys, start + LOADED_TOGETHER)))
 
     async def settled(self) -> None:
         """Wait until no materialization runs."""
@@ -252,6 +257,15 @@ def fixed_width(rows: np.ndarray[Any, Any]) -> pa.Array:
     return pa.Array.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
     )
+
+
+def add_job_arguments(parser: argparse.ArgumentParser, *, value_bytes: int) -> None:
+    """Add what every benchmark of such a job can be told; ``value_bytes`` is the default."""
+    parser.add_argument("--table", choices=("heap", "rocksdb"), default="heap")
+    parser.add_argument("--value-bytes", type=int, default=value_bytes)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--directory", help="where to put everything; by default the system's temporary directory")
+    add_json(parser)
 
 
 def in_directory(work: Callable[[Path], dict[str, Any]], place: str | None) -> dict[str, Any]:

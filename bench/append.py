@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from bench._figures import add_json, print_figures
 from bench._flink_append import FlinkAppend
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.names import SegmentNames
@@ -196,12 +197,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flink", type=Path, help="directory of Flink's jars, to run it as well")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    add_json(parser)
     args = parser.parse_args(argv)
     figures = asyncio.run(run(args))
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:30} {value:,}" if name == "file_bytes" else f"{name:30} {value:.4f}")
+    print_figures(figures, as_json=args.json)
     return 0

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench._state_job import KEY_BYTES, BatchTimes, StateJob, in_directory, open_store, percentile
+from bench._state_job import KEY_BYTES, BatchTimes, StateJob, add_job_arguments, in_directory, open_store, percentile
 from dstl.options import MaterializationOptions
 
 
@@ -115,19 +115,14 @@ def _one(args: argparse.Namespace, state_mb: float, directory: Path) -> dict[str
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench checkpoint", description=__doc__)
     parser.add_argument("--state-mb", type=float, nargs="+", default=[10.0, 100.0, 1000.0])
-    parser.add_argument("--table", choices=("heap", "rocksdb"), default="heap")
     parser.add_argument("--changed-mb", type=float, default=1.0, help="keys and values that a batch changes")
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--pause-s", type=float, default=0.05, help="between batches")
     parser.add_argument("--materialize-s", type=float, default=2.0, help="from one materialization to the next")
-    parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--store", choices=("latency", "local"), default="latency")
     parser.add_argument("--model", default="s3-standard-small", help="of bench/models.json")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", help="where to put everything; by default the system's temporary directory")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
-    sys.setswitchinterval(0.001)  # as a TaskManager process does
     figures = asyncio.run(measure_all(args))
     if args.json:
         print(json.dumps(figures))

@@ -38,7 +38,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench._figures import add_json
 from bench._hedging_run import ROUND_S, Arm, Workload, run_arm
+from bench._models import models
 from dstl.changelog.hedging import HedgePolicy
 from dstl.changelog.overtaking import Ticket
 from dstl.options import HedgingOptions
@@ -46,7 +48,6 @@ from dstl.testing.latency import LatencyParameters
 
 __all__ = ["main", "report"]
 
-MODELS = Path(__file__).with_name("models.json")
 CHECKPOINT = 500
 WINDOW_S = 60
 
@@ -187,7 +188,7 @@ def _parameters(args: argparse.Namespace) -> tuple[str, LatencyParameters]:
         values = json.loads(Path(args.params).read_text(encoding="utf-8"))
         name = Path(args.params).stem
     else:
-        values = json.loads(MODELS.read_text(encoding="utf-8"))
+        values = models()
         name = args.model
     if "sizes" not in values:  # a file of several named sets
         name = args.model if args.model in values else next(iter(values))
@@ -236,8 +237,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     source = parser.add_mutually_exclusive_group()
-    names = sorted(json.loads(MODELS.read_text(encoding="utf-8")))
-    source.add_argument("--model", choices=names, default="flip158-5mb", help="a set of bench/models.json")
+    source.add_argument("--model", choices=sorted(models()), default="flip158-5mb", help="a set of bench/models.json")
     source.add_argument("--params", metavar="FILE", help="a set of one's own, in the same form")
     parser.add_argument("--puts", type=int, default=1_000_000, help="PUTs of one arm, all seeds together")
     parser.add_argument("--seeds", type=int, default=3)
@@ -254,5 +254,5 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--compare", action="store_true", help="also a static delay at p95, tuned in hindsight")
     parser.add_argument("--plot", metavar="FILE", help="draw how many PUTs take longer, for both arms")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    add_json(parser)
     return parser

@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from bench._hedging_run import _Sizes
+from bench._figures import add_json
+from bench._hedging_run import SizeStore
+from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
@@ -34,7 +35,6 @@ from dstl.testing.virtual_time import run_in_virtual_time
 
 __all__ = ["main"]
 
-MODELS = Path(__file__).with_name("models.json")
 ROUND_S = 30.0
 _HUGE = 1 << 40
 
@@ -76,7 +76,7 @@ class Manager:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark from the command line."""
     args = _parser().parse_args(argv)
-    parameters = LatencyParameters.of(json.loads(MODELS.read_text(encoding="utf-8"))[args.model])
+    parameters = LatencyParameters.of(models()[args.model])
     began = time.monotonic()
     result: dict[str, object] = {
         "model": args.model,
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, default=3, help="checkpoints before those: hedging learns")
     parser.add_argument("--segment-size", type=int, default=BatchingOptions().segment_size, help="of the batched arms")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true")
+    add_json(parser)
     return parser
 
 
@@ -139,7 +139,7 @@ async def _run(args: argparse.Namespace, parameters: LatencyParameters, arm: Arm
 def _manager(args: argparse.Namespace, arm: Arm, model: LatencyModel, first: int) -> Manager:
     seed = args.seed * 1000 + first
     runtime = Runtime.seeded(seed, LoopClock())
-    stores = (LatencyStore(_Sizes(), model), LatencyStore(_Sizes(), model))
+    stores = (LatencyStore(SizeStore(), model), LatencyStore(SizeStore(), model))
     uploader = Uploader(
         stores[0],
         runtime=runtime,

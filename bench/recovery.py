@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import statistics
 import struct
@@ -29,7 +28,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, in_directory, open_store
+from bench._figures import print_figures
+from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, add_job_arguments, in_directory, open_store
 from dstl.changelog.segment_decoder import parse_index
 from dstl.changelog.segment_index import CODEC_ZSTD
 from dstl.checkpoint.truncation import recovery_work
@@ -176,7 +176,6 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench recovery", description=__doc__)
     parser.add_argument("--state-mb", type=float, default=100.0, help="keys and values, MB of 1e6 bytes")
-    parser.add_argument("--table", choices=("heap", "rocksdb"), default="heap")
     parser.add_argument(
         "--log-share",
         type=float,
@@ -184,16 +183,9 @@ def main(argv: list[str]) -> int:
         help="log after the base, by state; the trigger allows 0.2",
     )
     parser.add_argument("--batch-mb", type=float, default=10.0, help="what a batch of that log changes")
-    parser.add_argument("--value-bytes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", help="where to put everything; by default the system's temporary directory")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
     figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    print_figures(figures, as_json=args.json)
     return 0

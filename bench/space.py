@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, in_directory, open_store
+from bench._figures import print_figures
+from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, add_job_arguments, in_directory, open_store
 from dstl.checkpoint.truncation import recovery_work
 from dstl.options import MaterializationOptions
 from materializer.snapshot import encode_key_group
@@ -97,20 +97,12 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench space", description=__doc__)
     parser.add_argument("--workload", choices=("value", "window"), default="value")
     parser.add_argument("--state-mb", type=float, default=64.0)
-    parser.add_argument("--table", choices=("heap", "rocksdb"), default="heap")
     parser.add_argument("--batches-per-state", type=int, default=50, help="batches that change as much as there is")
     parser.add_argument("--rounds", type=int, default=6, help="how often as much as there is is changed")
-    parser.add_argument("--value-bytes", type=int, default=200)
     parser.add_argument("--min-log-mb", type=int, default=4, help="log below which nothing is materialized")
     parser.add_argument("--no-wait", dest="wait", action="store_false", help="batches go on while a base is written")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--directory", help="where to put everything; by default the system's temporary directory")
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    add_job_arguments(parser, value_bytes=200)
     args = parser.parse_args(argv)
     figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:24} {value:.3f}" if isinstance(value, float) else f"{name:24} {value}")
+    print_figures(figures, as_json=args.json)
     return 0

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -38,6 +37,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
+from bench._figures import add_json, print_figures
 from dstl.spark import StateBackend, count
 from dstl.spark import sum as sum_of
 
@@ -272,12 +272,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--only", help="names of figures, joined by commas")
     parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
+    add_json(parser)
     args = parser.parse_args(argv)
     figures = run(args)
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        for name, value in figures.items():
-            print(f"{name:22} {value:,}" if isinstance(value, int) else f"{name:22} {value}")
+    print_figures(figures, as_json=args.json)
     return 0

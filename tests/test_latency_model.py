@@ -1,19 +1,17 @@
 """The latency model has the distribution that its parameters state, and its store keeps the protocol's promises."""
 
 import asyncio
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench._models import models
 from dstl.errors import Invalid, SlowDown
 from dstl.runtime import LoopClock
 from dstl.store.memory import MemoryStore
 from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
 from dstl.testing.virtual_time import run_in_virtual_time
 
-MODELS = json.loads((Path(__file__).parents[1] / "bench" / "models.json").read_text())
 PLAIN = LatencyParameters(
     sizes=((1_000_000, 1.0),), body_med=50, body_sig=0.0, bw_med=10, bw_sig=0.0, connect_med=8, reject=20
 )
@@ -25,14 +23,14 @@ def _but(**changes: object) -> LatencyParameters:
 
 
 def test_parameters_take_every_set_of_the_bench():
-    for name, values in MODELS.items():
+    for name, values in models().items():
         mean = sum(size * weight for size, weight in values["sizes"]) / sum(weight for _, weight in values["sizes"])
         assert LatencyParameters.of(values).mean_size == pytest.approx(mean), name
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"nonsense": 1}, {}, {**MODELS["brownout"], "sizes": []}, {**MODELS["brownout"], "body_med": 0}],
+    [{"nonsense": 1}, {}, {**models()["brownout"], "sizes": []}, {**models()["brownout"], "body_med": 0}],
 )
 def test_parameters_refuse_what_makes_no_sense(values):
     with pytest.raises(Invalid):
@@ -41,7 +39,7 @@ def test_parameters_refuse_what_makes_no_sense(values):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])  # a bound on a sample: not for every seed
 def test_transfer_and_commit_medians_on_a_kept_connection(seed):
-    parameters = LatencyParameters.of(MODELS["s3-standard-small"])
+    parameters = LatencyParameters.of(models()["s3-standard-small"])
     model = LatencyModel(parameters, seed)
     connection, _ = model.connect()
     connection.factor = 1.0
@@ -54,7 +52,7 @@ def test_transfer_and_commit_medians_on_a_kept_connection(seed):
 
 
 def test_slow_periods_follow_from_the_seed_alone(seed):
-    parameters = LatencyParameters.of(MODELS["brownout"])
+    parameters = LatencyParameters.of(models()["brownout"])
     one, other = LatencyModel(parameters, seed), LatencyModel(parameters, seed)
     for i in range(100):
         one.put(i / 10, f"{i}/x", 1000, None)

@@ -4,7 +4,7 @@ A change set is *buffered* (its bytes wait here), *in flight* (sealed into a seg
 out* (sealed small and given to the coordinator, which writes it inside its manifest) or *durable* (a stored object
 holds it). Its bytes are kept until it is durable, so a failed upload only puts it back among the buffered ones.
 
-No I/O and no clock: each event returns the persists that it settled, and the shell (``storage.py``) acts on that.
+No I/O and no clock: each event returns the persists that it settled; ``seals.py`` and ``writer.py`` act on that.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LogLedger(Generic[P]):
     """The change sets of one log from the lowest one still needed to the next number.
 
     Invariants:
-        1. Every number in ``[lowest, next_sqn)`` is in exactly one :class:`Ownership` state.
+        1. Every number below ``next_sqn`` that is not truncated is in exactly one :class:`Ownership` state.
         2. Bytes are kept until the change set is durable, and at most one upload of it succeeds.
         3. What an open persist covers, or a persist has returned and nobody has confirmed or reset, is *claimed*:
            truncation waits for it, and its object is not deleted, for a checkpoint may reference it (FLINK-28440).
@@ -115,11 +115,6 @@ class LogLedger(Generic[P]):
         return self._next
 
     @property
-    def lowest(self) -> SequenceNumber:
-        """Everything below was truncated."""
-        return self._lowest
-
-    @property
     def buffered_bytes(self) -> int:
         """Bytes of the change sets in state *buffered*."""
         return self._buffered_bytes
@@ -144,11 +139,6 @@ class LogLedger(Generic[P]):
         for sqn, entry in self._entries.items():
             if entry.changes is not None:
                 yield sqn, entry.changes
-
-    def log_bytes(self, from_sqn: SequenceNumber) -> int:
-        """Return the bytes before encoding of ``[from_sqn, next)``: how much a restore from there replays."""
-        low = max(from_sqn, self._lowest)
-        return sum(entry.nbytes for sqn, entry in self._entries.items() if sqn >= low)
 
     def add(self, changes: P, nbytes: int) -> SequenceNumber:
         """Take a closed, non-empty change set and return its number. Its bytes are in the budget already.

@@ -148,14 +148,14 @@ def unpack_footer(data: bytes, where: str, trailer: Trailer, segment_size: int) 
     if len(data) != trailer.footer_length or google_crc32c.value(data) != trailer.footer_checksum:
         raise CorruptData(f"{where}: the segment's footer is damaged; restore it from a replica")
     try:
-        return _parse_footer(data, where, trailer.version, segment_size)
+        return _parse_footer(data, trailer.version, segment_size)
     except (struct.error, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, Invalid):
             raise
         raise CorruptData(f"{where}: the segment's footer contradicts itself: {error}") from None
 
 
-def _parse_footer(data: bytes, where: str, version: tuple[int, int], segment_size: int) -> SegmentIndex:
+def _parse_footer(data: bytes, version: tuple[int, int], segment_size: int) -> SegmentIndex:
     num_logs, num_blocks, num_metadata = _COUNTS.unpack_from(data)
     writer_id, at = _unpack_text(data, _COUNTS.size)
     metadata: dict[str, str] = {}

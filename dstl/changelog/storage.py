@@ -1,27 +1,24 @@
 """The changelog storage of one TaskManager: all writers, one batcher, one uploader (FLIP-158).
 
 The thin shell around the pure parts: the ledgers say who owns what, the batcher says when to seal, the budget says who
-waits. Here their decisions are executed: encode, upload, settle, delete.
+waits. Here their decisions are executed; what becomes of a seal is in ``seals.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 
 from dstl.changelog.batcher import Batcher, SealDecision
-from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.log_segment import InlineSegment, LogSegment
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.references import SegmentReferences
-from dstl.changelog.segment_encoder import encode_segment, segment_checksum
+from dstl.changelog.seals import Picked, Seals
 from dstl.changelog.throttle import ByteBudget, Throttle
-from dstl.changelog.uploader import StoredObject, Upload, Uploader
+from dstl.changelog.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed, DstlError, Invalid
 from dstl.metrics import NullRecorder, Recorder
@@ -32,10 +29,6 @@ from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
 
 __all__ = ["PersistResult", "StateChangelogStorage"]
-
-# Up to this, handing over to a thread costs more than the encoding (0.3 ms a change set, 1 ms a megabyte).
-_BYTES_ON_LOOP = 128 << 10
-_SETS_ON_LOOP = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +48,6 @@ class PersistResult:
         """The seals that travel with this answer and must be written inside the manifest; each once."""
         found = (s.location for log in self.segments.values() for s in log)
         return tuple({s.id: s for s in found if isinstance(s, InlineSegment)}.values())
-
-
-_Picked = tuple[StateChangelogWriter, SequenceNumber, int]
-
-
-@dataclass(slots=True, eq=False)
-class _Seal:
-    id: int
-    sets: list[tuple[str, SequenceNumber, ChangeSet]]
-    writers: list[StateChangelogWriter]
-    nbytes: int
-    alone: bool
-    upload: Upload | None = None
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def needed(self) -> bool:
-        return any(writer.ledger.needs(self.id) for writer in self.writers)
-
-    @property
-    def critical(self) -> bool:
-        return any(writer.ledger.critical(self.id) for writer in self.writers)
-
-
-def _cut(picked: Sequence[_Picked], segment_size: int) -> Iterator[list[_Picked]]:
-    """Cut a seal into segments of about equal size, so that a large one is encoded and stored side by side."""
-    total = sum(nbytes for *_, nbytes in picked)
-    share = total / max(1, math.ceil(total / segment_size))
-    part: list[_Picked] = []
-    filled = 0
-    for each in picked:
-        part.append(each)
-        filled += each[2]
-        if filled >= share:
-            yield part
-            part, filled = [], 0
-    if part:
-        yield part
 
 
 class StateChangelogStorage:
@@ -132,32 +87,41 @@ class StateChangelogStorage:
     ) -> None:
         self.budget = ByteBudget(options.byte_budget)
         self.references = SegmentReferences()
-        self._uploader = uploader
         self._store = store
         self._names = names
-        self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._executor = executor
         self.loop = asyncio.get_running_loop()
         self._batcher = Batcher(options)
         self._throttle = Throttle(self.budget, runtime.clock, recorder, self._changed)
         self._writers: dict[str, StateChangelogWriter] = {}
         self._touched: dict[StateChangelogWriter, None] = {}
-        self._seals: dict[int, _Seal] = {}
-        self._last_seal = 0
+        self._seals = Seals(
+            uploader=uploader,
+            names=names,
+            options=options,
+            runtime=runtime,
+            recorder=recorder,
+            executor=executor,
+            batcher=self._batcher,
+            references=self.references,
+            touched=self.touched,
+        )
         self._deletions: set[asyncio.Task[None]] = set()
         self._look_is_due = False
         self._timer: asyncio.Task[None] | None = None
         self._timer_at = 0.0
         self._closed = False
-        self.upload_attempts = 0
-        """PUTs of segments so far, retries and hedges included; an object in parts counts once."""
 
     @property
     def writer_id(self) -> str:
         """The id in the names of all segments of this process, by which the cleaner knows them as alive."""
         return self._names.writer_id
+
+    @property
+    def upload_attempts(self) -> int:
+        """PUTs of segments so far, retries and hedges included; an object in parts counts once."""
+        return self._seals.upload_attempts
 
     def create_writer(self, log_id: str) -> StateChangelogWriter:
         """Begin a new log.
@@ -251,7 +215,7 @@ class StateChangelogStorage:
             writer.close()
         self._throttle.close()
         self._look()
-        running = [task for task in (self._timer, *(s.task for s in self._seals.values())) if task is not None]
+        running = [task for task in (self._timer, *self._seals.tasks) if task is not None]
         if running:
             await asyncio.wait(running)
         self._look()
@@ -311,11 +275,7 @@ class StateChangelogStorage:
             ledger = writer.ledger
             asked = sum(nbytes for _, nbytes in ledger.unsealed()) if ledger.waiting else 0
             self._batcher.update(writer.log_id, held=writer.held_bytes, asked=asked, now=now)
-            for seal in (self._seals[seal_id] for seal_id in ledger.in_flight):
-                if not seal.needed:
-                    self._give_up(seal)
-                elif seal.upload is not None and not seal.upload.critical and seal.critical:
-                    seal.upload.make_critical()
+            self._seals.review(ledger.in_flight)
 
     def _arm(self, now: float) -> None:
         deadline = self._batcher.deadline(now, starving=self.budget.starving)
@@ -331,11 +291,9 @@ class StateChangelogStorage:
         self._timer = None
         self._look()
 
-    # Seals.
-
     def _execute(self, decision: SealDecision) -> None:
         self._recorder.increment(f"seals.{decision.reason.value}")
-        picked: list[_Picked] = []
+        picked: list[Picked] = []
         for log_ids, whole in ((decision.whole, True), (decision.asked, False)):
             for log_id in log_ids:
                 writer = self._writers[log_id]
@@ -343,101 +301,7 @@ class StateChangelogStorage:
                     writer.roll_open()
                 picked += ((writer, *each) for each in writer.ledger.unsealed(everything=whole))
                 self._touched[writer] = None
-        parts = list(_cut(picked, self._options.segment_size))
-        for part in parts:
-            self._start(part, alone=len(parts) == 1)
-
-    def _start(self, part: Sequence[_Picked], *, alone: bool) -> None:
-        self._last_seal += 1
-        by_writer: dict[StateChangelogWriter, list[SequenceNumber]] = {}
-        for writer, sqn, _ in part:
-            by_writer.setdefault(writer, []).append(sqn)
-        sets = [
-            (writer.log_id, sqn, changes)
-            for writer, sqns in by_writer.items()
-            for sqn, changes in writer.ledger.seal(self._last_seal, sqns)
-        ]
-        seal = _Seal(self._last_seal, sets, list(by_writer), sum(nbytes for *_, nbytes in part), alone)
-        self._recorder.observe("uploadBatchSizes", len(sets))
-        self._seals[seal.id] = seal
-        seal.task = self.loop.create_task(self._store_seal(seal))
-        seal.task.add_done_callback(partial(self._seal_ended, seal))
-
-    async def _store_seal(self, seal: _Seal) -> None:
-        try:
-            data = await self._encode(seal)
-            if len(data) <= self._options.inline_threshold and self._may_inline(seal):
-                self._hand_out(seal, data)
-                return
-            seal.upload = self._uploader.submit(
-                self._names.new_object(),
-                data,
-                critical=seal.critical,
-                checksum=segment_checksum(data),
-                on_attempt=self._count_attempt,
-            )
-            stored = await seal.upload
-        except Exception as error:
-            if seal.needed:
-                self._batcher.failed(self._runtime.clock.now())
-            self._failed(seal, error)
-        else:
-            self._stored(seal, stored)
-
-    def _count_attempt(self, number: int, name: str) -> None:
-        self.upload_attempts += 1
-
-    def _give_up(self, seal: _Seal) -> None:
-        """Nobody needs it any more: an upload cleans up behind itself, or was quicker and its object is deleted."""
-        if seal.upload is not None:
-            seal.upload.cancel()
-        elif seal.task is not None:
-            seal.task.cancel()
-
-    def _seal_ended(self, seal: _Seal, task: asyncio.Task[None]) -> None:
-        if seal.id in self._seals:  # cancelled, perhaps before its first step
-            if seal.upload is not None:
-                seal.upload.cancel()
-            self._failed(seal, Closed("the upload was cancelled; its changes are kept while their log is open"))
-
-    async def _encode(self, seal: _Seal) -> bytes:
-        work = partial(
-            encode_segment,
-            seal.sets,
-            writer_id=self._names.writer_id,
-            metadata={"query": self._names.query_id},
-            compression_level=self._options.compression_level,
-        )
-        if seal.nbytes <= _BYTES_ON_LOOP and len(seal.sets) <= _SETS_ON_LOOP:
-            return work()
-        return await self.loop.run_in_executor(None, partial(work, executor=self._executor))
-
-    def _may_inline(self, seal: _Seal) -> bool:
-        waiting = [writer.ledger for writer in seal.writers if writer.ledger.needs(seal.id)]
-        return seal.alone and bool(waiting) and all(ledger.may_inline(seal.id) for ledger in waiting)
-
-    def _hand_out(self, seal: _Seal, data: bytes) -> None:
-        inline = InlineSegment(self._runtime.new_id(), data, segment_checksum(data))
-        self._recorder.increment("segmentsInlined")
-        del self._seals[seal.id]
-        for writer in seal.writers:
-            writer.settle(writer.ledger.handed_out(seal.id, inline))
-            self.touched(writer)
-
-    def _stored(self, seal: _Seal, stored: StoredObject) -> None:
-        handle = SegmentHandle(stored.name, stored.size, stored.checksum)
-        self._batcher.succeeded()
-        self.references.track(handle.name, len(seal.sets))
-        del self._seals[seal.id]
-        for writer in seal.writers:
-            writer.settle(writer.ledger.stored(seal.id, handle))
-            self.touched(writer)
-
-    def _failed(self, seal: _Seal, error: BaseException) -> None:
-        del self._seals[seal.id]
-        for writer in seal.writers:
-            writer.settle(writer.ledger.failed(seal.id, error))
-            self.touched(writer)
+        self._seals.begin(picked)
 
     async def _delete(self, names: list[str]) -> None:
         try:

@@ -171,10 +171,6 @@ class Upload:
             self._hedge_at = max(self._owner.clock.now(), min(self._hedge_at, due))
             self._arm()
 
-    def done(self) -> bool:
-        """True once it has a result, an error or was cancelled."""
-        return self._future.done()
-
     def cancel(self) -> None:
         """Give it up: its attempts are cancelled and what they may leave is deleted; waiters see ``Closed``."""
         self.fail(Closed(f"upload of {self._size} bytes was given up before it was stored"))

@@ -84,11 +84,6 @@ class Uploader:
         )
         self._closed = False
 
-    @property
-    def policy(self) -> HedgePolicy:
-        """The policy, for display."""
-        return self._context.policy
-
     def submit(
         self,
         name_of: Callable[[int], str],
@@ -127,7 +122,6 @@ class Uploader:
         *,
         critical: bool = True,
         checksum: int | None = None,
-        on_attempt: Callable[[int, str], None] | None = None,
     ) -> StoredObject:
         """Store a body and return the winner; arguments as :meth:`submit`. Cancelling it gives the upload up.
 
@@ -137,7 +131,7 @@ class Uploader:
             Invalid: At once.
             Closed: The uploader was closed before or meanwhile.
         """
-        upload = self.submit(name_of, data, critical=critical, checksum=checksum, on_attempt=on_attempt)
+        upload = self.submit(name_of, data, critical=critical, checksum=checksum)
         try:
             return await upload
         except asyncio.CancelledError:

@@ -186,10 +186,6 @@ class StateChangelogWriter:
         self.ledger.truncate(to_sqn)
         self._touch()
 
-    def log_bytes(self, from_sqn: SequenceNumber) -> int:
-        """Return the bytes, before encoding, of everything from ``from_sqn`` on: what a restore would replay."""
-        return self.ledger.log_bytes(from_sqn) + self._open.nbytes
-
     def truncate_and_close(self, from_sqn: SequenceNumber) -> None:
         """Close the log; no completed checkpoint references anything from ``from_sqn`` on. Idempotent.
 

@@ -5,67 +5,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from dstl.checkpoint.manifest_format import inline_offsets
-from dstl.checkpoint.manifest_log import manifest_name
+from dstl.checkpoint.manifest_format import inline_offsets, manifest_name
+from dstl.checkpoint.task_manager_part import PersistedLog, TaskManagerPart
 from dstl.checkpoint.truncation import kept_log, with_reports
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, log_coverage
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import MaterializationReport
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import INITIAL_SQN, SequenceNumberRange
 
-__all__ = ["PersistedLog", "PersistedSegment", "TaskManagerPart", "assemble", "inlined_handles"]
-
-
-@dataclass(frozen=True, slots=True)
-class PersistedSegment:
-    """A segment that a TaskManager has sealed: stored already, or to be written inside the manifest.
-
-    Attributes:
-        handle: Where it lies; for an inlined one, only size and checksum mean anything.
-        key_groups: The key groups in it.
-        inlined: Its bytes, to be inlined; None for a stored one.
-    """
-
-    handle: SegmentHandle
-    key_groups: KeyGroupRange
-    inlined: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PersistedLog:
-    """Change sets of one log, and the segments that hold them.
-
-    Attributes:
-        log_id: The log.
-        operator: Its operator's uid.
-        key_groups: Key groups that the log may hold.
-        pieces: ``(range, index of the segment)`` in order.
-    """
-
-    log_id: str
-    operator: str
-    key_groups: KeyGroupRange
-    pieces: tuple[tuple[SequenceNumberRange, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskManagerPart:
-    """What one TaskManager contributes to a checkpoint.
-
-    Attributes:
-        segments: What it has sealed.
-        logs: What of it belongs to the checkpoint.
-        materializations: Those that have finished since the parent, of the parent's state or of an ancestor's.
-        open_logs: Logs that it may go on with: they stay listed when they are materialized to their end.
-    """
-
-    segments: tuple[PersistedSegment, ...]
-    logs: tuple[PersistedLog, ...]
-    materializations: tuple[MaterializationReport, ...] = ()
-    open_logs: tuple[str, ...] = ()
+__all__ = ["assemble", "inlined_handles"]
 
 
 def assemble(

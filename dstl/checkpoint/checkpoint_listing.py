@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest_reader import ManifestReader
 from dstl.checkpoint.manifest_scan import ManifestScan
 from dstl.checkpoint.truncation import recovery_work
 from dstl.errors import Invalid, MissingState
@@ -108,7 +109,7 @@ async def describe_checkpoint(
 
 
 async def _scan(store: ObjectStore, runtime: Runtime) -> ManifestScan:
-    scan = await ManifestLog(store, runtime).scan()
+    scan = await ManifestReader(store, runtime).scan()
     if not scan.listed:
         raise Invalid(f"{store.location} is not a location of DSTL: it holds no manifest")
     return scan

@@ -20,14 +20,9 @@ from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
-__all__ = ["DEFAULT_GRACE_S", "CleanerReport", "clean"]
+__all__ = ["CleanerReport", "clean"]
 
 _log = logging.getLogger(__name__)
-
-DEFAULT_GRACE_S = 86_400.0
-"""Far above the longest that a request, a commit or a batch lives. Longer: orphans cost storage for longer; shorter:
-less margin for a process that was paused in the middle of a commit."""
-
 _TOGETHER = 250
 _READ_TOGETHER = 16
 
@@ -67,7 +62,7 @@ async def clean(
     runtime: Runtime,
     log: ManifestLog,
     *,
-    grace_s: float = DEFAULT_GRACE_S,
+    grace_s: float,
     dry_run: bool = True,
     live_writer_ids: LiveWriterIds | None = None,
     max_deletions: int = 10_000,

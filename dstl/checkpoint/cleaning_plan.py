@@ -26,7 +26,7 @@ from enum import StrEnum
 from heapq import nsmallest
 
 from dstl.changelog.names import SegmentName, parse_segment_name
-from dstl.checkpoint.manifest_log import manifest_name, manifest_sequence
+from dstl.checkpoint.manifest_format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest_scan import ManifestScan
 from dstl.store.base import ObjectInfo
 from handles.checkpoint import referenced_objects

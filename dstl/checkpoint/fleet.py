@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
-from dstl.checkpoint.assembly import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.checkpoint.restore_watch import RestoreWatch
-from dstl.errors import CorruptData, DstlError, TaskManagerLost, Unavailable
+from dstl.checkpoint.task_manager_part import TaskManagerPart, part_from_wire
+from dstl.errors import DstlError, TaskManagerLost, Unavailable
 from dstl.taskmanager.client import Address, AsyncConnection
 from dstl.taskmanager.protocol import Secret
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange, range_of_partition
-from handles.materialized_handle import MaterializationReport
 from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumberRange
 from materializer.progress import ProgressListener
 
 __all__ = ["Assignment", "Fleet", "FleetChanged", "Persisted"]
@@ -217,7 +215,7 @@ class Fleet:
         """
         wire = {uid: list(ids) for uid, ids in winners.items()}
         replies = await self._all("persist", timeout, winners=wire, timeout_s=timeout)
-        decoded = [_part(fields, payload) for fields, payload in replies]
+        decoded = [part_from_wire(fields, payload) for fields, payload in replies]
         return Persisted(
             tuple(part for part, _ in decoded),
             tuple(seals for _, seals in decoded),
@@ -352,33 +350,3 @@ async def _together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
-
-
-def _part(fields: dict[str, Any], payload: memoryview) -> tuple[TaskManagerPart, tuple[str, ...]]:
-    """Rebuild a TaskManager's contribution from its reply."""
-    try:
-        segments, seals, at = [], [], 0
-        for row in fields["segments"]:
-            key_groups = KeyGroupRange(int(row["first"]), int(row["last"]))
-            if "seal" in row:
-                data = bytes(payload[at : at + int(row["size"])])
-                at += len(data)
-                handle = SegmentHandle("", int(row["size"]), int(row["checksum"]))
-                segments.append(PersistedSegment(handle, key_groups, data))
-                seals.append(str(row["seal"]))
-            else:
-                segments.append(PersistedSegment(SegmentHandle.from_wire(row["handle"]), key_groups))
-        logs = tuple(
-            PersistedLog(
-                str(log["log"]),
-                str(log["operator"]),
-                KeyGroupRange(int(log["first"]), int(log["last"])),
-                tuple((SequenceNumberRange(int(a), int(b)), int(s)) for a, b, s in log["pieces"]),
-            )
-            for log in fields["logs"]
-        )
-        materializations = tuple(MaterializationReport.model_validate(each) for each in fields["materializations"])
-        open_logs = tuple(str(each) for each in fields["open_logs"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptData(f"a TaskManager sent handles that are none: {error!r}") from None
-    return TaskManagerPart(tuple(segments), logs, materializations, open_logs), tuple(seals)

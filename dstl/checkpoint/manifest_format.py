@@ -7,32 +7,56 @@ depend on the body, which contains them.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-import google_crc32c
-import zstandard
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json
 
+from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.checkpoint.segment_rows import pack_segments, unpack_segments
 from dstl.errors import CorruptData, Invalid
 from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["MANIFEST_VERSION", "ManifestRecord", "decode_record", "encode_record", "inline_offsets"]
+__all__ = [
+    "MANIFESTS",
+    "MANIFEST_VERSION",
+    "ManifestRecord",
+    "decode_record",
+    "encode_record",
+    "inline_offsets",
+    "manifest_name",
+    "manifest_sequence",
+]
+
+MANIFESTS = "manifests/"
+"""Every record's name has this prefix."""
+
 
 MANIFEST_VERSION = 2
 """The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
 _TABLE_FILES = 2
-_MAGIC, _END = b"DSTLMAN1", b"1NAMLTSD"
-_LENGTHS = struct.Struct("<II")
-_TAIL = struct.Struct("<I8s")
-_FIXED = _LENGTHS.size + _TAIL.size
-_MAX_RAW = 128 << 20
-"""Most bytes that a body may unpack to: a million segments; what a reader allocates for a hostile one."""
+_FRAME = RecordFrame(
+    magic=b"DSTLMAN1",
+    end=b"1NAMLTSD",
+    what="a manifest",
+    max_raw=128 << 20,  # a million segments
+    too_large="materialize more often, or use fewer TaskManagers",
+    level=1,
+    inlines=True,
+)
+
+
+def manifest_name(sequence: int) -> str:
+    """Return the object name of a record."""
+    return f"{MANIFESTS}{sequence:020d}.dstl"
+
+
+def manifest_sequence(name: str) -> int | None:
+    """Return the number in a record's name, or None where the name is not a record's."""
+    stem = name.removeprefix(MANIFESTS).removesuffix(".dstl")
+    sequence = int(stem) if stem.isascii() and stem.isdigit() else 0
+    return sequence if sequence and name == manifest_name(sequence) else None
 
 
 class ManifestRecord(BaseModel):
@@ -93,17 +117,12 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
                 plain["version"] = max(plain["version"], _TABLE_FILES)
             else:
                 del base["files"]
-    raw = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
-    if len(raw) > _MAX_RAW:
-        raise Invalid(f"a manifest of {len(raw)} bytes is too large: materialize more often, or use fewer TaskManagers")
-    body = zstandard.ZstdCompressor(level=1).compress(raw)
-    front = b"".join((_MAGIC, *inlined, body, _LENGTHS.pack(len(body), len(raw))))
-    return b"".join((front, _TAIL.pack(google_crc32c.value(front), _END)))
+    return _FRAME.pack(plain, inlined)
 
 
 def inline_offsets(sizes: Sequence[int]) -> list[int]:
     """Return where inlined segments of these sizes lie, in bytes from the start of the record."""
-    return list(accumulate(sizes, initial=len(_MAGIC)))[:-1]
+    return list(accumulate(sizes, initial=len(_FRAME.magic)))[:-1]
 
 
 def decode_record(data: bytes, name: str) -> ManifestRecord:
@@ -119,23 +138,7 @@ def decode_record(data: bytes, name: str) -> ManifestRecord:
     def damaged(why: str) -> CorruptData:
         return CorruptData(f"manifest {name} is damaged ({why}): restore the object, or choose an older checkpoint")
 
-    if len(data) < len(_MAGIC) + _FIXED or data[: len(_MAGIC)] != _MAGIC:
-        raise damaged(f"{len(data)} bytes that do not begin like a manifest")
-    checksum, end = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-    if end != _END or google_crc32c.value(data[: -_TAIL.size]) != checksum:
-        raise damaged("checksum or end mark is wrong")
-    body_length, raw_length = _LENGTHS.unpack_from(data, len(data) - _FIXED)
-    if body_length > len(data) - _FIXED - len(_MAGIC) or raw_length > _MAX_RAW:
-        raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
-    body = data[len(data) - _FIXED - body_length : len(data) - _FIXED]
-    try:
-        # The frame's own size is checked first: zstandard ignores max_output_size where the frame states one.
-        if zstandard.frame_content_size(body) != raw_length:
-            raise damaged("the body's frame states another size")
-        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_length, allow_extra_data=False)
-        plain = from_json(raw)
-    except (zstandard.ZstdError, ValueError) as error:
-        raise damaged(str(error)) from None
+    plain = _FRAME.unpack(data, damaged)
     version = plain.get("version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > MANIFEST_VERSION:
         raise Invalid(f"manifest {name} has format {version}, this DSTL reads up to {MANIFEST_VERSION}: upgrade it")
@@ -144,6 +147,6 @@ def decode_record(data: bytes, name: str) -> ManifestRecord:
             plain["checkpoint"] |= unpack_segments(plain["checkpoint"])
         return ManifestRecord.model_validate(plain)
     except ValidationError as error:
-        raise damaged("; ".join(line.strip() for line in str(error).splitlines()[1:3])) from None
+        raise damaged(complaint(error)) from None
     except (ValueError, TypeError, KeyError) as error:
         raise damaged(str(error)) from None

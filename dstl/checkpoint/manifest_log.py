@@ -16,59 +16,32 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Awaitable, Sequence
 
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
-from dstl.checkpoint.manifest_scan import ManifestScan
-from dstl.errors import (
-    CorruptData,
-    DstlError,
-    Fenced,
-    Invalid,
-    ObjectExists,
-    ObjectNotFound,
-    OutcomeUnknown,
-    Unavailable,
-)
+from dstl.checkpoint.manifest_format import ManifestRecord, encode_record, manifest_name
+from dstl.checkpoint.manifest_reader import ATTEMPTS, ManifestReader
+from dstl.errors import CorruptData, DstlError, Fenced, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["ManifestLog", "manifest_name", "manifest_sequence"]
-
-T = TypeVar("T")
+__all__ = ["ManifestLog"]
 
 _log = logging.getLogger(__name__)
-_PREFIX = "manifests/"
-_ATTEMPTS = 20
-"""With the pauses below: at least 30 s of a store that answers nothing but 503 are waited out."""
-_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 4.0
-_TOGETHER = 16
 _FENCE_ROUNDS = 8
-_SCAN_ROUNDS = 16
 
 
-def manifest_name(sequence: int) -> str:
-    """Return the object name of a record."""
-    return f"{_PREFIX}{sequence:020d}.dstl"
-
-
-def manifest_sequence(name: str) -> int | None:
-    """Return the number in a record's name, or None where the name is not a record's."""
-    stem = name.removeprefix(_PREFIX).removesuffix(".dstl")
-    sequence = int(stem) if stem.isascii() and stem.isdigit() else 0
-    return sequence if sequence and name == manifest_name(sequence) else None
-
-
-class ManifestLog:
-    """One driver's view of the manifest log of a location. One event loop.
+class ManifestLog(ManifestReader):
+    """One driver's view of the manifest log of a location: it reads, takes the log over, and commits. One event loop.
 
     Reads are repeated, and so is what a commit may repeat safely, for some 30 to 60 s of an unavailable store.
+
+    Args:
+        store: The location's; stays the caller's.
+        runtime: Clock, jitter, ids.
+        attempts: How often a request is tried.
+        skip_damaged: Whether damaged records are passed over when the log is taken over.
 
     Attributes:
         epoch: Number of our fence; 0 before :meth:`fence`.
@@ -79,118 +52,14 @@ class ManifestLog:
     """
 
     def __init__(
-        self, store: ObjectStore, runtime: Runtime, *, attempts: int = _ATTEMPTS, skip_damaged: bool = False
+        self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS, skip_damaged: bool = False
     ) -> None:
-        self._store = store
+        super().__init__(store, runtime, attempts=attempts, skip_damaged=skip_damaged)
         self._runtime = runtime
-        self._attempts = attempts
-        self._skip_damaged = skip_damaged
         self.epoch = 0
         self.next_sequence = 1
         self.boundary = 0
         self.is_unknown = False
-
-    async def read(self, sequence: int) -> ManifestRecord:
-        """Return one record.
-
-        Raises:
-            ObjectNotFound: There is none of that number.
-            CorruptData: It is damaged.
-            Invalid: A newer version wrote it.
-            Unavailable: The store did not answer.
-        """
-        name = manifest_name(sequence)
-        record = decode_record(await self._patiently(partial(self._store.get, name)), name)
-        if record.sequence != sequence:
-            raise CorruptData(
-                f"manifest {name} holds record {record.sequence}: two objects were swapped; restore both from a replica"
-            )
-        return record
-
-    async def tail(self) -> int:
-        """Return the highest number in use, 0 for an empty log."""
-        return max(await self._listed(), default=0)
-
-    async def scan(self) -> ManifestScan:
-        """Return what the log holds from its cleanup boundary on, damaged records included; only reads.
-
-        It is of one moment: a record that is deleted while it reads was subsumed by one that it has not listed, so it
-        begins anew, for without either nothing would seem to be retained.
-
-        Raises:
-            Unavailable: The store did not answer, or the log moved on faster than it could be read.
-        """
-        for _ in range(_SCAN_ROUNDS):
-            scan = await self._scan_once()
-            if scan is not None:
-                return scan
-        raise Unavailable(f"the manifest log of {self._store.location} moves on faster than it can be read: try again")
-
-    async def _scan_once(self) -> ManifestScan | None:
-        """Return a scan, or None where a record of it was deleted meanwhile."""
-        listed = await self._listed()
-        gone = 0
-        records: dict[int, ManifestRecord] = {}
-        damaged: dict[int, DstlError] = {}
-        boundary = 0
-        waiting = sorted(listed)
-        # The newest first, alone: it says where to stop, however many fences lie below.
-        together = 1
-        while waiting and waiting[-1] >= boundary:
-            numbers, waiting = waiting[-together:], waiting[:-together]
-            for sequence, found in zip(numbers, await asyncio.gather(*map(self._found, numbers)), strict=True):
-                if isinstance(found, DstlError):
-                    damaged[sequence] = found
-                elif found is not None:
-                    records[sequence] = found
-                    boundary = max(boundary, found.oldest)
-                else:
-                    gone = max(gone, sequence)
-            together = _TOGETHER
-        if gone and gone >= boundary:
-            return None
-        query_id = next((records[s].query_id for s in sorted(records, reverse=True) if records[s].query_id), "")
-        for sequence, record in list(records.items()):
-            if record.query_id not in ("", query_id):
-                del records[sequence]
-                damaged[sequence] = CorruptData(
-                    f"manifest {manifest_name(sequence)} is of query {record.query_id}, and {self._store.location} "
-                    f"belongs to query {query_id}: an object of another location was put here; restore the right one"
-                )
-        return ManifestScan(
-            listed,
-            {s: r for s, r in records.items() if s >= boundary},
-            {s: e for s, e in damaged.items() if s >= boundary},
-            boundary,
-            query_id,
-        )
-
-    async def checkpoints(self) -> list[CompletedCheckpoint]:
-        """Return the retained checkpoints, oldest first, without taking the log over.
-
-        Raises:
-            CorruptData: A record is damaged, so that it is unknown which checkpoints there are.
-            Invalid: A newer version wrote one.
-        """
-        scan = await self.scan()
-        for _, error in sorted(scan.damaged.items(), reverse=True):
-            raise error
-        return scan.retained
-
-    async def owner(self) -> str:
-        """Return the query that the location belongs to; empty where no query has used it."""
-        for sequence in sorted(await self._listed(), reverse=True):
-            try:
-                record = await self.read(sequence)
-            except ObjectNotFound:
-                continue
-            except CorruptData:
-                if not self._skip_damaged:
-                    raise
-                continue
-            if record.query_id:
-                return record.query_id
-        return ""
 
     async def fence(self, query_id: str) -> int:
         """Take the log over: win a number above all others and return it as our epoch.
@@ -207,7 +76,7 @@ class ManifestLog:
         for attempt in range(_FENCE_ROUNDS):
             if attempt:
                 # Two drivers that start together would otherwise overtake each other for ever.
-                await self._back_off(attempt)
+                await self._patience.pause(attempt)
             await self._learn_boundary(sequence - 1)
             record = self._record("fence", sequence, sequence, query_id)
             try:
@@ -294,9 +163,9 @@ class ManifestLog:
     async def _commit(self, record: ManifestRecord, data: bytes) -> None:
         """Create the record's object, or learn whose it is."""
         name, sent = manifest_name(record.sequence), False
-        for attempt in range(self._attempts):
+        for attempt in range(self._patience.attempts):
             if attempt:
-                await self._back_off(attempt)
+                await self._patience.pause(attempt)
             try:
                 await self._store.put(name, data, if_absent=True)
             except ObjectExists:
@@ -319,7 +188,7 @@ class ManifestLog:
             return
         if sent:
             raise OutcomeUnknown(f"whether record {record.sequence} is in {self._store.location} is unknown")
-        raise Unavailable(f"{self._store.location} took no record in {self._attempts} attempts")
+        raise Unavailable(f"{self._store.location} took no record in {self._patience.attempts} attempts")
 
     async def _or_unknown(self, record: ManifestRecord, check: Awaitable[None]) -> None:
         """Make a check of a record that was sent; one that cannot be made says nothing about the record."""
@@ -377,46 +246,3 @@ class ManifestLog:
                     raise
                 # The newest readable one's may be lower: then more is taken for retained than is, never less.
                 self.boundary = max(self.boundary, (await self.scan()).boundary)
-
-    async def _listed(self) -> dict[int, ObjectInfo]:
-        """Return the objects of all records by number.
-
-        A listing may be stale, so names beyond its end are probed until one is missing.
-        """
-
-        async def names() -> dict[int, ObjectInfo]:
-            found = {}
-            async for info in self._store.list(_PREFIX):
-                sequence = manifest_sequence(info.name)
-                if sequence is not None:
-                    found[sequence] = info
-            return found
-
-        listed = await self._patiently(names)
-        while True:
-            following = max(listed, default=0) + 1
-            try:
-                listed[following] = await self._patiently(partial(self._store.head, manifest_name(following)))
-            except ObjectNotFound:
-                return listed
-
-    async def _found(self, sequence: int) -> ManifestRecord | DstlError | None:
-        try:
-            return await self.read(sequence)
-        except ObjectNotFound:
-            return None
-        except (CorruptData, Invalid) as error:
-            return error
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        for attempt in range(1, self._attempts):
-            try:
-                return await call()
-            except Unavailable as error:
-                _log.warning("reading the manifest log of %s: %s", self._store.location, error)
-                await self._back_off(attempt)
-        return await call()
-
-    async def _back_off(self, attempt: int) -> None:
-        longest = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**attempt)
-        await self._runtime.clock.sleep(longest * self._runtime.rng.uniform(0.5, 1.0))

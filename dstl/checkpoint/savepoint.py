@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest_reader import ManifestReader
 from dstl.checkpoint.savepoint_format import (
     Savepoint,
     SavepointFile,
@@ -84,7 +84,7 @@ async def choose_checkpoint(
         MissingState: There is none, or none of that number.
         CorruptData: Its manifest, or a newer one, is damaged.
     """
-    scan = await ManifestLog(store, runtime).scan()
+    scan = await ManifestReader(store, runtime).scan()
     found = {c.checkpoint_id: c for c in scan.retained}
     if checkpoint_id is None:
         newest = max(found, default=0)
@@ -135,7 +135,7 @@ async def create_savepoint(
         try:
             return await save_checkpoint(source, target, runtime, name, checkpoint, on_progress=on_progress)
         except MissingState as error:
-            retained = await ManifestLog(source, runtime).scan()
+            retained = await ManifestReader(source, runtime).scan()
             if checkpoint.checkpoint_id in {c.checkpoint_id for c in retained.retained}:
                 raise
             if checkpoint_id is not None or take == _RETAKES:

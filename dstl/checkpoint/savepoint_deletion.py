@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest_reader import ManifestReader
 from dstl.checkpoint.savepoint_format import (
     SAVEPOINTS,
     EndMarker,
@@ -191,7 +191,7 @@ async def _check_deletable(
                 f"made. Wait until it is {grace_s:.0f} s old, or lower --grace if nobody is making it"
             )
     if not ours and marker_name(listing.name) in {i.name for i in infos} and listing.state in ("claimed", "damaged"):
-        scan = await ManifestLog(objects.store, objects.runtime).scan()
+        scan = await ManifestReader(objects.store, objects.runtime).scan()
         for _, error in sorted(scan.damaged.items()):
             raise error
         directory = directory_of(listing.name)

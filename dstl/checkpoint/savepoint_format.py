@@ -13,16 +13,13 @@ so the directory can be copied to another location by any tool.
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-import google_crc32c
-import zstandard
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid
 from dstl.store.base import check_name
 from handles.checkpoint import CheckpointId, OperatorEntry
@@ -48,12 +45,14 @@ SAVEPOINTS = "savepoints/"
 """Every object of a savepoint has this prefix; no cleanup looks below it."""
 
 SAVEPOINT_VERSION = 1
-_MAGIC, _END = b"DSTLSAV1", b"1VASLTSD"
-_LENGTHS = struct.Struct("<II")
-_TAIL = struct.Struct("<I8s")
-_FIXED = _LENGTHS.size + _TAIL.size
-_MAX_RAW = 256 << 20
-"""Most bytes that a body may unpack to: some 4 million key groups; what a reader allocates for a hostile one."""
+_FRAME = RecordFrame(
+    magic=b"DSTLSAV1",
+    end=b"1VASLTSD",
+    what="a savepoint's record",
+    max_raw=256 << 20,  # some 4 million key groups
+    too_large="it has too many key groups",
+    level=3,
+)
 
 _Count = Annotated[int, Field(ge=0)]
 _Record = TypeVar("_Record", bound="_Frozen")
@@ -230,12 +229,7 @@ def encode_record(record: Savepoint | EndMarker) -> bytes:
     Raises:
         Invalid: More operators and key groups than any reader would take.
     """
-    raw = json.dumps(record.model_dump(mode="json"), separators=(",", ":"), allow_nan=False).encode()
-    if len(raw) > _MAX_RAW:
-        raise Invalid(f"a savepoint's descriptor of {len(raw)} bytes is too large: it has too many key groups")
-    body = zstandard.ZstdCompressor(level=3).compress(raw)
-    front = b"".join((_MAGIC, body, _LENGTHS.pack(len(body), len(raw))))
-    return b"".join((front, _TAIL.pack(google_crc32c.value(front), _END)))
+    return _FRAME.pack(record.model_dump(mode="json"))
 
 
 def decode_savepoint(data: bytes, name: str, where: str) -> Savepoint:
@@ -276,23 +270,7 @@ def _decode(kind: type[_Record], data: bytes, name: str, where: str, object_name
             "use another savepoint"
         )
 
-    if len(data) < len(_MAGIC) + _FIXED or data[: len(_MAGIC)] != _MAGIC:
-        raise damaged(f"{len(data)} bytes that do not begin like a savepoint's")
-    checksum, end = _TAIL.unpack_from(data, len(data) - _TAIL.size)
-    if end != _END or google_crc32c.value(data[: -_TAIL.size]) != checksum:
-        raise damaged("checksum or end mark is wrong")
-    body_length, raw_length = _LENGTHS.unpack_from(data, len(data) - _FIXED)
-    if body_length != len(data) - _FIXED - len(_MAGIC) or raw_length > _MAX_RAW:
-        raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
-    body = data[len(_MAGIC) : len(_MAGIC) + body_length]
-    try:
-        # The frame's own size is checked first: zstandard ignores max_output_size where the frame states one.
-        if zstandard.frame_content_size(body) != raw_length:
-            raise damaged("the body's frame states another size")
-        raw = zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_length, allow_extra_data=False)
-        plain: Any = json.loads(raw)
-    except (zstandard.ZstdError, ValueError) as error:
-        raise damaged(str(error)) from None
+    plain = _FRAME.unpack(data, damaged)
     version = plain.get("version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > SAVEPOINT_VERSION:
         raise Invalid(
@@ -301,4 +279,4 @@ def _decode(kind: type[_Record], data: bytes, name: str, where: str, object_name
     try:
         return kind.model_validate(plain)
     except ValidationError as error:
-        raise damaged("; ".join(line.strip() for line in str(error).splitlines()[1:3])) from None
+        raise damaged(complaint(error)) from None

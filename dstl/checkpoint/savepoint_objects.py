@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from dstl.checkpoint.patience import Patience
 from dstl.checkpoint.savepoint_format import (
     SAVEPOINTS,
     EndMarker,
@@ -25,8 +26,7 @@ __all__ = ["SavepointObjects"]
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 8
-_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 5.0
+_LONGEST_PAUSE_S = 5.0
 _DELETE_TOGETHER = 1000
 
 T = TypeVar("T")
@@ -43,6 +43,7 @@ class SavepointObjects:
     def __init__(self, store: ObjectStore, runtime: Runtime) -> None:
         self.store = store
         self.runtime = runtime
+        self._patience = Patience(runtime, attempts=_ATTEMPTS, longest_s=_LONGEST_PAUSE_S)
 
     async def get(self, name: str) -> bytes:
         """Return an object's bytes; a read that fails in passing is repeated.
@@ -51,7 +52,7 @@ class SavepointObjects:
             ObjectNotFound: No such object.
             Unavailable: The store did not answer several times in a row.
         """
-        return await self._patiently(lambda: self.store.get(name))
+        return await self._repeat(lambda: self.store.get(name))
 
     async def put(self, name: str, data: bytes) -> None:
         """Store an object under a name that only this writer uses.
@@ -75,7 +76,7 @@ class SavepointObjects:
                     raise
             else:
                 return
-            await self._back_off(attempt)
+            await self._patience.pause(attempt)
         raise unknown or OutcomeUnknown(f"whether {name} is in {self.store.location} is unknown")
 
     async def win(self, record: Savepoint | EndMarker, name: str) -> bool:
@@ -104,7 +105,7 @@ class SavepointObjects:
                 _log.warning("writing %s: %s", object_name, error)
             else:
                 return True
-            await self._back_off(attempt)
+            await self._patience.pause(attempt)
         if sent:
             raise OutcomeUnknown(f"whether {object_name} is in {self.store.location} is unknown: look with list")
         raise Unavailable(f"{self.store.location} did not take {object_name} in {_ATTEMPTS} attempts: try again later")
@@ -145,22 +146,12 @@ class SavepointObjects:
         async def listed() -> list[ObjectInfo]:
             return [info async for info in self.store.list(SAVEPOINTS + prefix)]
 
-        return await self._patiently(listed)
+        return await self._repeat(listed)
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; what is gone already is a success."""
         for at in range(0, len(names), _DELETE_TOGETHER):
-            await self._patiently(partial(self.store.delete, names[at : at + _DELETE_TOGETHER]))
+            await self._repeat(partial(self.store.delete, names[at : at + _DELETE_TOGETHER]))
 
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        for attempt in range(1, _ATTEMPTS):
-            try:
-                return await call()
-            except Unavailable as error:
-                _log.warning("%s: %s", self.store.location, error)
-                await self._back_off(attempt)
-        return await call()
-
-    async def _back_off(self, attempt: int) -> None:
-        longest = min(_MAX_BACKOFF_S, _BACKOFF_S * 2.0**attempt)
-        await self.runtime.clock.sleep(longest * self.runtime.rng.uniform(0.5, 1.0))
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._patience.repeat(call, self.store.location)

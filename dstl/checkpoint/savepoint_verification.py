@@ -15,7 +15,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from materializer.snapshot import decode_key_group
 
-__all__ = ["Verification", "verify_file", "verify_savepoint"]
+__all__ = ["Verification", "verify_savepoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ async def verify_savepoint(
         try:
             data = await objects.get(savepoint.object_name(file))
             read += len(data)
-            entries += await asyncio.to_thread(verify_file, savepoint, file, data, store.location)
+            entries += await asyncio.to_thread(_verify_file, savepoint, file, data, store.location)
         except MissingState:
             problems.append(
                 f"savepoint {name!r} in {store.location}: {savepoint.object_name(file)} is not there; restore it from "
@@ -67,7 +67,7 @@ async def verify_savepoint(
     return Verification(savepoint, entries, read, tuple(problems))
 
 
-def verify_file(savepoint: Savepoint, file: SavepointFile, data: bytes, where: str) -> int:
+def _verify_file(savepoint: Savepoint, file: SavepointFile, data: bytes, where: str) -> int:
     """Check every byte of one base file and return its entries.
 
     Raises:

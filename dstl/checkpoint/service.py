@@ -1,4 +1,4 @@
-"""The coordinator's shell: serves tasks and TaskManagers, commits manifests, cleans up after subsumed checkpoints."""
+"""The coordinator's shell: serves tasks and TaskManagers, opens runs, and lets checkpoints be made."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from dstl.checkpoint.assembly import assemble, inlined_handles
-from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
-from dstl.checkpoint.fleet import Fleet, FleetChanged, Persisted
+from dstl.checkpoint.checkpoint_execution import CheckpointExecution
+from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt
+from dstl.checkpoint.fleet import Fleet, FleetChanged
 from dstl.checkpoint.launch_plan import LaunchPlan
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.periodic_cleaner import PeriodicCleaner
@@ -19,18 +19,8 @@ from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint_format import Savepoint
 from dstl.checkpoint.savepoint_restore import SavepointRestore
-from dstl.checkpoint.state_catalogue import Registry, StateCatalogue, global_watermark
-from dstl.checkpoint.truncation import recovery_work
-from dstl.errors import (
-    CheckpointDeclined,
-    Closed,
-    DstlError,
-    Fenced,
-    Invalid,
-    MissingState,
-    OutcomeUnknown,
-    TaskManagerLost,
-)
+from dstl.checkpoint.state_catalogue import Registry, StateCatalogue
+from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -39,7 +29,6 @@ from dstl.taskmanager.client import Address
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.server import Peer, Reply, RpcServer
 from handles.checkpoint import CompletedCheckpoint
-from handles.segment_handle import SegmentHandle
 from materializer.progress import ProgressListener
 
 __all__ = ["CheckpointReport", "CoordinatorService", "RestoreReport"]
@@ -47,8 +36,6 @@ __all__ = ["CheckpointReport", "CoordinatorService", "RestoreReport"]
 _log = logging.getLogger(__name__)
 _MOST_WORKERS = 1024
 _MOST_LOSSES = 3
-_LEAST_COMMIT_S = 1.0
-_MEASURABLE_BYTES = 4 << 20
 
 
 class CoordinatorService:
@@ -99,16 +86,12 @@ class CoordinatorService:
     ) -> None:
         self._store = store
         self._runtime = runtime
-        self._options = options
-        self._materialization = materialization
-        self._restore_rate: float | None = None
-        self._max_parallelism = max_parallelism
         self._host, self._bind, self._port = host, bind or host, port
         self._on_event = on_event
         self._on_task_manager_lost = on_task_manager_lost
         # The cleaner's requests are not the checkpoints'.
-        self._counted = InstrumentedStore(store)
-        self._log = ManifestLog(self._counted, runtime, skip_damaged=fall_back)
+        counted = InstrumentedStore(store)
+        self._log = ManifestLog(counted, runtime, skip_damaged=fall_back)
         self._catalogue = StateCatalogue(merge_registries, allow_non_restored_state=allow_non_restored_state)
         self._coordinator: CheckpointCoordinator | None = None
         self._operators: dict[str, int] = {}
@@ -132,6 +115,17 @@ class CoordinatorService:
             runtime,
             max_parallelism=max_parallelism,
             fall_back=fall_back,
+        )
+        self._execution = CheckpointExecution(
+            counted,
+            runtime,
+            self._log,
+            self._fleet,
+            self._catalogue,
+            self._objects,
+            options=options,
+            materialization=materialization,
+            max_parallelism=max_parallelism,
         )
         self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, options)
         self._retired: set[str] = set()
@@ -280,7 +274,7 @@ class CoordinatorService:
                 decision = self._running(task).acknowledge(ack)
                 trigger = coordinator.trigger()
                 if decision is Decision.WAIT and trigger is not None:
-                    await self._checkpoint(coordinator, trigger)
+                    self._on_event(await self._execution.run(coordinator, trigger, self._query_id))
         return {"decision": decision.name}, b""
 
     def _running(self, task: TaskAttempt) -> CheckpointCoordinator:
@@ -318,8 +312,7 @@ class CoordinatorService:
         parent_id = opened.parent.checkpoint_id if opened.parent else None
         _log.info("run %s goes on from checkpoint %s after %.3f s", task.run_id, parent_id, seconds)
         read = opened.restored
-        if read["bytes"] >= _MEASURABLE_BYTES and read["seconds"] > 0:
-            self._restore_rate = read["bytes"] / read["seconds"]
+        self._execution.note_restore(read["bytes"], read["seconds"])
         self._on_event(
             RestoreReport(
                 task.run_id,
@@ -340,85 +333,8 @@ class CoordinatorService:
         while len(self._worker_pids) > _MOST_WORKERS:
             del self._worker_pids[next(iter(self._worker_pids))]
 
-    async def _checkpoint(self, coordinator: CheckpointCoordinator, trigger: Trigger) -> None:
-        started = self._runtime.clock.now()
-        requests = self._requests()
-        try:
-            persisted = await self._fleet.persist(trigger.winners, self._options.timeout_s)
-            checkpoint, inlined = self._assembled(coordinator, trigger, persisted)
-            left = self._options.timeout_s - (self._runtime.clock.now() - started)
-            await self._commit(checkpoint, inlined, coordinator.oldest_after(trigger, self._options.retained), left)
-        except (Fenced, OutcomeUnknown) as error:
-            # It may be there, or come: its objects must stay, and the run cannot go on before that is known. That holds
-            # for a fenced driver too: its record may have been committed before the newer one began, which retains it.
-            coordinator.fail_batch(error)
-            raise
-        except (DstlError, ValueError) as error:
-            await self._fleet.abort()
-            if isinstance(error, TaskManagerLost):
-                raise
-            raise CheckpointDeclined(f"the checkpoint of batch {trigger.batch_id} failed: {error}") from error
-        located = _located(checkpoint, persisted)
-        await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time_ms)
-        subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
-        self._objects.retain([checkpoint])
-        self._objects.subsume(subsumed)
-        self._on_event(
-            CheckpointReport(
-                checkpoint.checkpoint_id,
-                trigger.batch_id,
-                self._runtime.clock.now() - started,
-                persisted.requests + self._requests() - requests,
-                sum(s.handle.size for part in persisted.parts for s in part.segments),
-                checkpoint.full_bytes,
-                len(located),
-                sum(len(part.materializations) for part in persisted.parts),
-                self._estimated_recovery_s(checkpoint),
-            )
-        )
-
-    def _assembled(
-        self, coordinator: CheckpointCoordinator, trigger: Trigger, persisted: Persisted
-    ) -> tuple[CompletedCheckpoint, list[bytes]]:
-        parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
-        operators = self._catalogue.entries(coordinator.event_times())
-        return assemble(
-            parent,
-            persisted.parts,
-            sequence=self._log.next_sequence,
-            batch_id=trigger.batch_id,
-            query_id=self._query_id,
-            run_id=coordinator.run_id or "",
-            max_parallelism=self._max_parallelism,
-            created_at=self._runtime.clock.wall(),
-            watermark_ms=global_watermark(operators),
-            operators=operators,
-            generations=self._materialization.generations,
-        )
-
-    async def _commit(
-        self, checkpoint: CompletedCheckpoint, inlined: Sequence[bytes], oldest: int, seconds: float
-    ) -> None:
-        try:
-            async with asyncio.timeout(max(seconds, _LEAST_COMMIT_S)):
-                await self._log.commit(checkpoint, inlined, oldest=oldest)
-        except TimeoutError:
-            # The request that was cancelled may still be carried out.
-            raise OutcomeUnknown(
-                f"whether checkpoint {checkpoint.checkpoint_id} of batch {checkpoint.batch_id} is in "
-                f"{self._store.location} is unknown, for the store does not answer: restart the query, which finds out"
-            ) from None
-
-    def _estimated_recovery_s(self, checkpoint: CompletedCheckpoint) -> float:
-        work = recovery_work(checkpoint)
-        rate = self._restore_rate or self._materialization.replay_bytes_per_s * self._fleet.wanted
-        return work.bytes / rate + work.segments * self._materialization.replay_segment_s
-
     def _now_ms(self) -> int:
         return int(self._runtime.clock.wall() * 1000)
-
-    def _requests(self) -> int:
-        return self._counted.totals.calls - self._counted.totals.delete.calls
 
     def _lost(self, member_id: str) -> None:
         if self._closing:
@@ -429,12 +345,6 @@ class CoordinatorService:
                 TaskManagerLost(f"TaskManager {member_id} died with changes of the running batch: restart the query")
             )
         self._on_task_manager_lost(member_id)
-
-
-def _located(checkpoint: CompletedCheckpoint, persisted: Persisted) -> dict[str, SegmentHandle]:
-    """Return, by seal id, where the manifest holds each inlined segment."""
-    seals = [seal for seals in persisted.seals for seal in seals]
-    return dict(zip(seals, inlined_handles(persisted.parts, checkpoint.checkpoint_id), strict=True))
 
 
 def _task(call: Mapping[str, Any]) -> TaskAttempt:

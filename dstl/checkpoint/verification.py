@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from dstl.changelog.names import parse_segment_name
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest_reader import ManifestReader
 from dstl.checkpoint.manifest_scan import ManifestScan
 from dstl.checkpoint.object_checks import SegmentUse, check_base, check_segment, check_stray_segment, check_table_file
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectNotFound
@@ -93,7 +94,7 @@ async def verify_location(
         Invalid: No query has used this location.
         Unavailable: The store did not answer several times in a row.
     """
-    log = ManifestLog(store, runtime)
+    log = ManifestReader(store, runtime)
     listed = {info.name: info async for info in store.list()}
     scan = await log.scan()
     if not scan.listed:
@@ -125,7 +126,7 @@ class _Check:
 
 def _checks(
     store: ObjectStore,
-    log: ManifestLog,
+    log: ManifestReader,
     scan: ManifestScan,
     listed: Mapping[str, ObjectInfo],
     strays: Collection[str],
@@ -155,7 +156,7 @@ def _checks(
             yield _Check(name, size, partial(check_stray_segment, store, name, size))
 
 
-async def _check_record(log: ManifestLog, scan: ManifestScan, sequence: int) -> None:
+async def _check_record(log: ManifestReader, scan: ManifestScan, sequence: int) -> None:
     if sequence in scan.damaged:
         raise scan.damaged[sequence]
     await log.read(sequence)
@@ -251,7 +252,7 @@ def _missing_records(scan: ManifestScan) -> Iterator[Problem]:
             )
 
 
-async def _still_problems(problems: list[Problem], log: ManifestLog) -> list[Problem]:
+async def _still_problems(problems: list[Problem], log: ManifestReader) -> list[Problem]:
     """Leave out what a running query has subsumed and deleted while it was being read."""
     retained = {c.checkpoint_id for c in (await log.scan()).retained}
     return [p for p in problems if p.kind != "missing" or retained & set(p.checkpoints)]

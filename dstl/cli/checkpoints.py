@@ -14,6 +14,7 @@ from dstl.cli.console import (
     EXIT_CODES,
     AsJson,
     EndpointUrl,
+    Location,
     age_text,
     errors_as_exit,
     print_json,
@@ -32,12 +33,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
 _SHOWN_ROWS = 20
 
 
 @app.command("list", epilog=EXIT_CODES)
-def list_(location: _Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+def list_(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
     """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1)."""
     with errors_as_exit():
         found = run_at(location, endpoint_url, list_checkpoints)
@@ -51,7 +51,7 @@ def list_(location: _Location, endpoint_url: EndpointUrl = None, as_json: AsJson
 
 @app.command(epilog=EXIT_CODES)
 def show(
-    location: _Location,
+    location: Location,
     checkpoint: Annotated[
         int | None, typer.Argument(min=1, metavar="[CHECKPOINT]", help="Its number. Default: the latest.")
     ] = None,
@@ -68,7 +68,7 @@ def show(
 
 
 @app.command(epilog=EXIT_CODES)
-def verify(location: _Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+def verify(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
     """Read every byte of every checkpoint of LOCATION and report each object that is damaged or missing.
 
     Checked: existence, size, CRC-32C of objects and blocks, contents of blocks, change sets and key groups.

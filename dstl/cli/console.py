@@ -23,6 +23,7 @@ __all__ = [
     "EXIT_CODES",
     "AsJson",
     "EndpointUrl",
+    "Location",
     "age_text",
     "errors_as_exit",
     "print_json",
@@ -37,6 +38,7 @@ EXIT_CODES = (
     "credentials, a name that is taken); 3 the store did not answer: try again."
 )
 
+Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 EndpointUrl = Annotated[str | None, typer.Option(help="Endpoint of another S3 than AWS's, as http://host:port.")]
 

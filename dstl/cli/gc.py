@@ -14,6 +14,7 @@ from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.cli.console import (
     AsJson,
     EndpointUrl,
+    Location,
     age_text,
     errors_as_exit,
     print_json,
@@ -45,7 +46,7 @@ def parse_duration(text: str) -> float:
 
 
 def gc(
-    location: Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")],
+    location: Location,
     commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
     grace: Annotated[
         str, typer.Option(help="Leave everything younger alone, by the store's clock: 90s, 15m, 24h or 7d.")

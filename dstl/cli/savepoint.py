@@ -16,6 +16,7 @@ from dstl.cli.console import (
     EXIT_CODES,
     AsJson,
     EndpointUrl,
+    Location,
     age_text,
     errors_as_exit,
     print_json,
@@ -38,13 +39,12 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-_Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
 
 
 @app.command(epilog=EXIT_CODES)
 def create(
-    location: _Location,
+    location: Location,
     name: _Name,
     checkpoint: Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")] = None,
     to: Annotated[str | None, typer.Option(help="Where the savepoint goes. Default: the same location.")] = None,
@@ -74,7 +74,7 @@ def create(
 
 
 @app.command("list", epilog=EXIT_CODES)
-def list_(location: _Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+def list_(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
     """List the savepoints of LOCATION, unfinished and damaged ones included."""
     with errors_as_exit():
         found = run_at(location, endpoint_url, list_savepoints)
@@ -100,7 +100,7 @@ def list_(location: _Location, endpoint_url: EndpointUrl = None, as_json: AsJson
 
 
 @app.command(epilog=EXIT_CODES)
-def verify(location: _Location, name: _Name, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+def verify(location: Location, name: _Name, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
     """Read and decode every byte of a savepoint and report every object that is damaged or missing."""
     with errors_as_exit(), progress_bar(f"verifying {name}") as on_progress:
         done = run_at(
@@ -119,7 +119,7 @@ def verify(location: _Location, name: _Name, endpoint_url: EndpointUrl = None, a
 
 @app.command(epilog=EXIT_CODES)
 def delete(
-    location: _Location,
+    location: Location,
     name: _Name,
     commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
     grace: Annotated[

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dstl.changelog.segment_inspection import describe_segment, dump_segment, fetch_segment, parse_key_groups
+from dstl.cli.console import AsJson, print_json
 from dstl.errors import DstlError
 
 __all__ = ["app"]
@@ -22,16 +23,15 @@ app = typer.Typer(help="Read one segment of the changelog offline.", no_args_is_
 _Source = Annotated[str, typer.Argument(metavar="FILE-or-URL", help="A file, s3://bucket/prefix/name or file://")]
 _Offset = Annotated[int, typer.Option(help="Where it starts, for a segment inside a manifest.")]
 _Size = Annotated[int | None, typer.Option(help="Its length, for a segment inside a manifest.")]
-_Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 
 
 @app.command()
-def show(source: _Source, offset: _Offset = 0, size: _Size = None, as_json: _Json = False) -> None:
+def show(source: _Source, offset: _Offset = 0, size: _Size = None, as_json: AsJson = False) -> None:
     """Check every byte and print the index: logs, sequence numbers, blocks."""
     with _errors_as_exit():
         found: dict[str, Any] = describe_segment(asyncio.run(fetch_segment(source, offset, size)), source)
     if as_json:
-        typer.echo(json.dumps(found))
+        print_json(found)
         return
     typer.echo(f"segment format {found['format']}, {found['size']} bytes, CRC-32C {found['checksum']}: all intact")
     typer.echo(f"writer {found['writer_id']}")
@@ -54,7 +54,7 @@ def dump(
     key_groups: Annotated[str | None, typer.Option(help="Only these: 7 or 0-15.")] = None,
     offset: _Offset = 0,
     size: _Size = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print every change, one a line; keys and values as hexadecimal digits."""
     with _errors_as_exit():

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dstl.cli.console import EXIT_CODES, AsJson, EndpointUrl, errors_as_exit, print_json, progress_bar, run_at
+from dstl.cli.console import EXIT_CODES, AsJson, EndpointUrl, Location, errors_as_exit, print_json, progress_bar, run_at
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -47,7 +47,7 @@ def _group() -> None:
 
 @app.command(epilog=EXIT_CODES)
 def read(
-    location: Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")],
+    location: Location,
     operator: Annotated[str, typer.Option(help="The operator's name.")],
     state: Annotated[str, typer.Option(help="The state's name; $timers for the timers.")],
     checkpoint: Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")] = None,

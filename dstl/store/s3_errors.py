@@ -17,7 +17,7 @@ from dstl.errors import (
     Unavailable,
 )
 
-__all__ = ["error_code", "is_expired", "sdk_errors", "translated", "translating"]
+__all__ = ["error_code", "is_expired", "sdk_errors", "translating"]
 
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
 _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "UnrecognizedClientException"})
@@ -50,17 +50,17 @@ def is_expired(error: BaseException) -> bool:
 
 @contextmanager
 def translating(what: str, *, writes: bool = False) -> Iterator[None]:
-    """Turn the errors of the requests within into ours, as :func:`translated` does."""
+    """Turn the errors of the requests within into ours, as :func:`_translated` does."""
     try:
         yield
     except DstlError:
         # First, and not only for speed: without the extra there is no SDK to ask for its errors.
         raise
     except sdk_errors() as error:
-        raise translated(error, what, writes=writes) from error
+        raise _translated(error, what, writes=writes) from error
 
 
-def translated(error: Exception, what: str, *, writes: bool) -> DstlError:
+def _translated(error: Exception, what: str, *, writes: bool) -> DstlError:
     """Return the error of our tree.
 
     Args:

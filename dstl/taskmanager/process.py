@@ -30,12 +30,12 @@ from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from materializer.tables import open_table
 
-__all__ = ["run"]
+__all__ = ["SWITCH_INTERVAL_S", "run"]
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 _RETRY_S = 0.5
-_SWITCH_S = 0.001
+SWITCH_INTERVAL_S = 0.001
 """How long a thread that encodes or decodes may hold the interpreter while the loop wants to answer a task. Python's
 own 5 ms, several times per batch, would be the largest part of what a materialization costs a batch."""
 
@@ -48,7 +48,7 @@ async def run(invitation: Invitation, ended: asyncio.Event) -> None:
         AccessDenied: It is of another application.
         Invalid: It is of another version, or what it says cannot be done here.
     """
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     member = asyncio.ensure_future(_be_member(invitation, system_runtime()))
     stopped = asyncio.ensure_future(ended.wait())
     await asyncio.wait({member, stopped}, return_when=asyncio.FIRST_COMPLETED)

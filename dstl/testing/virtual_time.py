@@ -133,16 +133,19 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             queue.extend(waiting)
         for _ in range(len(queue)):
             due = queue.popleft()
-            if due._cancelled:
-                continue
-            try:
-                due._context.run(due._callback, *due._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self.call_exception_handler(
-                    {"message": f"exception in callback {due!r}", "exception": error, "handle": due}
-                )
+            if not due._cancelled:
+                self._run(due)
+
+    def _run(self, due: _Due) -> None:
+        """Run one callback, as asyncio's own handles do."""
+        try:
+            due._context.run(due._callback, *due._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler(
+                {"message": f"exception in callback {due!r}", "exception": error, "handle": due}
+            )
 
     def _jump(self) -> None:
         timers = self._timers

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import hedging
+from bench._models import models
 
 ROOT = Path(__file__).parents[2]
 BOTH = {"p50", "p99", "p999", "p9999", "max500_p50", "max500_p99", "rate_503", "on_p99", "off_p999"}
@@ -40,7 +41,7 @@ def test_same_arguments_give_the_same_figures(capsys):
 
 
 def test_own_parameters_from_a_file_with_throttling(capsys, tmp_path):
-    values = json.loads(hedging.MODELS.read_text())["s3-standard-small"]
+    values = models()["s3-standard-small"]
     values |= {"thr_rate": 1.02, "thr_burst": 1.5, "jitter_ms": 900}
     (tmp_path / "tight.json").write_text(json.dumps(values))
     result = figures(capsys, "--params", str(tmp_path / "tight.json"))
@@ -50,7 +51,7 @@ def test_own_parameters_from_a_file_with_throttling(capsys, tmp_path):
 
 
 def test_slow_periods_are_told_apart(capsys, tmp_path):
-    values = json.loads(hedging.MODELS.read_text())["brownout"]
+    values = models()["brownout"]
     values |= {"slow_on": 8, "slow_off": 10}
     (tmp_path / "short.json").write_text(json.dumps(values))
     result = figures(capsys, "--params", str(tmp_path / "short.json"))

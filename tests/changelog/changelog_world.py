@@ -117,6 +117,27 @@ class World:
     def writer(self, log_id: str = "log-a") -> StateChangelogWriter:
         return self.storage.create_writer(log_id)
 
+    async def uploading(
+        self, value: bytes = b"x"
+    ) -> tuple[StateChangelogWriter, asyncio.Future[tuple[LogSegment, ...]]]:
+        """A log whose first persist waits at the store, which holds every PUT from now on."""
+        self.store.holding = True
+        writer = self.writer()
+        put(writer, value)
+        future = writer.persist(0)
+        await turn()
+        return writer, future
+
+    async def reserve(self, nbytes: int) -> None:
+        """Wait until so many bytes fit, and give them back."""
+        async with self.storage.reserve(nbytes):
+            pass
+
+    async def append(self, writer: StateChangelogWriter, nbytes: int) -> None:
+        """Append a change of so many bytes once they fit."""
+        async with self.storage.reserve(nbytes):
+            put(writer, b"y" * (nbytes - 6))
+
     async def close(self) -> None:
         await self.storage.close()
         await self.uploader.close()

@@ -20,11 +20,7 @@ from dstl.options import UploadOptions
 async def test_a_failed_upload_does_not_poison_later_checkpoints():
     """``FsStateChangelogWriter.highestFailed``: every checkpoint fails until the next materialization."""
     async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
-        w.store.holding = True
-        future = writer.persist(0)
-        await turn()
+        writer, future = await w.uploading()
         w.store.held[0].fail()
         with pytest.raises(Unavailable):
             await future
@@ -57,11 +53,7 @@ async def test_a_failed_segment_fails_only_those_who_are_in_it():
 async def test_a_retry_after_an_error_rescues_the_upload():
     """``AbstractStateChangeFsUploader.uploadInternal`` fails the tasks before it lets the executor retry."""
     async with world(upload=UploadOptions(max_attempts=3)) as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        future = writer.persist(0)
-        await turn()
+        _, future = await w.uploading()
         w.store.held[0].fail()
         await turn(1)
         assert not future.done()
@@ -74,11 +66,7 @@ async def test_a_retry_after_an_error_rescues_the_upload():
 async def test_an_error_at_the_end_of_an_upload_is_not_a_success():
     """``OutputStreamWithPos.close`` swallows the error after the result was built: acknowledged, but not there."""
     async with world() as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        future = writer.persist(0)
-        await turn()
+        writer, future = await w.uploading()
         assert not future.done(), "reported before the store confirmed it"
         w.store.held[0].fail()
         with pytest.raises(Unavailable):
@@ -126,11 +114,7 @@ async def test_a_writer_closed_during_an_upload_leaves_the_others_their_segment(
 async def test_an_unexpected_error_does_not_break_the_storage_for_ever():
     """``BatchingStateChangeUploadScheduler.errorUnsafe``: once set, all uploads of the job on this host fail."""
     async with world() as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        future = writer.persist(0)
-        await turn()
+        writer, future = await w.uploading()
         w.store.held[0].fail(RuntimeError("a bug"))
         with pytest.raises(RuntimeError):
             await future
@@ -151,11 +135,7 @@ async def test_flink_30729_an_append_after_close_is_refused_and_not_dropped():
 async def test_close_settles_futures():
     """``FsStateChangelogWriter.close`` leaves pending futures open for ever."""
     async with world() as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        future = writer.persist(0)
-        await turn()
+        writer, future = await w.uploading()
         writer.close()
         assert future.done()
 
@@ -231,12 +211,7 @@ async def test_automq_3485_appends_that_wait_get_in_after_an_upload_failed():
         w.store.holding = True
         writer = w.writer()
         put(writer, b"x" * 94)
-
-        async def append() -> None:
-            async with w.storage.reserve(50):
-                put(writer, b"y" * 44)
-
-        task = asyncio.create_task(append())
+        task = asyncio.create_task(w.append(writer, 50))
         await turn(0.1)
         w.store.held[0].fail()
         w.store.holding = False
@@ -254,15 +229,10 @@ async def test_flink_26592_appending_from_an_uploads_completion_does_not_deadloc
 
         async def append_on_completion() -> None:
             await future
-            async with w.storage.reserve(90):
-                put(writer, b"y" * 84)
+            await w.append(writer, 90)
             await writer.persist(1)
 
-        async def append_meanwhile() -> None:
-            async with w.storage.reserve(90):
-                put(writer, b"z" * 84)
-
-        tasks = [asyncio.create_task(append_on_completion()), asyncio.create_task(append_meanwhile())]
+        tasks = [asyncio.create_task(append_on_completion()), asyncio.create_task(w.append(writer, 90))]
         await turn(1)
         w.store.holding = False
         w.store.held[0].succeed()
@@ -477,12 +447,7 @@ async def test_back_pressure_has_a_metric_of_its_own():
         w.store.holding = True
         writer = w.writer()
         put(writer, b"x" * 20)
-
-        async def append() -> None:
-            async with w.storage.reserve(10):
-                pass
-
-        task = asyncio.create_task(append())
+        task = asyncio.create_task(w.reserve(10))
         await turn(2)
         w.store.held[0].succeed()
         await task

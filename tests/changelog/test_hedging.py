@@ -1,6 +1,5 @@
 """The hedging policy and its parts: pure, so driven by plain numbers."""
 
-import json
 import math
 import random
 
@@ -10,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench._hedging_run import Workload, run_arm
-from bench.hedging import MODELS
+from bench._models import models
 from dstl.changelog.connection_pools import ConnectionPools
 from dstl.changelog.hedge_budget import Breaker, HedgeBudget, ThrottlePause
 from dstl.changelog.hedging import HedgePolicy, HedgeVerdict, Verdict
@@ -297,7 +296,7 @@ def test_slow_down_lowers_what_is_wanted_afterwards(seed):
 
 def test_little_room_of_a_throttling_store_is_left_alone():
     """With 0.5 % of room, hedging that is not cut back deep makes 2.8 % of 503s out of none, and p99 seven-fold."""
-    values = json.loads(MODELS.read_text(encoding="utf-8"))["odd-throttled"]
+    values = models()["odd-throttled"]
     workload = Workload(LatencyParameters.of(values), writers=100, rounds=120, per_process=25)
     none, hedged = (run_arm(workload, 1, hedge=hedge) for hedge in (False, True))
     assert none.rejected == 0

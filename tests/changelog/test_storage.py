@@ -4,7 +4,7 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from changelog_world import World, put, turn, virtual, world
+from changelog_world import put, turn, virtual, world
 
 from dstl.changelog.ledger import InlineSegment
 from dstl.changelog.names import SegmentNames, parse_segment_name
@@ -206,7 +206,7 @@ class TestMemory:
             writers = [w.writer(f"log-{n}") for n in range(9)]
             for each in writers:
                 put(each, b"x" * 94)
-            await asyncio.wait_for(_append(w, writers[0], 500), 1)
+            await asyncio.wait_for(w.append(writers[0], 500), 1)
             assert w.recorder.counters["seals.memory"] == 1
 
     @virtual
@@ -214,8 +214,8 @@ class TestMemory:
         async with world(byte_budget=100) as w:
             writer = w.writer()
             put(writer, b"x")
-            await asyncio.wait_for(_append(w, writer, 5000), 1)
-            await asyncio.wait_for(_append(w, writer, 10), 1)
+            await asyncio.wait_for(w.append(writer, 5000), 1)
+            await asyncio.wait_for(w.append(writer, 10), 1)
             assert len(await w.read("log-a", await writer.persist(0))) == 3
 
     @virtual
@@ -224,7 +224,7 @@ class TestMemory:
             w.store.holding = True
             writer = w.writer()
             put(writer, b"x" * 90)
-            waiting = asyncio.create_task(_append(w, writer, 90))
+            waiting = asyncio.create_task(w.append(writer, 90))
             for _ in range(600):
                 await turn(0.1)
                 for held in list(w.store.held):
@@ -240,27 +240,18 @@ class TestMemory:
             w.store.holding = True
             writer = w.writer()
             put(writer, b"x" * 100)
-            waiting = asyncio.create_task(_append(w, writer, 90))
+            waiting = asyncio.create_task(w.append(writer, 90))
             await turn(1)
             await w.storage.close()
             with pytest.raises(Closed):
                 await waiting
 
 
-async def _append(w: World, writer, nbytes: int) -> None:
-    async with w.storage.reserve(nbytes):
-        put(writer, b"y" * (nbytes - 6))
-
-
 class TestClose:
     @virtual
     async def test_gives_up_uploads_settles_futures_and_is_idempotent(self):
         async with world() as w:
-            w.store.holding = True
-            writer = w.writer()
-            put(writer, b"x")
-            future = writer.persist(0)
-            await turn()
+            _, future = await w.uploading()
             await asyncio.gather(w.storage.close(), w.storage.close())
             await w.storage.close()
             with pytest.raises(Closed):

@@ -124,17 +124,22 @@ def test_waiting_is_measured_and_ended_by_whoever_gives_back():
     run_in_virtual_time(main())
 
 
+def full_budget() -> tuple[ByteBudget, Throttle]:
+    """A budget of 100 bytes, all taken, and its throttle."""
+    budget = ByteBudget(100)
+    budget.take(100)
+    return budget, Throttle(budget, LoopClock(), MemoryRecorder(), lambda: None)
+
+
+async def append_to(throttle: Throttle) -> None:
+    async with throttle.reserve(10):
+        pass
+
+
 def test_a_cancelled_wait_leaves_nothing_behind():
     async def main() -> None:
-        budget = ByteBudget(100)
-        throttle = Throttle(budget, LoopClock(), MemoryRecorder(), lambda: None)
-        budget.take(100)
-
-        async def append() -> None:
-            async with throttle.reserve(10):
-                pass
-
-        waiting, granted = asyncio.create_task(append()), asyncio.create_task(append())
+        budget, throttle = full_budget()
+        waiting, granted = (asyncio.create_task(append_to(throttle)) for _ in range(2))
         await asyncio.sleep(1)
         waiting.cancel()
         await asyncio.sleep(1)
@@ -150,21 +155,14 @@ def test_a_cancelled_wait_leaves_nothing_behind():
 
 def test_closing_fails_those_who_wait_and_those_who_come():
     async def main() -> None:
-        budget = ByteBudget(100)
-        throttle = Throttle(budget, LoopClock(), MemoryRecorder(), lambda: None)
-        budget.take(100)
-
-        async def append() -> None:
-            async with throttle.reserve(10):
-                pass
-
-        task = asyncio.create_task(append())
+        budget, throttle = full_budget()
+        task = asyncio.create_task(append_to(throttle))
         await asyncio.sleep(1)
         throttle.close()
         with pytest.raises(Closed, match="waited for memory"):
             await task
         with pytest.raises(Closed):
-            await append()
+            await append_to(throttle)
         assert budget.used == 100
 
     run_in_virtual_time(main())

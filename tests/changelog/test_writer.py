@@ -5,7 +5,7 @@ import gc
 
 import pyarrow as pa
 import pytest
-from changelog_world import World, put, turn, virtual, world
+from changelog_world import put, turn, virtual, world
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_META, OP_PUT
 from dstl.changelog.ledger import Ownership
@@ -124,11 +124,7 @@ async def test_truncating_and_closing_from_what_is_not_appended_is_refused():
 @virtual
 async def test_close_settles_pending_persists():
     async with world() as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        uploading = writer.persist(0)
-        await turn()
+        writer, uploading = await w.uploading()
         put(writer, b"y")
         waiting = writer.persist(1)
         writer.close()
@@ -154,11 +150,7 @@ async def test_many_waiters_of_one_failure_get_an_error_each():
 @virtual
 async def test_a_persist_whose_caller_gave_up_does_not_hold_its_range():
     async with world() as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        future = writer.persist(0)
-        await turn()
+        writer, future = await w.uploading()
         future.cancel()
         await turn()
         writer.truncate(1)
@@ -184,36 +176,16 @@ def test_a_failed_persist_that_nobody_awaits_is_not_reported_as_lost(caplog: pyt
 
 
 @virtual
-async def test_log_bytes_are_what_a_replay_reads():
-    async with world() as w:
-        writer = w.writer()
-        put(writer, b"x" * 100)
-        middle = writer.next_sequence_number()
-        put(writer, b"y" * 50)
-        await writer.persist(0)
-        put(writer, b"z")
-        assert writer.log_bytes(0) == 106 + 56 + 7
-        assert writer.log_bytes(middle) == 56 + 7
-        writer.truncate(middle)
-        assert writer.log_bytes(0) == 56 + 7
-
-
-@virtual
 async def test_one_record_appends_are_accounted_before_anybody_else_is_let_in():
     async with world(byte_budget=200) as w:
         writer = w.writer()
         w.store.holding = True
         put(writer, b"x" * 300)  # without asking
-        reserved = asyncio.create_task(_reserve(w, 10))
+        reserved = asyncio.create_task(w.reserve(10))
         await turn()
         assert not reserved.done()
         w.store.held[0].succeed()
         await reserved
-
-
-async def _reserve(w: World, nbytes: int) -> None:
-    async with w.storage.reserve(nbytes):
-        pass
 
 
 @virtual

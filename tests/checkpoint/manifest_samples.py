@@ -1,7 +1,7 @@
 """Checkpoints and records for the tests of this room."""
 
-from dstl.checkpoint.manifest_format import ManifestRecord
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import ManifestRecord, manifest_name
+from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry

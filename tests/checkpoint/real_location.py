@@ -5,8 +5,9 @@ import pyarrow as pa
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.segment_encoder import encode_segment, segment_checksum
-from dstl.checkpoint.assembly import PersistedLog, PersistedSegment, TaskManagerPart, assemble
+from dstl.checkpoint.assembly import assemble
 from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry

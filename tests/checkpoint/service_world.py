@@ -16,11 +16,12 @@ from dstl.changelog.uploader import Uploader
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import DstlError
-from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, UploadOptions
+from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
@@ -43,6 +44,9 @@ def key_group(key: bytes) -> int:
 
 class TaskManager:
     """One TaskManager, as ``python -m dstl.taskmanager`` builds it, but in this loop."""
+
+    materialization: MaterializationOptions | None = None
+    """When it materializes; None for never."""
 
     def __init__(
         self,
@@ -69,16 +73,22 @@ class TaskManager:
         self._lifeline: AsyncConnection | None = None
 
     def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
+        names = SegmentNames(query_id, self.runtime.new_id(), self.runtime)
         storage = StateChangelogStorage(
-            uploader=self._uploader,
-            store=self.store,
-            names=SegmentNames(query_id, self.runtime.new_id(), self.runtime),
-            options=self._batching,
-            runtime=self.runtime,
+            uploader=self._uploader, store=self.store, names=names, options=self._batching, runtime=self.runtime
         )
         self.backend = TaskManagerStateBackend(
             storage, lambda _: HeapStateTable(), self.runtime, max_parallelism=MAX_PARALLELISM
         )
+        if self.materialization is not None:
+            materialize(
+                self.backend,
+                uploader=self._uploader,
+                names=names,
+                store=self.store,
+                options=self.materialization,
+                runtime=self.runtime,
+            )
         return self.backend
 
     async def start(self, coordinator: Address) -> None:
@@ -125,6 +135,9 @@ class Who:
 
 class Driver:
     """One driver process: a coordinator, its TaskManagers, and the tasks that Spark would start."""
+
+    materialization: MaterializationOptions | None = None
+    """Its TaskManagers'; None for what they have themselves."""
 
     def __init__(
         self,
@@ -191,6 +204,8 @@ class Driver:
         member = TaskManager(
             f"tm-{self._started}", self.store, self.secret, self._seed * 1000 + self._started, **self._batching
         )
+        if self.materialization is not None:
+            member.materialization = self.materialization
         self.members[member.member_id] = member
         await member.start(self.service.address)
 

@@ -9,14 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from manifest_samples import QUERY
 
-from dstl.checkpoint.assembly import (
-    PersistedLog,
-    PersistedSegment,
-    TaskManagerPart,
-    assemble,
-    inlined_handles,
-)
+from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
+from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, log_coverage
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle

@@ -13,7 +13,7 @@ import typer
 from real_location import Location, fill
 from typer.testing import CliRunner, Result
 
-from dstl.checkpoint.manifest_log import manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
 from dstl.cli.checkpoints import app as checkpoints
 from dstl.cli.gc import gc, parse_duration
 from dstl.errors import Invalid

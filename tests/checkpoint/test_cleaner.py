@@ -8,12 +8,13 @@ import pytest
 from manifest_samples import QUERY, checkpoint, commit, kinds, names
 
 from dstl.changelog.names import SegmentNames
-from dstl.checkpoint.assembly import PersistedLog, PersistedSegment, TaskManagerPart, assemble
+from dstl.checkpoint.assembly import assemble
 from dstl.checkpoint.cleaner import CleanerReport, clean
 from dstl.checkpoint.cleaning_plan import Kept
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, TaskAttempt
-from dstl.checkpoint.manifest_format import encode_record
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest_format import encode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store import MemoryStore, ObjectInfo, ObjectStore
@@ -529,7 +530,7 @@ async def test_a_location_that_no_query_has_used_is_refused(world: World) -> Non
     await world.clock.advance(30 * DAY)
     log = ManifestLog(stranger, world.runtime)
     with pytest.raises(Invalid, match="is not a location of DSTL"):
-        await clean(stranger, world.runtime, log, dry_run=False)
+        await clean(stranger, world.runtime, log, grace_s=GRACE, dry_run=False)
     assert len(await names(stranger)) == 1
 
 
@@ -601,7 +602,7 @@ async def test_writers_are_asked_after_the_list(world: World) -> None:
         order.append("asked")
         return ()
 
-    await clean(Hooked(world.store, listed), world.runtime, world.log, live_writer_ids=ask)
+    await clean(Hooked(world.store, listed), world.runtime, world.log, grace_s=GRACE, live_writer_ids=ask)
     assert order == ["listed", "asked"]
 
 

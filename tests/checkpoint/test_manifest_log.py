@@ -6,8 +6,8 @@ import random
 import pytest
 from manifest_samples import QUERY, checkpoint, commit, driver, kinds, names, record
 
-from dstl.checkpoint.manifest_format import encode_record
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest_format import encode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.runtime import LoopClock, Runtime
 from dstl.store import MemoryStore, ObjectInfo, ObjectStore

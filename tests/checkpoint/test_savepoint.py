@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from service_world import STATE, Driver, Events, Model, retained, state_of, without_empty
 
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.savepoint import create_savepoint, key_group_chunks, save_checkpoint
 from dstl.checkpoint.savepoint_deletion import delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint_format import Savepoint, descriptor_name
@@ -21,6 +22,7 @@ from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 
 TWO = {"counts": 4, "sums": 3}
@@ -70,21 +72,17 @@ async def _run_job(store: ObjectStore, seed: int, batches: int, inlined: bool) -
     return await contents(store), states
 
 
+def as_checkpoint(savepoint: Savepoint, **more: object) -> CompletedCheckpoint:
+    """The first checkpoint of another query that begins with a savepoint."""
+    fields = {"checkpoint_id": 1, "batch_id": -1, "query_id": "other", "run_id": "run", "created_at": 0.0}
+    return savepoint_as_checkpoint(
+        savepoint, names=list(savepoint.objects()), operators=savepoint.operators, **fields | more
+    )
+
+
 async def state_in(savepoint: Savepoint, store: ObjectStore) -> Model:
     """What a savepoint alone restores to."""
-    return await state_of(
-        savepoint_as_checkpoint(
-            savepoint,
-            names=list(savepoint.objects()),
-            checkpoint_id=1,
-            batch_id=-1,
-            query_id="other",
-            run_id="",
-            created_at=0.0,
-            operators=savepoint.operators,
-        ),
-        store,
-    )
+    return await state_of(as_checkpoint(savepoint), store)
 
 
 async def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
@@ -133,16 +131,7 @@ async def test_watermarks_of_query_and_operators_are_carried_over(seed: int) -> 
         update={"watermark_ms": 900, "late_watermark_ms": 800, "sequence_base": 70, "operators": operators}
     )
     made = await save_checkpoint(store, store, a_runtime(), "mine", marked)
-    restored = savepoint_as_checkpoint(
-        made,
-        names=list(made.objects()),
-        checkpoint_id=2,
-        batch_id=-1,
-        query_id="other",
-        run_id="run",
-        created_at=0.0,
-        operators=made.operators,
-    )
+    restored = as_checkpoint(made)
     assert (restored.watermark_ms, restored.late_watermark_ms, restored.operators) == (900, 800, operators)
     assert restored.sequence_base == 70 + checkpoint.checkpoint_id
 
@@ -388,16 +377,7 @@ async def test_a_checkpoint_that_is_subsumed_meanwhile_is_taken_anew_unless_it_w
     async def materialize_and_subsume() -> None:
         log = ManifestLog(store, a_runtime(9))
         await log.fence("query-1")
-        newer = savepoint_as_checkpoint(
-            base,
-            names=list(base.objects()),
-            checkpoint_id=log.next_sequence,
-            batch_id=5,
-            query_id="query-1",
-            run_id="run-2",
-            created_at=0.0,
-            operators=base.operators,
-        )
+        newer = as_checkpoint(base, checkpoint_id=log.next_sequence, batch_id=5, query_id="query-1", run_id="run-2")
         await log.commit(newer, [], oldest=newer.checkpoint_id)
         await store.delete([manifest_name(n) for n in range(1, log.epoch)])
 

@@ -151,6 +151,11 @@ def test_a_frame_that_lies_about_its_size_is_not_unpacked() -> None:
             decode_savepoint(sealed(bomb, claimed), "x", "here")
 
 
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(CorruptData):
+        decode_savepoint(sealed(zstandard.compress(b"[" * 100_000 + b"]" * 100_000)), "x", "here")
+
+
 def test_a_swapped_descriptor_is_found_with_both_names() -> None:
     with pytest.raises(CorruptData, match=r"'other'.*describes savepoint 'golden'"):
         decode_savepoint(encode_record(full_savepoint()), "other", "here")

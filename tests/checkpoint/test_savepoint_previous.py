@@ -10,7 +10,8 @@ import service_world
 from service_world import Driver, retained, state_of, without_empty
 from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 import service_world
-from service_world import Driver, Model, TaskManager, retained, state_of, without_empty
+from service_world import Driver, Model, retained, state_of, without_empty
 from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 
-from dstl.changelog.names import SegmentNames
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.savepoint import create_savepoint
 from dstl.checkpoint.savepoint_deletion import delete_savepoint, list_savepoints
@@ -21,8 +20,6 @@ from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
 from dstl.options import MaterializationOptions
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
-from dstl.taskmanager.materializing import materialize
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import referenced_objects
 
@@ -31,35 +28,8 @@ NEW = "query-2"
 OFTEN = MaterializationOptions(interval_s=0.02, min_pause_s=0.0, start_jitter_s=0.0, log_to_state_ratio=None)
 
 
-class MaterializingTaskManager(TaskManager):
-    """A TaskManager that materializes all the time."""
-
-    def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
-        backend = super()._open_backend(query_id)
-        materialize(
-            backend,
-            uploader=self._uploader,
-            names=SegmentNames(query_id, self.runtime.new_id(), self.runtime),
-            store=self.store,
-            options=OFTEN,
-            runtime=self.runtime,
-        )
-        return backend
-
-
 class RestoringDriver(Driver):
     """A driver whose query may begin with a savepoint."""
-
-    materializes = False
-
-    async def _launch(self) -> None:
-        if not self.materializes:
-            await super()._launch()
-            return
-        self._started += 1
-        member = MaterializingTaskManager(f"tm-{self._started}", self.store, self.secret, self._seed + self._started)
-        self.members[member.member_id] = member
-        await member.start(self.service.address)
 
     def who(self, run: str, operator: str, batch: int, slot: int, **more: object) -> object:  # type: ignore[override]
         return super().who(run, operator, batch, slot, **{"query": NEW, **more})
@@ -77,7 +47,7 @@ async def a_query(
     **settings: object,
 ) -> AsyncIterator[RestoringDriver]:
     driver = RestoringDriver(location, seed=seed, **{"operators": TWO, **settings})  # type: ignore[arg-type]
-    driver.materializes = materializes
+    driver.materialization = OFTEN if materializes else None
     try:
         await driver.start()
         await driver.service.start_from(

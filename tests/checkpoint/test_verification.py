@@ -6,9 +6,8 @@ import pytest
 from manifest_samples import names
 from real_location import ALL, GROUPS, Location, fill, piece, segment
 
-from dstl.checkpoint.assembly import PersistedSegment
-from dstl.checkpoint.manifest_format import encode_record
-from dstl.checkpoint.manifest_log import manifest_name
+from dstl.checkpoint.manifest_format import encode_record, manifest_name
+from dstl.checkpoint.task_manager_part import PersistedSegment
 from dstl.checkpoint.verification import LocationVerification, verify_location
 from dstl.errors import Invalid, Unavailable
 from dstl.runtime import LoopClock, Runtime
@@ -143,13 +142,19 @@ def test_swapped_objects_are_noticed() -> None:
     assert {one, two} <= {p.object for p in verified(store).problems}
 
 
+async def begun(store: MemoryStore) -> Location:
+    """A location that a driver has taken over."""
+    location = Location(store, Runtime.seeded(3, LoopClock()))
+    await location.log.fence("real-query")
+    return location
+
+
 def test_a_sound_segment_that_lacks_what_the_manifest_says_is_noticed() -> None:
     """The handle fits, every byte is right, and still it is another segment: what it holds is compared as well."""
     store = MemoryStore()
 
     async def run() -> None:
-        location = Location(store, Runtime.seeded(3, LoopClock()))
-        await location.log.fence("real-query")
+        location = await begun(store)
         await location.commit([await location.stored(segment(("other", 0, (0,))))], [piece("a", 0)])
 
     run_in_virtual_time(run())
@@ -161,8 +166,7 @@ def test_key_groups_that_a_restore_would_not_look_for_are_noticed() -> None:
     store = MemoryStore()
 
     async def run() -> None:
-        location = Location(store, Runtime.seeded(3, LoopClock()))
-        await location.log.fence("real-query")
+        location = await begun(store)
         data = segment(("a", 0, (0, GROUPS - 1)))
         made = await location.stored(data)
         narrow = PersistedSegment(made.handle, KeyGroupRange(0, 1))
@@ -178,8 +182,7 @@ def test_a_handle_with_another_checksum_is_noticed() -> None:
     store = MemoryStore()
 
     async def run() -> None:
-        location = Location(store, Runtime.seeded(3, LoopClock()))
-        await location.log.fence("real-query")
+        location = await begun(store)
         made = await location.stored(segment(("a", 0, (0,))))
         wrong = SegmentHandle(made.handle.name, made.handle.size, made.handle.checksum ^ 1)
         await location.commit([PersistedSegment(wrong, ALL)], [piece("a", 0)])
@@ -193,8 +196,7 @@ def test_a_flip_in_a_part_of_a_base_that_is_no_longer_of_use_is_noticed() -> Non
     store = MemoryStore()
 
     async def run() -> str:
-        location = Location(store, Runtime.seeded(3, LoopClock()))
-        await location.log.fence("real-query")
+        location = await begun(store)
         await location.commit([await location.stored(segment(("a", 0, (0,))))], [piece("a", 0)])
         report = await location.base(2)
         (handle,) = report.handles

@@ -15,9 +15,8 @@ from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet import _part
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
-from dstl.checkpoint.manifest_log import manifest_name
+from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record, manifest_name
+from dstl.checkpoint.task_manager_part import part_from_wire
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import LoopClock, Runtime
@@ -138,7 +137,13 @@ class World:
         reports = []
         for member in self.members:
             restored = await restore_tables(
-                checkpoint, self.store, member.owned, self.open_table, self.runtime, on_progress=lambda _: None
+                checkpoint,
+                self.store,
+                member.owned,
+                self.open_table,
+                self.runtime,
+                cache=member.backend.tracker.cache,
+                on_progress=lambda _: None,
             )
             member.backend.replace_tables(
                 restored.tables,
@@ -192,7 +197,7 @@ class World:
         parts, seals = [], []
         for member in self.members:
             fields, payload = _contribution_to_wire(await member.backend.persist(winners))
-            part, names = _part(_through_msgpack(fields), memoryview(payload))
+            part, names = part_from_wire(_through_msgpack(fields), memoryview(payload))
             parts.append(part)
             seals += names
         self.sequence += 1

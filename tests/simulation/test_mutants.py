@@ -13,9 +13,9 @@ import pytest
 from dstl.changelog.ledger import LogLedger, Ownership
 from dstl.changelog.names import SegmentNames
 from dstl.checkpoint import cleaning_plan
+from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.coordinator import CheckpointCoordinator, _covers, _Operator
 from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Fenced, OutcomeUnknown, Unavailable
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
@@ -101,16 +101,16 @@ def hole_in_the_recovered_prefix(patch: Patch) -> None:
 
 def unknown_commit_taken_for_failed(patch: Patch) -> None:
     """Number 11: a commit whose outcome is unknown is called failed, and its segments are dropped."""
-    real = CoordinatorService._commit
+    real = CheckpointExecution._commit
 
-    async def commit(self: CoordinatorService, *args: object) -> None:
+    async def commit(self: CheckpointExecution, *args: object) -> None:
         try:
             await real(self, *args)  # type: ignore[arg-type]
         except OutcomeUnknown as error:
             self._log.is_unknown = False
             raise Unavailable(str(error)) from None
 
-    patch.setattr(CoordinatorService, "_commit", commit)
+    patch.setattr(CheckpointExecution, "_commit", commit)
 
 
 def loser_shares_the_winners_log(patch: Patch) -> None:

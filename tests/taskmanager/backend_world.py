@@ -11,8 +11,9 @@ from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet import _part
-from dstl.checkpoint.manifest_log import ManifestLog, manifest_name
+from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.task_manager_part import part_from_wire
 from dstl.errors import Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
@@ -115,7 +116,7 @@ class BackendWorld:
         """Do the coordinator's part: one manifest, then notify."""
         if not self.manifests.epoch:
             await self.manifests.fence("query")
-        part, seals = _part(*[*_contribution_to_wire(contribution)])
+        part, seals = part_from_wire(*[*_contribution_to_wire(contribution)])
         sequence = self.manifests.next_sequence
         checkpoint, inlined = assemble(
             parent,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record
-from dstl.checkpoint.manifest_log import manifest_sequence
+from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, manifest_sequence
 from dstl.checkpoint.manifest_scan import retained_of
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState

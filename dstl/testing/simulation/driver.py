@@ -94,7 +94,7 @@ class DriverActor:
             materialization=options.task_manager.materialization,
         )
         # Often few, so that commits are given up by abort markers, which eight attempts rarely come to.
-        self.service._log._attempts = options.commit_attempts
+        self.service._log._patience.attempts = options.commit_attempts
         await self.service.start()
         for operator in options.operators:
             self.service.expect(operator, options.parallelism, "binary")

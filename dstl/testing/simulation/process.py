@@ -138,32 +138,18 @@ class ProcessLoop(VirtualTimeLoop):
             self.tasks = [each for each in self.tasks if not each.done()]
         return task
 
-    def _run_once(self) -> None:
-        queue = self._queue
-        if not queue:
-            self._jump()
-        for _ in range(len(queue)):
-            due = queue.popleft()
-            if due._cancelled:
-                continue
-            process = due._context.get(_CURRENT)
-            if process is not None:
-                if process.fuse is not None and process.state is State.RUNNING:
-                    process.fuse -= 1
-                    if process.fuse < 0:
-                        process.fuse = None
-                        if process.on_fuse is not None:
-                            process.on_fuse()
-                if process.state is not State.RUNNING:
-                    process.held.append(due)
-                    continue
-                process.steps += 1
-            self.callbacks += 1
-            try:
-                due._context.run(due._callback, *due._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:
-                self.call_exception_handler(
-                    {"message": f"exception in callback {due!r}", "exception": error, "handle": due}
-                )
+    def _run(self, due: _Due) -> None:
+        process = due._context.get(_CURRENT)
+        if process is not None:
+            if process.fuse is not None and process.state is State.RUNNING:
+                process.fuse -= 1
+                if process.fuse < 0:
+                    process.fuse = None
+                    if process.on_fuse is not None:
+                        process.on_fuse()
+            if process.state is not State.RUNNING:
+                process.held.append(due)
+                return
+            process.steps += 1
+        self.callbacks += 1
+        super()._run(due)

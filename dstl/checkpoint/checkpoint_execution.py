@@ -1,0 +1,165 @@
+"""How one checkpoint is made: the TaskManagers persist, a manifest is assembled and committed, all are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from dstl.checkpoint.assembly import assemble, inlined_handles
+from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger
+from dstl.checkpoint.fleet import Fleet, Persisted
+from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.report import CheckpointReport
+from dstl.checkpoint.retained_objects import RetainedObjects
+from dstl.checkpoint.state_catalogue import StateCatalogue, global_watermark
+from dstl.checkpoint.truncation import recovery_work
+from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
+from dstl.options import CheckpointOptions, MaterializationOptions
+from dstl.runtime import Runtime
+from dstl.store.instrumented import InstrumentedStore
+from handles.checkpoint import CompletedCheckpoint
+from handles.segment_handle import SegmentHandle
+
+__all__ = ["CheckpointExecution"]
+
+_LEAST_COMMIT_S = 1.0
+_MEASURABLE_BYTES = 4 << 20
+
+
+class CheckpointExecution:
+    """Makes the checkpoints of one query, one at a time. One event loop.
+
+    Args:
+        store: What ``log`` writes through: its requests are the checkpoints'.
+        runtime: Clock.
+        log: The location's manifest log, this driver's view.
+        fleet: The TaskManagers.
+        catalogue: The query's operators.
+        objects: Keeps what retained checkpoints refer to, and deletes the rest.
+        options: Retention and deadlines.
+        materialization: How many generations of bases are kept, and the rates that recovery is estimated by.
+        max_parallelism: Number of key groups.
+    """
+
+    def __init__(
+        self,
+        store: InstrumentedStore,
+        runtime: Runtime,
+        log: ManifestLog,
+        fleet: Fleet,
+        catalogue: StateCatalogue,
+        objects: RetainedObjects,
+        *,
+        options: CheckpointOptions,
+        materialization: MaterializationOptions,
+        max_parallelism: int,
+    ) -> None:
+        self._store = store
+        self._runtime = runtime
+        self._log = log
+        self._fleet = fleet
+        self._catalogue = catalogue
+        self._objects = objects
+        self._options = options
+        self._materialization = materialization
+        self._max_parallelism = max_parallelism
+        self._restore_rate: float | None = None
+
+    def note_restore(self, nbytes: int, seconds: float) -> None:
+        """Estimate recovery by this restore from now on, where it was large enough to measure."""
+        if nbytes >= _MEASURABLE_BYTES and seconds > 0:
+            self._restore_rate = nbytes / seconds
+
+    async def run(self, coordinator: CheckpointCoordinator, trigger: Trigger, query_id: str) -> CheckpointReport:
+        """Make the checkpoint that is due; when this returns, it is durable and the TaskManagers know.
+
+        Args:
+            coordinator: Of the run; it takes the checkpoint in, or fails the batch.
+            trigger: What it has said.
+            query_id: Whose checkpoint it is.
+
+        Raises:
+            Fenced: A newer driver has taken over.
+            OutcomeUnknown: It may be there: the run cannot go on before that is known.
+            TaskManagerLost: One is gone, and the checkpoint was aborted.
+            CheckpointDeclined: It was aborted for another reason; what was persisted is kept for the next one.
+        """
+        started = self._runtime.clock.now()
+        requests = self._requests()
+        try:
+            persisted = await self._fleet.persist(trigger.winners, self._options.timeout_s)
+            checkpoint, inlined = self._assembled(coordinator, trigger, persisted, query_id)
+            left = self._options.timeout_s - (self._runtime.clock.now() - started)
+            await self._commit(checkpoint, inlined, coordinator.oldest_after(trigger, self._options.retained), left)
+        except (Fenced, OutcomeUnknown) as error:
+            # It may be there, or come: its objects must stay, and the run cannot go on before that is known. That holds
+            # for a fenced driver too: its record may have been committed before the newer one began, which retains it.
+            coordinator.fail_batch(error)
+            raise
+        except (DstlError, ValueError) as error:
+            await self._fleet.abort()
+            if isinstance(error, TaskManagerLost):
+                raise
+            raise CheckpointDeclined(f"the checkpoint of batch {trigger.batch_id} failed: {error}") from error
+        located = _located(checkpoint, persisted)
+        await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time_ms)
+        subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
+        self._objects.retain([checkpoint])
+        self._objects.subsume(subsumed)
+        return CheckpointReport(
+            checkpoint.checkpoint_id,
+            trigger.batch_id,
+            self._runtime.clock.now() - started,
+            persisted.requests + self._requests() - requests,
+            sum(s.handle.size for part in persisted.parts for s in part.segments),
+            checkpoint.full_bytes,
+            len(located),
+            sum(len(part.materializations) for part in persisted.parts),
+            self._estimated_recovery_s(checkpoint),
+        )
+
+    def _assembled(
+        self, coordinator: CheckpointCoordinator, trigger: Trigger, persisted: Persisted, query_id: str
+    ) -> tuple[CompletedCheckpoint, list[bytes]]:
+        parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
+        operators = self._catalogue.entries(coordinator.event_times())
+        return assemble(
+            parent,
+            persisted.parts,
+            sequence=self._log.next_sequence,
+            batch_id=trigger.batch_id,
+            query_id=query_id,
+            run_id=coordinator.run_id or "",
+            max_parallelism=self._max_parallelism,
+            created_at=self._runtime.clock.wall(),
+            watermark_ms=global_watermark(operators),
+            operators=operators,
+            generations=self._materialization.generations,
+        )
+
+    async def _commit(
+        self, checkpoint: CompletedCheckpoint, inlined: Sequence[bytes], oldest: int, seconds: float
+    ) -> None:
+        try:
+            async with asyncio.timeout(max(seconds, _LEAST_COMMIT_S)):
+                await self._log.commit(checkpoint, inlined, oldest=oldest)
+        except TimeoutError:
+            # The request that was cancelled may still be carried out.
+            raise OutcomeUnknown(
+                f"whether checkpoint {checkpoint.checkpoint_id} of batch {checkpoint.batch_id} is in "
+                f"{self._store.location} is unknown, for the store does not answer: restart the query, which finds out"
+            ) from None
+
+    def _estimated_recovery_s(self, checkpoint: CompletedCheckpoint) -> float:
+        work = recovery_work(checkpoint)
+        rate = self._restore_rate or self._materialization.replay_bytes_per_s * self._fleet.wanted
+        return work.bytes / rate + work.segments * self._materialization.replay_segment_s
+
+    def _requests(self) -> int:
+        return self._store.totals.calls - self._store.totals.delete.calls
+
+
+def _located(checkpoint: CompletedCheckpoint, persisted: Persisted) -> dict[str, SegmentHandle]:
+    """Return, by seal id, where the manifest holds each inlined segment."""
+    seals = [seal for seals in persisted.seals for seal in seals]
+    return dict(zip(seals, inlined_handles(persisted.parts, checkpoint.checkpoint_id), strict=True))

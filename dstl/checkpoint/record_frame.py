@@ -1,0 +1,98 @@
+"""The frame of a record in a location: JSON, packed, between a magic and a checksummed tail.
+
+Manifests and the records of savepoints have it (``handles/FORMAT.md``, parts 2 and 3); a manifest also has its inlined
+segments in front of the body.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+import zstandard
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from dstl.errors import CorruptData, Invalid
+
+__all__ = ["RecordFrame", "complaint"]
+
+_LENGTHS = struct.Struct("<II")
+_TAIL = struct.Struct("<I8s")
+_FIXED = _LENGTHS.size + _TAIL.size
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFrame:
+    """One kind of framed record.
+
+    Attributes:
+        magic: Its first bytes.
+        end: Its last eight bytes.
+        what: What it is, for messages.
+        max_raw: Most bytes that a body may unpack to: what a reader allocates for a hostile one.
+        too_large: What to do about a larger one, for messages.
+        level: Of the body's compression.
+        inlines: Whether bytes of other things may stand between magic and body.
+    """
+
+    magic: bytes
+    end: bytes
+    what: str
+    max_raw: int
+    too_large: str
+    level: int
+    inlines: bool = False
+
+    def pack(self, plain: dict[str, Any], inlined: Sequence[bytes] = ()) -> bytes:
+        """Return the record of a JSON object, with ``inlined`` back to back behind the magic.
+
+        Raises:
+            Invalid: It is larger than any reader would take.
+        """
+        raw = json.dumps(plain, separators=(",", ":"), allow_nan=False).encode()
+        if len(raw) > self.max_raw:
+            raise Invalid(f"{self.what} of {len(raw)} bytes is too large: {self.too_large}")
+        body = zstandard.ZstdCompressor(level=self.level).compress(raw)
+        front = b"".join((self.magic, *inlined, body, _LENGTHS.pack(len(body), len(raw))))
+        return b"".join((front, _TAIL.pack(google_crc32c.value(front), self.end)))
+
+    def unpack(self, data: bytes, damaged: Callable[[str], CorruptData]) -> Any:
+        """Return the JSON value of a record; everything is verified before anything is parsed.
+
+        Args:
+            data: The object.
+            damaged: Makes the error of what is wrong.
+
+        Raises:
+            CorruptData: The bytes are not what was written.
+        """
+        if len(data) < len(self.magic) + _FIXED or data[: len(self.magic)] != self.magic:
+            raise damaged(f"{len(data)} bytes that do not begin like {self.what}")
+        checksum, end = _TAIL.unpack_from(data, len(data) - _TAIL.size)
+        if end != self.end or google_crc32c.value(data[: -_TAIL.size]) != checksum:
+            raise damaged("checksum or end mark is wrong")
+        body_length, raw_length = _LENGTHS.unpack_from(data, len(data) - _FIXED)
+        room = len(data) - _FIXED - len(self.magic)
+        fits = body_length <= room if self.inlines else body_length == room
+        if not fits or raw_length > self.max_raw:
+            raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
+        body = data[len(data) - _FIXED - body_length : len(data) - _FIXED]
+        try:
+            # The frame's own size is checked first: zstandard ignores max_output_size where the frame states one.
+            if zstandard.frame_content_size(body) != raw_length:
+                raise damaged("the body's frame states another size")
+            return from_json(
+                zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_length, allow_extra_data=False)
+            )
+        except (zstandard.ZstdError, ValueError) as error:
+            raise damaged(str(error)) from None
+
+
+def complaint(error: ValidationError) -> str:
+    """Return the first thing that a model has against a record, on one line."""
+    return "; ".join(line.strip() for line in str(error).splitlines()[1:3])
