@@ -30,6 +30,7 @@ from materializer.tables.rocksdb_engine import (
     engine_options,
     import_rocksdict,
     open_database,
+    passing_reads,
     translated_errors,
     walk,
 )
@@ -41,6 +42,7 @@ __all__ = ["RocksDBStateTable"]
 
 _READ_CHUNK = 1024
 _EXPIRED_ROWS = 512
+_EXPIRED_BYTES = 256 << 10
 _MAX_KEY_GROUP = 1 << 15
 
 _forked: list[Any] = []
@@ -320,14 +322,17 @@ class RocksDBStateTable:
             while True:
                 self._check_open()
                 batch = RocksDBBatch(self._db)
-                dropped = 0
+                dropped = seen = 0
                 raw = b""
                 with translated_errors(self._path):
                     # A new cursor each time: it is of its moment, and what was written since must not be deleted.
-                    for raw, value in islice(walk(self._db.iter(), prefix, start), _EXPIRED_ROWS):
+                    for raw, value in islice(walk(self._db.iter(passing_reads()), prefix, start), _EXPIRED_ROWS):
                         if is_expired(value):
                             batch.delete(raw)
                             dropped += 1
+                        seen += len(raw) + len(value)
+                        if seen >= _EXPIRED_BYTES:
+                            break
                     batch.flush()
                 yield dropped
                 if not raw:

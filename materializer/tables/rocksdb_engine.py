@@ -20,6 +20,7 @@ __all__ = [
     "engine_options",
     "import_rocksdict",
     "open_database",
+    "passing_reads",
     "translated_errors",
     "walk",
 ]
@@ -84,6 +85,13 @@ def open_database(path: Path, native: Any, *, read_only: bool = False) -> Any:
     access = rocksdict.AccessType.read_only(False) if read_only else rocksdict.AccessType.read_write()
     with translated_errors(path):
         return rocksdict.Rdict(str(path), native, column_families={"default": native}, access_type=access)
+
+
+def passing_reads() -> Any:
+    """Return how to read what nobody will ask for again soon: the block cache is left to the others."""
+    reads = import_rocksdict().ReadOptions()
+    reads.fill_cache(False)
+    return reads
 
 
 def encode_prefix(key_group: int, state: int = 0) -> bytes:

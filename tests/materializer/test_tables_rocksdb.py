@@ -220,6 +220,16 @@ def test_a_table_is_closed_while_another_thread_prepares_a_snapshot(tmp_path: Pa
         assert not (tmp_path / f"t{run}" / "db").exists()
 
 
+def test_large_entries_are_looked_at_a_few_at_a_time(tmp_path: Path) -> None:
+    """Five hundred of a megabyte each, read in one piece, would stall every batch for half a second."""
+    with closing(open_table("rocksdb", tmp_path / "t", rocksdb=SMALL)) as table:
+        table.apply(changes(*(put(1, 0, b"%d" % n, b"", b"dead" * 25_000) for n in range(20))))
+        pieces = list(table.drop_expired(1, {0: lambda value: value.startswith(b"dead")}))
+        assert sum(pieces) == 20
+        assert max(pieces) <= 3
+        assert table.scan(0, 1) == []
+
+
 def test_preparing_takes_the_flush_out_of_the_snapshot(tmp_path: Path) -> None:
     with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
         _large(table, 0, 1_000, b"x")
