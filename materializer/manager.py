@@ -2,7 +2,8 @@
 
 One TaskManager has one, on its loop. A materialization is::
 
-    waiting --(a trigger's reason)--> running: prepare (flush, in a thread)
+    waiting --(a trigger's reason)--> running: drop expired entries of some key groups, a piece at a time
+                                             -> prepare (flush, in a thread)
                                              -> snapshot and the checkpoint it is of, at once (synchronous part)
                                              -> encode and upload (asynchronous part, batches go on)
             --> finished: its report rides with the next batch's checkpoint; that makes it a base
@@ -25,6 +26,7 @@ from dstl.options import MaterializationOptions
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
+from materializer.expiry_sweep import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
 from materializer.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
@@ -80,6 +82,7 @@ class PeriodicMaterializationManager:
             ``lastDurationOfMaterialization`` (milliseconds); ours ``materializationSyncSeconds``,
             ``materializedBytes``, ``materializationsDropped``, ``oldestUnmaterializedSeconds``,
             ``estimatedReplaySeconds``, ``expiredEntriesDropped``.
+        sweep: Drops expired entries from the tables.
     """
 
     def __init__(
@@ -90,12 +93,14 @@ class PeriodicMaterializationManager:
         options: MaterializationOptions,
         runtime: Runtime,
         recorder: Recorder = NullRecorder(),
+        sweep: ExpirySweep | None = None,
     ) -> None:
         self._source = source
         self._writer = writer
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
+        self._sweep = sweep or ExpirySweep(runtime.clock, recorder)
         self._triggers: dict[str, MaterializationTrigger] = {}
         self._running: tuple[str, asyncio.Task[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -138,6 +143,9 @@ class PeriodicMaterializationManager:
             oldest = max(oldest, now - log.oldest_at if log.bytes else 0.0)
             replay = max(replay, log.replay_seconds(self._options))
             self._watch(operator, trigger.overdue(now, log), now - log.oldest_at)
+            if log.bytes > 0 and operator not in self._barked:
+                # No batch may come that would look again.
+                ask_again_at = min(ask_again_at, log.oldest_at + self._options.overdue_s)
             if bases.finished is not None:
                 continue
             decision = trigger.decide(now, log)
@@ -161,6 +169,7 @@ class PeriodicMaterializationManager:
     def reset(self) -> None:
         """The tables were replaced: what runs is given up, and every trigger begins anew."""
         self._triggers.clear()
+        self._sweep.reset()
         self._barked.clear()
         self._demanded.clear()
         if self._running is not None:
@@ -221,7 +230,7 @@ class PeriodicMaterializationManager:
         task = asyncio.current_task()
         started = self._runtime.clock.now()
         try:
-            finished, written = await self._materialize(operator, bases)
+            finished, written, expired = await self._materialize(operator, bases)
         except BaseException as error:
             if self._is_current(task):
                 self._running = None
@@ -249,9 +258,10 @@ class PeriodicMaterializationManager:
             now - started,
         )
         try:
-            await self._drop_expired(operator, written)
-        except DstlError as error:
-            _log.info("expired entries of %s stay in the table for now: %s", operator, error)
+            await self._sweep.drop(written.expired, self._source.table(operator), expired)
+        except (DstlError, asyncio.CancelledError) as error:
+            # The base is there whatever becomes of them.
+            _log.info("expired entries of %s stay in the table for now: %s", operator, str(error) or "it took too long")
         if self._is_current(task):
             self._running = None
             self._triggers[operator].succeeded(self._runtime.clock.now())
@@ -269,8 +279,12 @@ class PeriodicMaterializationManager:
         _log.log(level, "materialization of %s failed, %d in a row: %s", operator, trigger.failures, why)
         self.look()
 
-    async def _materialize(self, operator: str, bases: OperatorBases) -> tuple[FinishedMaterialization, WrittenBases]:
+    async def _materialize(
+        self, operator: str, bases: OperatorBases
+    ) -> tuple[FinishedMaterialization, WrittenBases, Expired]:
         table = self._source.table(operator)
+        expired = self._source.expired(operator)
+        await self._sweep.run(operator, table, expired, bases.outdated)
         await call_in_thread(table.prepare_snapshot)
         # From here to the end of the plan nothing is awaited: table, checkpoint and versions are of one moment.
         checkpoint = self._source.base
@@ -278,7 +292,6 @@ class PeriodicMaterializationManager:
             raise Closed(f"the table of {operator} was replaced")
         before = self._runtime.clock.now()
         snapshot = table.snapshot()
-        expired = self._source.expired(operator)
         versions = dict(snapshot.versions)
         plan = bases.plan(
             checkpoint,
@@ -286,17 +299,10 @@ class PeriodicMaterializationManager:
             versions,
             generations=self._options.generations,
             min_live_share=self._options.min_live_share,
-            # Whoever has a time to live is read entry by entry, to leave out what has expired.
-            in_files=self._options.share_files and not expired and isinstance(snapshot, RocksDBTableSnapshot),
+            in_files=self._options.share_files and isinstance(snapshot, RocksDBTableSnapshot),
         )
         self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
         written = await self._writer.write(operator, plan, snapshot, expired)
         report = bases.report(operator, plan, written.handles)
-        return FinishedMaterialization(report, versions, self._runtime.clock.now(), written.raw_bytes), written
-
-    async def _drop_expired(self, operator: str, written: WrittenBases) -> None:
-        """Take expired entries out of the table too, a piece at a time, so that no batch waits for long."""
-        for group in written.expired:
-            for dropped in self._source.table(operator).drop_expired(group, self._source.expired(operator)):
-                self._recorder.increment("expiredEntriesDropped", dropped)
-                await self._runtime.clock.sleep(0.0)
+        finished = FinishedMaterialization(report, versions, self._runtime.clock.now(), written.raw_bytes)
+        return finished, written, expired

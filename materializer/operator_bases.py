@@ -78,7 +78,8 @@ class OperatorBases:
     Invariants:
         1. ``generations`` are those of the manifest of the checkpoint that the tables hold: a finished materialization
            counts only once a checkpoint that names it was followed by another batch.
-        2. A key group is unchanged exactly while its table version is that of its newest base.
+        2. A key group is unchanged exactly while its table version is that of its newest base and it has not lost
+           expired entries since.
 
     Args:
         generations: Bases in the checkpoint that was restored.
@@ -172,6 +173,10 @@ class OperatorBases:
             damaged=self._damaged,
             reused=tuple(sorted(known.intersection(name for handle in handles for name in handle.objects()))),
         )
+
+    def outdated(self, group: KeyGroup) -> None:
+        """Take notice that the table has dropped expired entries of a key group: its newest base may have them."""
+        self._versions.pop(group, None)
 
     def accept(self, finished: FinishedMaterialization, keep: int) -> None:
         """Take notice that a followed checkpoint names a finished materialization: it is a base from now on."""

@@ -70,12 +70,20 @@ class BaseTracker:
         self._generations = generations
 
     def expired(self, operator: str) -> Expired:
-        """Return which values of an operator have expired at the checkpoint that the tables hold."""
+        """Return which values of an operator have expired at the checkpoint that the tables hold.
+
+        By the times to live that this run has declared: an older program's may have been shorter.
+        """
         return expired_at(self._times_to_live.get(operator, {}), self.base_time_ms)
 
     def deleted(self, operator: str) -> frozenset[int]:
         """Return the ids of an operator's deleted states."""
         return self._deleted.get(operator, frozenset())
+
+    def resumed(self) -> None:
+        """Take notice that a run begins: its program may have given other times to live to its states."""
+        self._metadata.clear()
+        self._times_to_live.clear()
 
     def declared(self, operator: str, metadata: bytes) -> None:
         """Take an operator's states, as a task sends them with its changes."""
@@ -135,8 +143,6 @@ class BaseTracker:
         """
         self.bases = bases
         self.base_time_ms = None
-        self._metadata.clear()
-        self._times_to_live = {operator: times_to_live(registry) for operator, registry in registries.items()}
         self._deleted = {operator: deleted_states(registry) for operator, registry in registries.items()}
         if self.manager is not None:
             self.manager.reset()

@@ -139,13 +139,7 @@ class TaskManagerStateBackend:
 
     def expired(self, operator: str) -> Expired:
         """Return which values have outlived checkpoint :attr:`base`: expired ones, and all of deleted states."""
-        table = self.table(operator)
-        left = (
-            state
-            for state in self.tracker.deleted(operator)
-            if any(table.scan(state, group, limit=1) for group in table.key_groups())
-        )
-        return {**self.tracker.expired(operator), **dict.fromkeys(left, is_deleted)}
+        return {**self.tracker.expired(operator), **dict.fromkeys(self.tracker.deleted(operator), is_deleted)}
 
     def table(self, operator: str) -> StateTable:
         """Return an operator's table, an empty one for a new operator."""
@@ -185,6 +179,7 @@ class TaskManagerStateBackend:
         """
         self._advance(parent)
         self._completed = None
+        self.tracker.resumed()
         # What became of it is unknown here, so it is neither confirmed nor reset: its objects are left to the cleaner.
         self._contribution = None
         self._drop(list(self._attempts))

@@ -4,7 +4,10 @@ import asyncio
 import json
 import logging
 import struct
+from importlib.util import find_spec
+from pathlib import Path
 
+import pytest
 from materialization_world import EAGER, World
 
 from dstl.runtime import LoopClock
@@ -15,6 +18,9 @@ from materializer.expiry import ExpiredAt
 from materializer.trigger import Phase
 
 NEVER = EAGER.model_copy(update={"interval_s": 1e6, "log_to_state_ratio": None, "replay_s": None})
+
+
+TABLES = ["heap", pytest.param("rocksdb", marks=pytest.mark.skipif(not find_spec("rocksdict"), reason="rocksdict"))]
 
 
 async def _until(condition, seconds: float = 5.0) -> None:
@@ -94,11 +100,12 @@ async def test_a_batch_waits_for_no_upload(seed: int) -> None:
         await world.close()
 
 
-async def test_failures_delay_and_leave_nothing_behind(seed: int) -> None:
+@pytest.mark.parametrize("table", TABLES)
+async def test_failures_delay_and_leave_nothing_behind(seed: int, tmp_path: Path, table: str) -> None:
     memory = MemoryStore(clock=LoopClock())
     store = FaultyStore(memory, rules=[FaultRule(Fault.UNAVAILABLE, "put", chance=0.7, only=".base")], seed=seed)
     options = EAGER.model_copy(update={"file_bytes": 1 << 16, "backoff_base_s": 0.002, "tolerated_failures": 1})
-    world = World(seed, store=store, options=options, inline_threshold=1 << 20)
+    world = World(seed, store=store, options=options, inline_threshold=1 << 20, table=table, directory=tmp_path)
     world.memory = memory
     try:
         await world.start(1)
@@ -120,7 +127,7 @@ async def test_failures_delay_and_leave_nothing_behind(seed: int) -> None:
         await world.batch_of(1)
         await world.materialized()
         await world.check(world.newest)
-        named = {handle.name for checkpoint in world.completed for handle in checkpoint.materialized}
+        named = {n for checkpoint in world.completed for handle in checkpoint.materialized for n in handle.objects()}
         waiting = {
             name
             for bases in world.members[0].backend.bases.values()
@@ -136,13 +143,21 @@ async def test_failures_delay_and_leave_nothing_behind(seed: int) -> None:
         await world.close()
 
 
-async def test_one_that_takes_too_long_is_abandoned_and_tried_again(seed: int, caplog) -> None:
+@pytest.mark.parametrize("table", TABLES)
+async def test_one_that_takes_too_long_is_abandoned_and_tried_again(
+    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, table: str
+) -> None:
     memory = MemoryStore(clock=LoopClock())
     store = FaultyStore(memory, rules=[FaultRule(Fault.STUCK, "put", chance=1.0, only=".base", delay_s=0.01)])
     options = EAGER.model_copy(
-        update={"timeout_s": 0.05, "backoff_base_s": 0.001, "backoff_cap_s": 0.01, "tolerated_failures": 0}
+        update={
+            "timeout_s": 0.05 if table == "heap" else 1.0,
+            "backoff_base_s": 0.001,
+            "backoff_cap_s": 0.01,
+            "tolerated_failures": 0,
+        }
     )
-    world = World(seed, store=store, options=options, inline_threshold=1 << 20)
+    world = World(seed, store=store, options=options, inline_threshold=1 << 20, table=table, directory=tmp_path)
     world.memory = memory
     try:
         with caplog.at_level(logging.ERROR):
@@ -160,8 +175,12 @@ async def test_one_that_takes_too_long_is_abandoned_and_tried_again(seed: int, c
         await world.close()
 
 
-async def test_a_finished_one_that_finds_no_batch_in_time_is_dropped_with_its_files(seed: int) -> None:
-    world = World(seed, options=EAGER.model_copy(update={"publish_within_s": 0.05}))
+@pytest.mark.parametrize("table", TABLES)
+async def test_a_finished_one_that_finds_no_batch_in_time_is_dropped_with_its_files(
+    seed: int, tmp_path: Path, table: str
+) -> None:
+    options = EAGER.model_copy(update={"publish_within_s": 0.05})
+    world = World(seed, options=options, table=table, directory=tmp_path)
     try:
         await world.start(1)
         await world.batch_of(30)
@@ -218,6 +237,54 @@ async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) 
         barks = sorted(record.getMessage().split(" is ")[0] for record in caplog.records)
         assert barks == ["the log of left", "the log of right"]
         assert world.members[0].recorder.gauges["oldestUnmaterializedSeconds"] > 0.03
+    finally:
+        await world.close()
+
+
+async def test_the_watchdog_barks_while_no_batch_comes_that_would_name_what_is_finished(seed: int, caplog) -> None:
+    """Prevents that the log of a query whose driver is gone gets old in silence."""
+    world = World(seed, options=EAGER.model_copy(update={"overdue_s": 0.2}))
+    try:
+        await world.start(1)
+        await world.batch_of(30)
+        with caplog.at_level(logging.WARNING):
+            await world.batch_of(3)
+            await world.materialized()
+            assert all(bases.finished for bases in world.members[0].backend.bases.values())
+            assert not caplog.records
+            await _until(lambda: len(caplog.records) >= 2)
+            await asyncio.sleep(0.1)
+        assert len(caplog.records) == 2
+        assert world.members[0].recorder.gauges["oldestUnmaterializedSeconds"] > 0.2
+    finally:
+        await world.close()
+
+
+async def test_segments_of_many_batches_become_one_base_before_a_restore_has_many_to_read(seed: int) -> None:
+    """Compaction is a materialization: log and manifest stay short whatever the number of batches."""
+    options = NEVER.model_copy(update={"max_segments": 4})
+    world = World(seed, options=options, inline_threshold=0)
+    read: list[str] = []
+    get = world.memory.get
+
+    async def counted(name: str, *rest) -> bytes:
+        read.append(name)
+        return await get(name, *rest)
+
+    world.memory.get = counted
+    try:
+        await world.start(1)
+        for _ in range(30):
+            # Each key is added and removed again, as a sliding window does.
+            await world.batch_of(20)
+            await world.materialized()
+        started = _counters(world)["startedMaterialization"]
+        assert started > 4
+        # The log goes back to the older of two bases, and one more is on its way.
+        assert len(world.newest.segments) <= 3 * (4 + 2)
+        read.clear()
+        await world.check(world.newest)
+        assert len({name for name in read if name.endswith(".seg")}) <= 2 * (4 + 2)
     finally:
         await world.close()
 

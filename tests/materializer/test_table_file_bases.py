@@ -2,20 +2,26 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 from materialization_world import EAGER, World
 
 from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
+from dstl.checkpoint.savepoint import save_checkpoint
+from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
 from dstl.checkpoint.verification import verify_location
-from dstl.errors import CorruptData, Invalid
+from dstl.errors import CorruptData, Invalid, Unavailable
+from dstl.store.memory import MemoryStore
 from dstl.testing.table_changes import changes, put
 from handles.base_generations import generations_of
+from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle, TableFile
+from materializer.file_bases import write_table_files
+from materializer.operator_bases import OperatorBases
 from materializer.table_files import TableIndex, decode_index, encode_index
-from materializer.tables import HeapStateTable, RocksDBStateTable
+from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable
 
 pytest.importorskip("rocksdict")
 
@@ -142,6 +148,36 @@ async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: P
         await world.check(world.newest, 3)
 
 
+async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_either(
+    seed: int, tmp_path: Path
+) -> None:
+    """Also where its key groups are rebuilt range by range, out of files that are fetched once."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        await _batches(world, 4, 60)
+        saved = world.newest
+        assert any(handle.files for handle in saved.materialized)
+        elsewhere = MemoryStore()
+        made = await save_checkpoint(world.memory, elsewhere, world.runtime, "mine", saved, chunk_bytes=4000)
+        names = list(made.objects())
+        world.store = elsewhere
+        of_savepoint = savepoint_as_checkpoint(
+            made,
+            names=names,
+            checkpoint_id=1,
+            batch_id=-1,
+            query_id="other",
+            run_id="",
+            created_at=0.0,
+            operators=made.operators,
+        )
+        assert not any(handle.files for handle in of_savepoint.materialized)
+        for size in (1, 3):
+            assert await world.content_of(of_savepoint, size) == world.models[saved.checkpoint_id]
+        world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
+        assert await world.content_of(of_savepoint, 2) == world.models[saved.checkpoint_id]
+
+
 async def test_a_restore_that_is_cancelled_leaves_no_file_behind(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +196,36 @@ async def test_a_restore_that_is_cancelled_leaves_no_file_behind(
             await asyncio.gather(running, return_exceptions=True)
             assert list(scratch.iterdir()) == []
         await world.check(world.newest)
+
+
+async def test_when_one_file_is_not_taken_the_upload_of_the_others_has_ended_too(tmp_path: Path) -> None:
+    """Else a file that is stored after the failed ones were discarded is left behind, and its table's disk pinned."""
+    table = RocksDBStateTable(tmp_path / "t", RocksDBOptions(max_runs=50))
+    for n in range(4):
+        table.apply(changes(put(1, 0, b"%d" % n, b"", b"v")))
+        table.prepare_snapshot()
+    under_way: set[int] = set()
+    at_most = 0
+
+    async def store(data: bytes | memoryview, checksum: int) -> tuple[str, int, int]:
+        nonlocal at_most
+        under_way.add(checksum)
+        at_most = max(at_most, len(under_way))
+        try:
+            await asyncio.sleep(0.01 if len(under_way) == 1 else 3600)
+            raise Unavailable("not today")
+        finally:
+            under_way.remove(checksum)
+
+    with closing(table.snapshot()) as snapshot:
+        plan = OperatorBases().plan(
+            1, KeyGroupRange.all(16), snapshot.versions, generations=2, min_live_share=0.5, in_files=True
+        )
+        with pytest.raises(Unavailable, match="not today"):
+            await write_table_files("o", plan, snapshot, {}, store)
+        assert at_most == 2
+        assert not under_way
+    table.close()
 
 
 async def test_a_manifest_says_that_it_names_table_files_and_others_stay_as_they_were(

@@ -57,7 +57,6 @@ async def test_its_entries_are_left_out_of_bases_and_dropped_from_the_table_once
     for group in GROUPS:
         assert sum(table.drop_expired(group, backend.expired("a"))) == 9
     assert states_of(table) == {1}
-    assert backend.expired("a") == {}, "nothing is left of it: bases may be shared files again"
     await world.close()
 
 
@@ -66,5 +65,5 @@ async def test_a_restored_run_drops_it_where_the_version_before_has_deleted_it(s
     world.backend.replace_tables(
         {"a": table_of_two_states()}, None, KeyGroupRange.all(8), registries={"a": registry([1, 7])}
     )
-    assert set(world.backend.expired("a")) == {1}
+    assert set(world.backend.expired("a")) == {1, 7}
     await world.close()
