@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +21,7 @@ from materializer.log_pieces import LogPiece, PiecesAhead, gathered
 from materializer.log_replay import ReplayStep, replay_steps, replayed
 from materializer.operator_bases import LoggedChanges, OperatorBases
 from materializer.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import RocksDBStateTable, StateTable
+from materializer.tables import RocksDBStateTable, StagedChanges, StateTable
 from materializer.thread_call import call_in_thread
 
 __all__ = ["RestoredTables", "restore_tables"]
@@ -231,7 +231,7 @@ class _Restore:
         for operator, batches in list(piece.changes.items()):
             table = self._table(operator)
             if self._loading and isinstance(table, RocksDBStateTable) and piece.nbytes >= _STAGED_BYTES:
-                staged = await call_in_thread(table.stage, batches)
+                staged = await call_in_thread(_stage, table, batches)
                 if staged is not None:
                     piece.stage(operator, staged)
 
@@ -269,14 +269,25 @@ def _resume(table: StateTable) -> None:
 
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
-    """Apply many small batches as few larger ones; runs in a thread."""
-    together: list[pa.RecordBatch] = []
+    """Runs in a thread."""
+    for batch in _together(batches):
+        table.apply(batch)
+
+
+def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+    """Runs in a thread."""
+    return table.stage(list(_together(batches)))
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield many small batches, which the blocks of segments are cut into, as few larger ones."""
+    few: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        together.append(batch)
+        few.append(batch)
         rows += batch.num_rows
         if rows >= _TOGETHER_ROWS:
-            table.apply(pa.concat_batches(together))
-            together, rows = [], 0
-    if together:
-        table.apply(pa.concat_batches(together))
+            yield pa.concat_batches(few)
+            few, rows = [], 0
+    if few:
+        yield pa.concat_batches(few)
