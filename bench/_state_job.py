@@ -268,6 +268,17 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, value_bytes: int) -> N
     add_json(parser)
 
 
+def add_store_arguments(parser: argparse.ArgumentParser, *, store: str) -> None:
+    """Add which store is measured; ``store`` is the default."""
+    parser.add_argument("--store", choices=("latency", "local"), default=store)
+    parser.add_argument("--model", default="s3-standard-small", help="of bench/models.json, for the latency store")
+
+
+def store_name(args: argparse.Namespace) -> str:
+    """What a benchmark's output says of the store that it measured."""
+    return f"latency model {args.model} over a local directory" if args.store == "latency" else "local directory"
+
+
 def in_directory(work: Callable[[Path], dict[str, Any]], place: str | None) -> dict[str, Any]:
     """Run with a directory that is deleted afterwards."""
     with tempfile.TemporaryDirectory(prefix="dstl-bench-", dir=place) as name:

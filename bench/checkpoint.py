@@ -19,7 +19,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench._state_job import KEY_BYTES, BatchTimes, StateJob, add_job_arguments, in_directory, open_store, percentile
+from bench._state_job import (
+    KEY_BYTES,
+    BatchTimes,
+    StateJob,
+    add_job_arguments,
+    add_store_arguments,
+    in_directory,
+    open_store,
+    percentile,
+    store_name,
+)
 from dstl.options import MaterializationOptions
 
 
@@ -104,7 +114,7 @@ async def measure_all(args: argparse.Namespace) -> dict[str, Any]:
         "ratio_p50": last / first,
         "table": args.table,
         "value_bytes": args.value_bytes,
-        "store": f"latency model {args.model} over a local directory" if args.store == "latency" else "local directory",
+        "store": store_name(args),
     }
 
 
@@ -119,8 +129,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batches", type=int, default=60)
     parser.add_argument("--pause-s", type=float, default=0.05, help="between batches")
     parser.add_argument("--materialize-s", type=float, default=2.0, help="from one materialization to the next")
-    parser.add_argument("--store", choices=("latency", "local"), default="latency")
-    parser.add_argument("--model", default="s3-standard-small", help="of bench/models.json")
+    add_store_arguments(parser, store="latency")
     add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
     figures = asyncio.run(measure_all(args))

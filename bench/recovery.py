@@ -2,11 +2,12 @@
 
 A state of ``--state-mb`` is logged, materialized, and then a share of it is changed again in small batches, so that the
 checkpoint is a base and log after it. Measured, medians of the rounds, in one process over a local directory (its bytes
-are in the page cache for all of them alike):
+are in the page cache for all of them alike) or over the same directory behind a latency model:
 
 ``restore_s``               the checkpoint into an empty table, all key groups
 ``raw_read_s``              the same bytes read one object after the other and decompressed, nothing else; a table's own
-                            files, which nobody decompresses, are read and written to a directory instead
+                            files, which nobody decompresses, are read and written to a directory instead. Says little
+                            behind a latency model, where a restore asks for several objects at once
 ``no_changelog_restore_s``  a checkpoint of the same final state that is all base and no log
 
 ``cpu`` has the processor seconds of the same three, of all threads: comparable on a busy machine too.
@@ -16,10 +17,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 import statistics
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +30,22 @@ import numpy as np
 import zstandard
 
 from bench._figures import print_figures
-from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, add_job_arguments, in_directory, open_store
+from bench._state_job import (
+    GROUPS,
+    KEY_BYTES,
+    OPERATOR,
+    StateJob,
+    add_job_arguments,
+    add_store_arguments,
+    in_directory,
+    open_store,
+    store_name,
+)
 from dstl.changelog.segment_decoder import parse_index
 from dstl.changelog.segment_index import CODEC_ZSTD
 from dstl.checkpoint.truncation import recovery_work
 from dstl.options import MaterializationOptions
+from dstl.store.base import ObjectStore
 from handles.base_generations import generations_of
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
@@ -55,17 +67,17 @@ async def materialize_now(job: StateJob) -> None:
     await job.batch(np.arange(0))
 
 
-async def restore(job: StateJob, checkpoint: CompletedCheckpoint) -> tuple[float, int]:
+async def restore(job: StateJob, store: ObjectStore, checkpoint: CompletedCheckpoint) -> tuple[float, int]:
     """Seconds, and entries that came."""
     started = time.perf_counter()
-    restored = await restore_tables(checkpoint, job.store, ALL, job.open_table, job.runtime, on_progress=lambda _: None)
+    restored = await restore_tables(checkpoint, store, ALL, job.open_table, job.runtime, on_progress=lambda _: None)
     seconds = time.perf_counter() - started
     size = restored.tables[OPERATOR].size()
     restored.tables[OPERATOR].close()
     return seconds, size.entries
 
 
-def raw_read(checkpoint: CompletedCheckpoint, root: Path) -> float:
+async def raw_read(checkpoint: CompletedCheckpoint, store: ObjectStore, near: Path) -> float:
     """Seconds to read and decompress what a restore reads, one object after the other, without any check."""
     generations = generations_of(checkpoint.materialized)
     newest = {op: {group: bases[0].checkpoint for group, bases in of.items()} for op, of in generations.items()}
@@ -78,26 +90,28 @@ def raw_read(checkpoint: CompletedCheckpoint, root: Path) -> float:
                 parts.setdefault(bases[0].name, []).append(bases[0])
     segments = [step.entry.handle for step in replay_steps(checkpoint, ALL, newest)]
     decompressor = zstandard.ZstdDecompressor()
-    copies = root.parent / "copies"
-    copies.mkdir()
-    started = time.perf_counter()
-    for at, name in enumerate(files):
-        (copies / str(at)).write_bytes((root / name).read_bytes())
-    for name, held in parts.items():
-        data = memoryview((root / name).read_bytes())
-        for part in held:
-            for frame, size in base_frames(data[part.offset : part.offset + part.length]):
-                decompressor.decompress(frame, max_output_size=size)
-    for handle in segments:
-        data = memoryview((root / handle.name).read_bytes())[handle.offset : handle.offset + handle.size]
-        for log in parse_index(bytes(data), handle.name).logs:
-            for entry in log.blocks:
-                if entry.codec == CODEC_ZSTD:
-                    stored = data[entry.offset : entry.offset + entry.length]
-                    decompressor.decompress(stored, max_output_size=entry.raw_length)
-    seconds = time.perf_counter() - started
-    shutil.rmtree(copies)
-    return seconds
+    with tempfile.TemporaryDirectory(dir=near) as copies:
+        started = time.perf_counter()
+        for at, name in enumerate(files):
+            copy(copies, str(at), await store.get(name))
+        for name, held in parts.items():
+            data = memoryview(await store.get(name))
+            for part in held:
+                for frame, size in base_frames(data[part.offset : part.offset + part.length]):
+                    decompressor.decompress(frame, max_output_size=size)
+        for handle in segments:
+            data = memoryview(await store.get(handle.name))[handle.offset : handle.offset + handle.size]
+            for log in parse_index(bytes(data), handle.name).logs:
+                for entry in log.blocks:
+                    if entry.codec == CODEC_ZSTD:
+                        stored = data[entry.offset : entry.offset + entry.length]
+                        decompressor.decompress(stored, max_output_size=entry.raw_length)
+        return time.perf_counter() - started
+
+
+def copy(directory: str, name: str, data: bytes) -> None:
+    """Write a file as a restore must."""
+    Path(directory, name).write_bytes(data)
 
 
 def base_frames(part: memoryview) -> Iterator[tuple[memoryview, int]]:
@@ -122,7 +136,8 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         seed=args.seed,
         retained=1 << 20,  # all are restored at the end
     )
-    root = directory / "objects"
+    # Written without the model: loading through it would only take time.
+    store = open_store(args.store, directory, args.model, args.seed)
     try:
         await job.begin()
         await job.load(keys)
@@ -147,15 +162,16 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
             # In turns, so that whatever else the machine does meets all of them.
             for name, checkpoint in (("restore_s", with_log), ("no_changelog_restore_s", without_log)):
                 before = time.process_time()
-                seconds, entries = await restore(job, checkpoint)
+                seconds, entries = await restore(job, store, checkpoint)
                 cpu[name].append(time.process_time() - before)
                 figures[name].append(seconds)
                 if entries != keys and args.table == "heap":
                     raise SystemExit(f"{entries} of {keys} keys came back")
             before = time.process_time()
-            figures["raw_read_s"].append(raw_read(with_log, root))
+            figures["raw_read_s"].append(await raw_read(with_log, store, directory))
             cpu["raw_read_s"].append(time.process_time() - before)
     finally:
+        await store.close()
         await job.close()
     medians = {name: statistics.median(each) for name, each in figures.items()}
     return {
@@ -169,7 +185,7 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "cpu": {name: statistics.median(each) for name, each in cpu.items()},
         "table": args.table,
         "value_bytes": args.value_bytes,
-        "store": "local directory",
+        "store": store_name(args),
     }
 
 
@@ -184,6 +200,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--batch-mb", type=float, default=10.0, help="what a batch of that log changes")
     parser.add_argument("--rounds", type=int, default=3)
+    add_store_arguments(parser, store="local")
     add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
     figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)

@@ -219,6 +219,10 @@ class LatencyModel:
         """Seconds of a request without a body."""
         return exp(self._log_body + self.parameters.body_sig * self._normal())
 
+    def read(self, size: int) -> float:
+        """Seconds until so many bytes have come."""
+        return self.small() + size * exp(self.parameters.bw_sig * self._normal() - self._log_rate)
+
     def _heat(self, now: float, name: str, tail: float) -> None:
         if len(self._hot) > 1000:
             self._hot = {first: hot for first, hot in self._hot.items() if hot[0] > now}
@@ -320,8 +324,9 @@ class LatencyStore:
 
     async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
         """Return an object's bytes after one commit time and the transfer."""
-        await asyncio.sleep(self._model.small())
-        return await self._inner.get(name, byte_range)
+        data = await self._inner.get(name, byte_range)
+        await asyncio.sleep(self._model.read(len(data)))
+        return data
 
     async def head(self, name: str) -> ObjectInfo:
         """Return size and age of an object after one commit time."""
