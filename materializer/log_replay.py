@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ __all__ = ["ReplayAfter", "ReplayStep", "replay_steps", "replayed"]
 
 _AHEAD_BYTES = 32 << 20
 _AHEAD_SEGMENTS = 16
+_DECODERS = max(1, (os.cpu_count() or 2) // 2)
+"""Blocks decoded at once. More would only take turns with whoever loads the bases meanwhile, and be slower for it."""
 
 ReplayAfter = Mapping[str, Mapping[KeyGroup, CheckpointId]]
 """Per operator and key group, the checkpoint at which it was loaded from a base; without an entry, none was."""
@@ -81,6 +84,7 @@ async def replayed(
     waiting = deque(steps)
     running: deque[tuple[ReplayStep, asyncio.Task[list[Changes]]]] = deque()
     held = 0
+    turn = asyncio.Semaphore(_DECODERS)
     try:
         while waiting or running:
             while waiting and (
@@ -88,7 +92,7 @@ async def replayed(
             ):
                 step = waiting.popleft()
                 held += step.entry.handle.size
-                running.append((step, asyncio.ensure_future(_load(step, store, owned, runtime))))
+                running.append((step, asyncio.ensure_future(_load(step, store, owned, runtime, turn))))
             step, task = running[0]
             found = await task
             running.popleft()
@@ -100,9 +104,11 @@ async def replayed(
         await asyncio.gather(*(task for _, task in running), return_exceptions=True)
 
 
-async def _load(step: ReplayStep, store: ObjectStore, owned: KeyGroupRange, runtime: Runtime) -> list[Changes]:
+async def _load(
+    step: ReplayStep, store: ObjectStore, owned: KeyGroupRange, runtime: Runtime, turn: asyncio.Semaphore
+) -> list[Changes]:
     async def read() -> list[Changes]:
-        reader = SegmentReader(store, step.entry.handle)
+        reader = SegmentReader(store, step.entry.handle, turn=turn)
         async with contextlib.aclosing(reader.read(owned, step.wanted)) as changes:
             return [each async for each in changes]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import Executor
@@ -57,6 +58,7 @@ class SegmentReader:
         *,
         executor: Executor | None = None,
         max_bytes_in_memory: int = 64 << 20,
+        turn: asyncio.Semaphore | None = None,
     ) -> None:
         """Fetches nothing yet.
 
@@ -65,10 +67,12 @@ class SegmentReader:
             handle: Which bytes are the segment.
             executor: Threads that decompress; by default those of the loop.
             max_bytes_in_memory: More: more requests and threads at once; less: less memory while restoring.
+            turn: Held while a unit is decoded; shared by readers that should not take all threads at once.
         """
         self._store = store
         self._handle = handle
         self._executor = executor
+        self._turn = turn or contextlib.nullcontext()
         self._budget = max_bytes_in_memory
         self._where = f"{store.location}: segment {handle.name}" + (f"+{handle.offset}" if handle.offset else "")
         self._index: SegmentIndex | None = None
@@ -160,7 +164,8 @@ class SegmentReader:
         work = (data, start, unit, key_groups, logs, self._where)
         if unit.stored <= _INLINE:
             return _decode(*work)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, _decode, *work)
+        async with self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, _decode, *work)
 
     async def _index_of_whole(self) -> SegmentIndex:
         data = await self._get(0, self._handle.size)

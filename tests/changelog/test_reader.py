@@ -1,7 +1,9 @@
 import asyncio
 import random
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -122,6 +124,42 @@ async def test_a_segment_inside_a_manifest_is_read_like_any_other(
     with ThreadPoolExecutor(2) as pool:
         assert await read(SegmentReader(store, handle, executor=pool)) == expected(sets)
     assert all(40 <= start < stop <= 40 + len(data) for start, stop in store.asked)
+
+
+@pytest.mark.usefixtures("small_blocks")
+async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restore reads many segments ahead; all of a loop's threads decoding them would keep the bases waiting."""
+    monkeypatch.setattr(reader_module, "_INLINE", -1)
+    sets = many_blocks(seed)
+    running, most, lock = 0, 0, threading.Lock()
+
+    class Pool(ThreadPoolExecutor):
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+
+            def ended(_: Future[Any]) -> None:
+                nonlocal running
+                with lock:
+                    running -= 1
+
+            work = super().submit(*args, **kwargs)
+            work.add_done_callback(ended)
+            return work
+
+    found = []
+    with Pool(8) as pool:
+        for turn in (None, asyncio.Semaphore(2)):
+            most = 0
+            readers = []
+            for _ in range(6):
+                store, handle = await stored(encode_segment(sets, writer_id="w"))
+                readers.append(SegmentReader(store, handle, executor=pool, turn=turn))
+            assert await asyncio.gather(*map(read, readers)) == [expected(sets)] * 6
+            found.append(most)
+    assert found[0] > 2 >= found[1]
 
 
 @given(
