@@ -31,7 +31,7 @@ def max(column: str) -> Aggregate:
 
 
 def mean(column: str) -> Aggregate:
-    """Mean of a column's integers or doubles as a double, nulls left out."""
+    """Mean of a column's numbers, nulls left out: a double, or of decimals a decimal with four more digits."""
     return Aggregate("mean", column)
 
 

@@ -259,6 +259,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         Returns:
             ``key`` (a struct of the grouping columns), ``user_key`` (a struct, of a map state) and ``value`` (a struct;
             a list state has a row for each element, in its order); of the timers ``key`` and ``expiry_ms``.
+            Intervals of months are their number.
 
         Raises:
             Invalid: No such state; names those that there are.

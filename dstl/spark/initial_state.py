@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid
 from dstl.spark.ticks import one_row_once
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+from dstl.state.row_writer import carried
 
 __all__ = ["check_initial_state", "with_initial_state"]
 
@@ -30,7 +31,7 @@ def check_initial_state(initial_state: Any, key_schema: StructType, what: str) -
         what: Names the operator, for messages.
 
     Raises:
-        Invalid: It is a stream, or has not the same grouping columns.
+        Invalid: It is a stream, has not the same grouping columns, or has a type that cannot be brought to a worker.
     """
     df = getattr(initial_state, "_df", None) if isinstance(initial_state, GroupedData) else initial_state
     if not isinstance(df, DataFrame):
@@ -43,6 +44,7 @@ def check_initial_state(initial_state: Any, key_schema: StructType, what: str) -
         if found.get(field.name) != wanted:
             held = ", ".join(f"{name} {kind}" for name, kind in found.items())
             raise Invalid(f"{what}: initial_state needs the grouping column {field.name} {wanted}; it has {held}")
+    carried(df.schema, f"{what}: the initial state")
     return df
 
 

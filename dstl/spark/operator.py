@@ -15,11 +15,13 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
 from dstl.spark.grouping import grouped
+from dstl.spark.input_checks import check_input
 from dstl.state.ddl import schema_of
 from dstl.state.handle import TimeMode
 from dstl.state.keyed_batch import Style
 from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
+from dstl.state.row_writer import carried
 
 __all__ = ["OperatorDefinition", "Style", "define_operator"]
 
@@ -42,7 +44,7 @@ class OperatorDefinition:
         time_mode: PySpark's name of it.
         parallelism: Partitions.
         max_parallelism: Key groups.
-        event_time: The event-time column and its watermark's delay in milliseconds; None in other time modes.
+        event_time: The event-time column and its watermark's delay in milliseconds; None without one, or timers.
         timezone: The session's time zone, which Spark shows timestamps in.
         has_initial_state: Rows of initial state are among those of the first batch.
     """
@@ -141,24 +143,17 @@ def define_operator(
         UserCodeError: The processor's ``init`` raised.
     """
     what = f"operator {uid!r}"
-    if not df.isStreaming:
-        raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
     if not isinstance(processor, StatefulProcessor):
         raise Invalid(f"{what}: the processor is a {type(processor).__name__}, not a StatefulProcessor object")
     if output_mode.lower() not in _OUTPUT_MODES:
         raise Invalid(f"{what}: output mode {output_mode!r} is none of {', '.join(_OUTPUT_MODES)}")
-    if not by:
-        raise Invalid(f"{what}: by names no column; there is no state without a key")
-    missing = [name for name in by if name not in df.columns]
-    if missing:
-        raise Invalid(f"{what}: there is no column {missing[0]!r} to group by; there are {', '.join(df.columns)}")
-    taken = [name for name in df.columns if name.startswith("__dstl_")]
-    if taken:
-        raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL keeps for itself: rename it")
+    check_input(df, by, what)
+    carried(df.schema, f"{what}: the input")
     try:
         schema = schema_of(output)
     except ParseException as error:
         raise Invalid(f"{what}: the output schema cannot be parsed: {error}") from None
+    carried(schema, f"{what}: the output")
     definition = OperatorDefinition(
         uid=uid,
         by=tuple(by),
@@ -170,7 +165,7 @@ def define_operator(
         time_mode=time_mode,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
-        event_time=_event_time(df, what) if TimeMode.parse(time_mode) is TimeMode.EVENT_TIME else None,
+        event_time=_event_time(df, TimeMode.parse(time_mode), what),
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
         has_initial_state=has_initial_state,
     )
@@ -179,10 +174,14 @@ def define_operator(
     return definition
 
 
-def _event_time(df: DataFrame, what: str) -> tuple[str, int]:
+def _event_time(df: DataFrame, time_mode: TimeMode, what: str) -> tuple[str, int] | None:
     """Return the column that ``withWatermark`` has named, and its delay; Spark leaves both in the schema."""
+    if time_mode is TimeMode.NONE:
+        return None
     marked = [field for field in df.schema.fields if _WATERMARK_DELAY in (field.metadata or {})]
     if len(marked) != 1:
+        if time_mode is TimeMode.PROCESSING_TIME:
+            return None  # there, a watermark is only shown
         raise Invalid(
             f"{what}: time mode eventTime needs one column with a watermark, and the input has {len(marked)}: "
             "call df.withWatermark(column, delay) before, and keep the column"

@@ -82,7 +82,8 @@ class ProcessorOperators(Operators):
                 once per key and micro-batch with all of the key's rows; Spark promises no order among them.
             output: Schema of what it returns.
             output_mode: ``append`` or ``update``: what the sink is promised.
-            time_mode: ``none``, ``processingTime`` or ``eventTime``.
+            time_mode: ``none``, ``processingTime`` or ``eventTime``. The watermark is that of the rows that reach the
+                operator; where their only event-time column is a window, it follows the windows' starts.
             initial_state: A batch DataFrame with the grouping columns: each of its rows is given to
                 ``handleInitialState`` once, in the query's first batch, before its key's input. Keep the argument at
                 restarts: it is one of the sources that Spark counts.

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    DataType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VarcharType,
+    YearMonthIntervalType,
+)
 
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
@@ -39,7 +50,9 @@ async def state_rows(
             rows.append((row.key, row.user_key, row.value))
         else:
             rows.append((row.key, row.value))
-    return schema, rows
+    shown = _shown(schema)
+    assert isinstance(shown, StructType)
+    return shown, rows
 
 
 def operator_of(checkpoint: CompletedCheckpoint, state: str) -> str:
@@ -56,3 +69,18 @@ def operator_of(checkpoint: CompletedCheckpoint, state: str) -> str:
     if len(found) > 1:
         raise Invalid(f"operators {', '.join(map(repr, found))} each have a state {state!r}: name one with operator=")
     return found[0]
+
+
+def _shown(kind: DataType) -> DataType:
+    """Return the type with integers for intervals of months and plain strings: of others PySpark makes no DataFrame."""
+    if isinstance(kind, YearMonthIntervalType):
+        return IntegerType()
+    if isinstance(kind, (CharType, VarcharType)):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(_shown(kind.elementType), kind.containsNull)
+    if isinstance(kind, MapType):
+        return MapType(_shown(kind.keyType), _shown(kind.valueType), kind.valueContainsNull)
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _shown(f.dataType), f.nullable, f.metadata) for f in kind.fields])
+    return kind

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.spark.input_checks import check_input
 from dstl.state.ddl import schema_of
 from dstl.state.keyed_functions import (
     EXISTS_COLUMN,
@@ -23,6 +24,7 @@ from dstl.state.keyed_functions import (
     StatesFunction,
 )
 from dstl.state.registry import StateRegistry
+from dstl.state.row_writer import carried
 from dstl.state.vectorised import KeyedFunction, VectorisedRunner
 
 __all__ = ["VectorisedDefinition", "define_aggregate", "define_map_states"]
@@ -111,7 +113,7 @@ def define_aggregate(
         Invalid: Names the operator and what is wrong.
     """
     what = f"operator {uid!r}"
-    _check_input(df, by, what)
+    check_input(df, by, what)
     if not aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass n=count(), say")
     for name, aggregate in aggregates.items():
@@ -148,7 +150,7 @@ def define_map_states(
         Invalid: Names the operator and what is wrong.
     """
     what = f"operator {uid!r}"
-    _check_input(df, by, what)
+    check_input(df, by, what)
     schemas = []
     for name, given in (("state", state), ("output", output)):
         try:
@@ -181,6 +183,7 @@ def _checked(
 ) -> VectorisedDefinition:
     if ttl_ms is not None and (not isinstance(ttl_ms, int) or ttl_ms <= 0):
         raise Invalid(f"operator {uid!r}: ttl_ms={ttl_ms!r} is no number of milliseconds above 0")
+    carried(input_schema, f"operator {uid!r}: the input")
     definition = VectorisedDefinition(
         uid=uid,
         by=tuple(by),
@@ -193,16 +196,3 @@ def _checked(
     )
     definition.resolve(None)  # What a task would refuse is refused here.
     return definition
-
-
-def _check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
-    if not df.isStreaming:
-        raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
-    if not by:
-        raise Invalid(f"{what}: by names no column; there is no state without a key")
-    missing = [name for name in by if name not in df.columns]
-    if missing:
-        raise Invalid(f"{what}: there is no column {missing[0]!r} to group by; there are {', '.join(df.columns)}")
-    taken = [name for name in df.columns if name.startswith("__dstl_")]
-    if taken:
-        raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL keeps for itself: rename it")

@@ -6,6 +6,7 @@ integers are summed as ``bigint`` and never wrap around, nulls are left out, NaN
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -25,14 +26,12 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
-    TimestampNTZType,
-    TimestampType,
 )
 
 from dstl.errors import Invalid
 from dstl.state.groups import Groups
 from dstl.state.row_writer import arrow_schema
-from dstl.state.type_groups import INTEGERS
+from dstl.state.type_groups import INTEGERS, MICROSECONDS
 from dstl.state.wire_column import from_int64, to_int64
 
 __all__ = ["Accumulator", "Count", "Extreme", "First", "Last", "Mean", "Sum"]
@@ -43,8 +42,7 @@ _ORDERED = (
     *_REAL,
     BooleanType,
     DateType,
-    TimestampType,
-    TimestampNTZType,
+    *MICROSECONDS,
     DecimalType,
     StringType,
     BinaryType,
@@ -131,26 +129,37 @@ class Sum:
 
 
 class Mean:
-    """Mean of a number column, as a double; null where all values are."""
-
-    state: tuple[DataType, ...] = (DoubleType(), LongType())
-    result: DataType = DoubleType()
+    """Mean of a number column; null where all values are. A double, or of decimals one with four more digits."""
 
     def __init__(self, of: DataType) -> None:
-        if not isinstance(of, (*INTEGERS, *_REAL)):
-            raise Invalid(f"mean() takes integers and doubles, not {of.simpleString()}: cast the column to double")
+        if isinstance(of, DecimalType):
+            self.result: DataType = DecimalType(min(38, of.precision + 4), min(38, of.scale + 4))
+        elif isinstance(of, (*INTEGERS, *_REAL)):
+            self.result = DoubleType()
+        else:
+            raise Invalid(f"mean() takes numbers, not {of.simpleString()}")
+        self._sum = Sum(of if isinstance(of, DecimalType) else DoubleType())
         self._count = Count()
+        self.state: tuple[DataType, ...] = (self._sum.result, LongType())
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
-        partial = _summed(column.cast(pa.float64(), safe=False), groups, pa.float64())
-        return [_plus(prior[0], partial), *self._count.fold(prior[1:], column, groups)]
+        if isinstance(self.result, DoubleType):
+            column = column.cast(pa.float64(), safe=False)
+        return [*self._sum.fold(prior[:1], column, groups), *self._count.fold(prior[1:], column, groups)]
 
     def finish(self, accumulated: Columns) -> pa.Array:
-        """Return the results."""
+        """Return the results.
+
+        Raises:
+            Invalid: A mean of decimals does not fit its type.
+        """
         count = accumulated[1].fill_null(0)
-        return pc.divide(accumulated[0], pc.if_else(pc.equal(count, 0), None, count).cast(pa.float64(), safe=False))
+        count = pc.if_else(pc.equal(count, 0), None, count)
+        if isinstance(self.result, DecimalType):
+            return _divided(accumulated[0], count, self.result)
+        return pc.divide(accumulated[0], count.cast(pa.float64(), safe=False))
 
 
 class Extreme:
@@ -309,6 +318,26 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
         return sums_found.cast(kind)
     except pa.ArrowInvalid as error:
         raise Invalid(f"a sum does not fit {kind}: {error}") from None
+
+
+def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType) -> pa.Array:
+    """Return the quotients, rounded half up in the last digit of ``kind``."""
+    # Whole numbers of that digit: decimals lose nothing so, and Arrow's own division cuts digits off.
+    whole = _with_scale(sums.cast(pa.decimal256(_DIGITS - 18, kind.scale)), 0)
+    count = counts.cast(pa.decimal256(20, 0))
+    half = pc.if_else(pc.less(whole, pa.scalar(decimal.Decimal(0), whole.type)), pc.negate(count), count)
+    found = pc.divide(pc.add(pc.add(whole, whole), half), pc.add(count, count))
+    found = _with_scale(found.cast(pa.decimal256(_DIGITS, 0), safe=False), kind.scale)
+    try:
+        return found.cast(pa.decimal128(kind.precision, kind.scale))
+    except pa.ArrowInvalid as error:
+        raise Invalid(f"a mean does not fit decimal128({kind.precision}, {kind.scale}): {error}") from None
+
+
+def _with_scale(column: pa.Array, scale: int) -> pa.Array:
+    """Return the same digits with the point elsewhere."""
+    kind = pa.decimal256(column.type.precision, scale)
+    return pa.Array.from_buffers(kind, len(column), column.buffers(), column.null_count, column.offset)
 
 
 def _plus(prior: pa.Array, partial: pa.Array) -> pa.Array:

@@ -364,6 +364,9 @@ def _by_name(data_type: DataType) -> FieldCodec:
         from pyspark.sql.types import VariantVal
 
         def encode_variant(value: Any) -> list[bytes]:
+            # A dict of the two is what an input row holds for a variant.
+            if isinstance(value, dict) and value.keys() == {"value", "metadata"}:
+                value = VariantVal(**value)
             if not isinstance(value, VariantVal):
                 raise TypeError(f"{type(value).__name__} is not a VariantVal")
             return [bytes(value.value), bytes(value.metadata)]

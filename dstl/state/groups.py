@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,12 +85,21 @@ def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:
         return codes
     if pa.types.is_nested(kind):
         seen: dict[str, int] = {}
-        return np.array([seen.setdefault(repr(value), len(seen)) for value in column.to_pylist()], np.int64)
+        return np.array([seen.setdefault(repr(_one_zero(each)), len(seen)) for each in column.to_pylist()], np.int64)
     if pa.types.is_floating(kind):
         # One NaN and one zero: Arrow tells others apart by their bits.
         zero, nan = pa.scalar(0.0, kind), pa.scalar(math.nan, kind)
         column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
     return _encoded(column)
+
+
+def _one_zero(value: Any) -> Any:
+    """Return the same value, with 0.0 for each -0.0 in it."""
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, dict):
+        return {name: _one_zero(each) for name, each in value.items()}
+    return [_one_zero(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _encoded(column: pa.ChunkedArray | pa.Array) -> Codes:

@@ -71,8 +71,8 @@ class BatchReader:
         keys: Codec of the grouping columns.
         schema: The input's columns, helper columns left out.
         style: What the processor takes: rows or data frames.
-        event_time_column: In event time: rows at or before the watermark are dropped, as Spark drops them.
-        watermark_ms: The watermark, milliseconds since 1970.
+        event_time_column: Whose latest time is looked for; None for none.
+        watermark_ms: Rows at or before it are dropped, as Spark drops them (milliseconds since 1970); None drops none.
 
     Attributes:
         max_event_time_ms: Latest event time seen, late rows included; None before the first.
@@ -80,14 +80,19 @@ class BatchReader:
     """
 
     def __init__(
-        self, keys: KeyCodec, schema: StructType, style: Style, event_time_column: str | None, watermark_ms: int
+        self,
+        keys: KeyCodec,
+        schema: StructType,
+        style: Style,
+        event_time_column: str | None,
+        watermark_ms: int | None,
     ) -> None:
         self._keys = keys
         self._schema = schema
         self._names = tuple(schema.names)
         self._style = style
         self._event_time = event_time_column
-        self._watermark_us = watermark_ms * 1000
+        self._watermark_us = None if watermark_ms is None else watermark_ms * 1000
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
 
@@ -101,19 +106,19 @@ class BatchReader:
     def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._event_time is None or not batch.num_rows:
             return batch
-        times = self._column(batch, self._event_time)
+        times = ends = self._column(batch, self._event_time)
         if pa.types.is_struct(times.type):
-            times = times.field("end")  # a window column is as late as its end
-        if not pa.types.is_timestamp(times.type):
-            raise Invalid(f"event time column {self._event_time!r} is {times.type}, not a timestamp")
-        micros = times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
-        latest = pc.max(micros).as_py()
+            # A row is as late as its window's end, and has come at its start or after it: that much is known.
+            times, ends = pc.struct_field(times, "start"), pc.struct_field(times, "end")
+        latest = pc.max(self._micros(times)).as_py()
         if latest is None:
             return batch
         latest_ms = latest // 1000
         if self.max_event_time_ms is None or latest_ms > self.max_event_time_ms:
             self.max_event_time_ms = latest_ms
-        late = pc.fill_null(pc.less_equal(micros, self._watermark_us), False)
+        if self._watermark_us is None:
+            return batch
+        late = pc.fill_null(pc.less_equal(self._micros(ends), self._watermark_us), False)
         if INITIAL_STATE_COLUMN in batch.schema.names:
             late = pc.and_(late, pc.is_null(batch.column(INITIAL_STATE_COLUMN)))
         dropped = pc.sum(late).as_py()
@@ -121,6 +126,11 @@ class BatchReader:
             return batch
         self.late_rows += dropped
         return batch.filter(pc.invert(late))
+
+    def _micros(self, times: pa.Array) -> pa.Array:
+        if not pa.types.is_timestamp(times.type):
+            raise Invalid(f"event time column {self._event_time!r} is {times.type}, not a timestamp")
+        return times.cast(pa.timestamp("us", times.type.tz)).view(pa.int64())
 
     def _cut(self, batch: pa.RecordBatch) -> KeyedBatch:
         count = batch.num_rows

@@ -115,10 +115,10 @@ class AggregateKeys:
             at += len(accumulator.state)
             try:
                 folded = accumulator.fold(prior, column, groups)
+                results.append(accumulator.finish(folded))
             except Invalid as error:
                 raise Invalid(f"aggregate {name!r}: {error}") from error
             accumulated += folded
-            results.append(accumulator.finish(folded))
         output = pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._key_names, *self._accumulators])
         return Update(pa.RecordBatch.from_arrays(accumulated, names=self.state_schema.names), None, output)
 
@@ -160,7 +160,7 @@ class MapStates:
         except Exception as error:
             raise user_code_error(error, self._function, self._operator, None) from error
         if not isinstance(found, tuple) or len(found) != 2:
-            raise Invalid(f"operator {self._operator!r}: the function returns (new states, output), not {found!r:.200}")
+            raise Invalid(f"the function returns (new states, output), not {found!r:.200}")
         new, output = (self._batch(each, what) for each, what in zip(found, ("new states", "output"), strict=True))
         if new is None:
             return Update(None, None, output)
@@ -169,16 +169,13 @@ class MapStates:
             return Update(new, None, output)
         kept = new.column(position)
         if not pa.types.is_boolean(kept.type):
-            raise Invalid(f"operator {self._operator!r}: column {EXISTS_COLUMN} of the new states is {kept.type}")
+            raise Invalid(f"column {EXISTS_COLUMN} of the new states is {kept.type}")
         return Update(new, kept.fill_null(True).to_numpy(zero_copy_only=False), output)
 
     def _batch(self, found: Any, what: str) -> pa.RecordBatch | None:
         if found is None or isinstance(found, pa.RecordBatch):
             return found
         if not isinstance(found, pa.Table):
-            raise Invalid(
-                f"operator {self._operator!r}: the {what} are a {type(found).__name__}, not a pyarrow Table or "
-                "RecordBatch"
-            )
+            raise Invalid(f"the {what} are a {type(found).__name__}, not a pyarrow Table or RecordBatch")
         columns: Sequence[Any] = [column.combine_chunks() for column in found.columns]
         return pa.RecordBatch.from_arrays(columns, schema=found.schema)

@@ -105,7 +105,7 @@ class ProcessorRunner:
         registry: The operator's states; takes what ``init`` declares.
         style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
         time_mode: PySpark's name of it, in any case.
-        event_time_column: In event time: late rows of this column are dropped and its maximum is observed.
+        event_time_column: Its maximum is observed; in event time, rows that are late by it are dropped.
         timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
         max_value_bytes: No encoded state value is longer.
         part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
@@ -140,7 +140,7 @@ class ProcessorRunner:
         self._input_schema = input_schema
         self._style: Style = style
         self._mode = TimeMode.parse(time_mode)
-        self._event_time = event_time_column if self._mode is TimeMode.EVENT_TIME else None
+        self._event_time = event_time_column
         self._max_value_bytes = max_value_bytes
         self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
@@ -193,7 +193,9 @@ class ProcessorRunner:
         )
         self._task = task
         self._handle = handle = ProcessorHandle(self.registry, self._mode, context)
-        late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
+        late_ms: int | None = None
+        if self._mode is TimeMode.EVENT_TIME:
+            late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
         self._reader = BatchReader(self._keys, self._input_schema, self._style, self._event_time, late_ms)
         self._input = self._reader.read(batches)
         self._peeked: KeyedBatch | None = None

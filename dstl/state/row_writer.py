@@ -12,12 +12,13 @@ from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
 
 from dstl.errors import Invalid
 
-__all__ = ["RowWriter", "arrow_schema"]
+__all__ = ["RowWriter", "arrow_schema", "carried"]
 
 _FIELDS = attrgetter("__fields__")
 
@@ -28,6 +29,30 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
+
+
+def carried(schema: StructType, what: str) -> pa.Schema:
+    """Return the Arrow schema in which these columns cross between Spark and a Python worker.
+
+    Args:
+        schema: The columns.
+        what: Names the operator and which of its columns they are, for messages.
+
+    Raises:
+        Invalid: Two columns of one name, or a type that does not cross (an interval of months); names the column.
+    """
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise Invalid(f"{what} has two columns {name!r}: rename one")
+    for field in schema.fields:
+        try:
+            arrow_schema(StructType([field]))
+        except PySparkException:
+            raise Invalid(
+                f"{what}'s column {field.name!r} is {field.dataType.simpleString()}, which Spark cannot bring to or "
+                "from a Python worker: cast or drop it"
+            ) from None
+    return arrow_schema(schema)
 
 
 class RowWriter:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
-from dstl.errors import Invalid
+from dstl.errors import Invalid, UserCodeError
 from dstl.state.binary_column import empty_values
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.groups import Groups, group_codes
@@ -24,7 +24,7 @@ from dstl.state.key_codec import KeyCodec
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
-from dstl.state.row_writer import arrow_schema
+from dstl.state.row_writer import carried
 from dstl.state.value_columns import ValueColumns, without_expired
 
 __all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conformed"]
@@ -125,8 +125,14 @@ class VectorisedRunner:
         self._input_names = list(input_schema.names)
         self._call_rows = call_rows
         self._part_bytes = part_bytes
-        self._output_schema = _arrow_schema(function.output_schema, f"operator {operator!r}: the output")
-        _arrow_schema(function.state_schema, f"operator {operator!r}: the state")
+        self._output_schema = carried(function.output_schema, f"operator {operator!r}: the output")
+        carried(function.state_schema, f"operator {operator!r}: the state")
+        for field in function.state_schema.fields:
+            if "variant" in field.dataType.simpleString():
+                raise Invalid(
+                    f"operator {operator!r}: the state's column {field.name!r} is {field.dataType.simpleString()}: "
+                    "vectorised operators keep no variants; keep a string of it (to_json, say)"
+                )
         self._state: StateDescriptor = registry.declare(
             function.state_name, StateKind.VALUE, function.state_schema, ttl_ms=ttl_ms
         )
@@ -187,7 +193,12 @@ class VectorisedRunner:
         before = without_expired(stored, task.processing_time_ms - self._ttl_ms) if self._ttl_ms else stored
         exists = before.is_valid().to_numpy(zero_copy_only=False)
         states = self._values.decode(before)
-        update = self._function.update(rows, groups, keys, states, exists)
+        try:
+            update = self._function.update(rows, groups, keys, states, exists)
+        except UserCodeError:
+            raise
+        except Invalid as error:
+            raise Invalid(f"operator {self._operator!r}: {error}") from error
         if update.states is not None:
             columns = conformed(update.states, self._values.schema, f"operator {self._operator!r}: the new states")
             if columns.num_rows != keys.num_rows:
@@ -261,10 +272,3 @@ def _batch_of(table: pa.Table) -> pa.RecordBatch:
     """Return a table of one chunk per column as a batch."""
     columns: list[Any] = [column.combine_chunks() for column in table.columns]
     return pa.RecordBatch.from_arrays(columns, schema=table.schema)
-
-
-def _arrow_schema(schema: StructType, what: str) -> pa.Schema:
-    try:
-        return arrow_schema(schema)
-    except Exception as error:
-        raise Invalid(f"{what} has a type that Arrow cannot carry: {error}") from error

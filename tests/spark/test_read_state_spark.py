@@ -19,7 +19,20 @@ from dstl.spark import StateBackend
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-OUTPUT = "k string"
+OUTPUT = "k string, mean double"
+
+
+class Mean:
+    """An aggregate function as PyFlink has them."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return (accumulator[0] + value, accumulator[1] + 1)
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
 
 
 class Shelves(StatefulProcessor):
@@ -32,6 +45,8 @@ class Shelves(StatefulProcessor):
         self.latest = handle.getValueState("latest", "v long, at date")
         self.all = handle.getListState("all", "v long")
         self.by_sign = handle.getMapState("by_sign", "sign string", "v long")
+        self.total = handle.getReducingState("total", "v long", lambda a, b: (a[0] + b[0],))
+        self.mean = handle.getAggregatingState("mean", "total long, n int", Mean())
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
@@ -39,9 +54,18 @@ class Shelves(StatefulProcessor):
             self.all.appendValue((row.v,))
             self.by_sign.updateValue(("plus" if row.v > 0 else None,), (row.v,))
             self.handle.registerTimer(9_000_000_000_000 + row.v)
+            self.total.add((row.v,))
+            self.mean.add(row.v)
         if key[0] == "bad":
             getattr(self, self.wrong)()
+        yield Row(k=key[0], mean=self.mean.get())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        self.raises()
         yield Row(k=key[0])
+
+    def due(self) -> None:
+        self.handle.registerTimer(1)
 
     def raises(self) -> None:
         raise RuntimeError("the user's own words")
@@ -69,6 +93,10 @@ class Raising(Shelves):
     wrong = "raises"
 
 
+class RaisingWhenDue(Shelves):
+    wrong = "due"
+
+
 class Undeclared(Shelves):
     wrong = "undeclared"
 
@@ -93,7 +121,7 @@ def test_states_are_read_as_typed_rows_of_any_checkpoint(
         )
         checkpoints: list[int] = []
         backend.add_listener(lambda report: checkpoints.append(getattr(report, "checkpoint_id", None) or 0))
-        source.collect(first, "query")
+        assert source.collect(first, "query") == [(0, "a", 1.0), (0, None, -2.0), (1, "a", 2.0)]
 
         def rows(name: str, **more: Any) -> list[Any]:
             return sorted(map(tuple, backend.read_state(spark, name, **more).collect()), key=repr)
@@ -104,6 +132,8 @@ def test_states_are_read_as_typed_rows_of_any_checkpoint(
             ((None,), (-2, None)),
         ]
         assert rows("all", operator="one") == [(("a",), (1,)), (("a",), (3,)), ((None,), (-2,))]
+        assert rows("total") == [(("a",), (4,)), ((None,), (-2,))]
+        assert rows("mean") == [(("a",), (4, 2)), ((None,), (-2, 1))]
         assert rows("by_sign") == [(("a",), ("plus",), (3,)), ((None,), (None,), (-2,))]
         assert rows("$timers") == [
             (("a",), 9_000_000_000_001),
@@ -128,6 +158,7 @@ def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(
     cases = {
         Shelves: None,
         Raising: r"the user's own words[\s\S]*in raises",
+        RaisingWhenDue: r"the user's own words[\s\S]*in handleExpiredTimer[\s\S]*in raises",
         Wordy: r"'words'[\s\S]*in oversized|in oversized[\s\S]*'words'",
         Undeclared: r"'late' is declared after init",
     }

@@ -51,7 +51,7 @@ class Alarms(StatefulProcessor):
         self.fired.appendValue((at,))
         yield Row(k=key[0], i=at, what=f"fired {self.now(timerValues)}")
 
-    def now(self, times: Any) -> int:
+    def now(self, times: Any) -> Any:
         return int(times.getCurrentWatermarkInMs())
 
     def close(self) -> None:
@@ -94,8 +94,8 @@ class Reminders(Alarms):
         yield Row(k=key[0], i=-2, what=repr((self.short.get(), len(list(self.brief.get())))))
         yield from super().handleInputRows(key, iter(taken), timerValues)
 
-    def now(self, times: Any) -> int:
-        return int(abs(times.getCurrentProcessingTimeInMs() / 1000 - time.time()) < 600)
+    def now(self, times: Any) -> Any:
+        return abs(times.getCurrentProcessingTimeInMs() / 1000 - time.time()) < 600, times.getCurrentWatermarkInMs()
 
 
 def event_time_batches(rng: random.Random) -> list[list[dict[str, Any]]]:
@@ -138,6 +138,78 @@ def test_event_time_timers_and_late_rows_are_as_in_spark(
     assert style == "row" or any(row[1] == "x" for row in want)
 
 
+class Chained(Alarms):
+    """A timer registers others, deletes others, and registers itself again."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        taken = sorted(row.i for row in rows)
+        for i in taken:
+            self.handle.registerTimer((START_S + i) * 1000)
+        yield Row(k=key[0], i=-1, what=f"{taken} {sorted(self.handle.listTimers())} {self.now(timerValues)}")
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        n = len(list(self.fired.get())) + 1
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+        yield Row(k=key[0], i=n, what=f"{key!r} {at} {sorted(self.handle.listTimers())}")
+        if n < 9 and n % 2:
+            self.handle.registerTimer(at + 500)
+        if n % 3 == 0:
+            self.handle.deleteTimer(at + 1000)
+        if n % 5 == 0:
+            self.handle.registerTimer(at)
+
+
+@pytest.mark.usefixtures("rocksdb")
+def test_timers_of_timers_fire_as_in_spark(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+    source = stream("k string, i long")
+    last = [1000, 1001, 1002, 1003]  # what fires is due long before: Spark's last batch without data has nothing left
+    for seconds in ([1, 2, 3, 5], [3, 11, 24, 25], [6, 9, 11, 24, 26], [3, 11, 24, 31], *([i] for i in last)):
+        source.add([{"k": "z" if i in last else k, "i": i} for i in seconds for k in ("a", None)])
+    df = source.read().withColumn("t", F.timestamp_seconds(F.col("i") + START_S)).withWatermark("t", "1 second")
+    what = (Chained(), OUTPUT, "append", "eventTime")
+    want = source.collect(df.groupBy("k").transformWithState(*what), "native")
+    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+        ours = source.collect(backend.groupBy(df, "k").transformWithState(*what), "ours")
+    # Spark's batch without data at the end fires the timers of "z".
+    assert [row for row in ours if row[1] != "z"] == [row for row in want if row[1] != "z"]
+    assert any(row[2] == 9 for row in want)
+
+
+class Passing(StatefulProcessor):
+    """Says which rows it sees, and when."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(k=key[0], i=row.i, what=str(timerValues.getCurrentWatermarkInMs() // 1000 - START_S))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("rocksdb")
+def test_rows_in_a_window_that_spark_takes_are_taken(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream("k string, i long")
+    for seconds in ([1, 2, 25], [3, 11, 24, 26], [3, 11, 24, 26, 45], [3, 24, 44], [3, 26, 38, 44]):
+        source.add([{"k": "a", "i": i} for i in seconds])
+    df = source.read().withColumn("t", F.timestamp_seconds(F.col("i") + START_S)).withWatermark("t", "1 second")
+    df = df.select("k", "i", F.window("t", "10 seconds").alias("w"))
+    what = (Passing(), OUTPUT, "append", "eventTime")
+    want = {row[:3]: int(row[3]) for row in source.collect(df.groupBy("k").transformWithState(*what), "native")}
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        rows = source.collect(backend.groupBy(df, "k").transformWithState(*what), "ours")
+    ours = {row[:3]: int(row[3]) for row in rows}
+    assert want.keys() <= ours.keys()
+    assert (4, "a", 3) not in ours
+    # All that is known of a row's time is its window: the watermark stays behind by up to its length.
+    assert all(mark - 10 <= ours[row] <= mark for row, mark in want.items() if mark > 0)
+
+
 @pytest.mark.usefixtures("rocksdb")
 def test_processing_time_timers_and_times_to_live_are_as_in_spark(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
@@ -150,9 +222,11 @@ def test_processing_time_timers_and_times_to_live_are_as_in_spark(
         for i in range(40):
             n = rng.choice([rng.randrange(1, 9) * 1000, far + rng.randrange(4)])
             op = rng.choice(["register", "delete", "list"])
-            rows.append({"k": rng.choice("abcd"), "i": batch * 100 + i, "op": op, "n": n})
+            at = f"2024-01-01 00:00:{batch * 5 + rng.randrange(10):02d}"
+            rows.append({"k": rng.choice("abcd"), "i": batch * 100 + i, "op": op, "n": n, "t": at})
         source.add(rows)
-    df = source.read()
+    # A watermark is shown and follows the input, but here nothing is late.
+    df = source.read().withWatermark("t", "2 seconds")
     want = source.collect(
         df.groupBy("k").transformWithState(Reminders(), OUTPUT, "append", "processingTime"), "native", batches=3
     )

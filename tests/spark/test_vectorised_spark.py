@@ -85,6 +85,59 @@ def test_aggregates_equal_sparks_own_over_restarts_and_other_parallelism(
         assert abs(kinds[row.a, row.b] - row.kinds) <= 2
 
 
+NUMBERS = {
+    "v": "i * 1000003",
+    "s": "cast(i as smallint)",
+    "x": "if(i % 9 = 0, double('NaN'), i / 4 - 10)",
+    "f": "cast(if(i % 9 = 0, float('NaN'), i / 4) as float)",
+    "d": "cast(i as decimal(10, 2)) / -3",
+    "w": "cast(i as decimal(38, 6)) * 10000000000000000 / 7",
+    "n38": "cast(i * i as decimal(38, 0))",
+}
+ORDERED = {
+    "b": "i % 2 = 0",
+    "t": "concat('ä', i)",
+    "bin": "cast(concat('b', i) as binary)",
+    "day": "date_add(date'1969-12-01', cast(i as int))",
+    "ts": "timestamp'1969-12-31 23:59:59' + make_interval(0, 0, 0, 0, i)",
+    "ntz": "timestamp_ntz'1969-12-31 23:59:59' + make_interval(0, 0, 0, 0, i)",
+    "dt": "make_dt_interval(0, 0, i - 20)",
+}
+
+
+def test_nulls_nans_and_the_types_of_results_are_sparks_own(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream("i long")
+    for batch in range(3):
+        source.add([{"i": i} for i in range(batch * 20, batch * 20 + 20)])
+    # Group 0 has nulls only, group 1 NaNs (where there are any) and nulls, the others some of everything.
+    nans = {"x": "double('NaN')", "f": "float('NaN')"}
+    columns = [
+        f"case when i % 5 = 0 or i % 3 = 1 then null when i % 5 = 1 then {nans.get(name, sql)} else {sql} end {name}"
+        for name, sql in (NUMBERS | ORDERED).items()
+    ]
+    of = {f"{f.__name__}_{name}": (f, name) for name in NUMBERS for f in (count, sum, mean, min, max)}
+    of |= {f"{f.__name__}_{name}": (f, name) for name in ORDERED for f in (count, min, max)}
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        df = source.read().selectExpr("i % 5 k", *columns)
+        ours = backend.aggregate(df, by="k", **{alias: f(name) for alias, (f, name) in of.items()})
+        got = {row[1]: row[2:] for row in sorted(source.collect(ours, "ours", "update"), key=lambda row: row[0])}
+        schema = ours.schema
+        held = backend.read_state(spark, "aggregates").select("key.k", "value.sum_v").collect()
+    everything = spark.read.schema("i long").json(str(source.directory / "in")).selectExpr("i % 5 k", *columns)
+    theirs = everything.groupBy("k").agg(
+        *(getattr(F, f.__name__)(name).alias(alias) for alias, (f, name) in of.items())
+    )
+    assert [(f.name, f.dataType) for f in schema] == [(f.name, f.dataType) for f in theirs.schema]
+    want = {row[0]: tuple(row)[1:] for row in theirs.collect()}
+    assert want.keys() == got.keys()
+    for key, row in want.items():
+        for alias, a, b in zip(of, row, got[key], strict=True):
+            assert repr(a) == repr(b), (key, alias)
+    assert {row.k: row.sum_v for row in held} == {key: row[list(of).index("sum_v")] for key, row in want.items()}
+
+
 def sessions(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
     """Counts the events of each key; at ten the session is over and its state goes."""
     seen = states["events"].fill_null(0).to_numpy() + np.bincount(rows["__group"].to_numpy(), minlength=len(keys))
@@ -173,7 +226,7 @@ def test_what_cannot_work_is_refused_when_the_query_is_defined(
             (lambda: define(state="no such type"), "the state schema cannot be used"),
             (lambda: define(function=lambda rows: None), r"called as function\(rows, keys, states\)"),
             (lambda: define(state="__exists boolean"), "__exists is taken by DSTL"),
-            (lambda: define(output="x interval year to month"), "type that Arrow cannot carry"),
+            (lambda: define(output="x interval year to month"), "the output's column 'x' is interval year to month"),
         ]
         for attempt, message in cases:
             with pytest.raises(Invalid, match=message):
