@@ -26,6 +26,7 @@ from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
     decode_key,
     encode_key,
+    encode_keys,
     encode_prefix,
     engine_options,
     import_rocksdict,
@@ -169,8 +170,7 @@ class RocksDBStateTable:
         self._check_addresses(key_groups, keys)
         raw_keys: list[bytes] = []
         for key_group, start, stop in key_group_runs(key_groups):
-            head = encode_prefix(key_group, state)
-            raw_keys.extend([head + key.replace(b"\0", b"\0\xff") + b"\0\0" for key in keys[start:stop]])
+            raw_keys += encode_keys(encode_prefix(key_group, state), keys[start:stop])
         found: list[bytes | None] = []
         with translated_errors(self._path):
             for start in range(0, len(raw_keys), _READ_CHUNK):
@@ -272,9 +272,8 @@ class RocksDBStateTable:
     def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
         """Write changes to a file which :meth:`take` puts over the table later, in no time.
 
-        From any thread, beside any other call: the database itself is not touched, and need not be there yet. Costs
-        half as much again as :meth:`apply`, so it is for a thread that would have nothing to do otherwise. What is
-        never taken is deleted with the table.
+        From any thread, beside any other call: the database itself is not touched, and need not be there yet. Each
+        call makes a file that reads must look into until it is merged. What is never taken is deleted with the table.
 
         Args:
             changes: As for :meth:`apply`, in their order.

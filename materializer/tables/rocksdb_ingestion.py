@@ -21,6 +21,7 @@ from materializer.tables.columns import ChangeRun, change_runs
 from materializer.tables.rocksdb_engine import (
     KEY_OVERHEAD_BYTES,
     encode_key,
+    encode_keys,
     encode_prefix,
     engine_options,
     import_rocksdict,
@@ -152,8 +153,7 @@ def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksD
 
 def _records(run: ChangeRun) -> Iterator[tuple[bytes, bytes | None]]:
     head = encode_prefix(run.key_group, run.state)
-    # encode_key in place: a call for each takes as long again.
-    raws: Iterable[bytes] = [head + key.replace(b"\0", b"\0\xff") + b"\0\0" for key in run.keys]
+    raws: Iterable[bytes] = encode_keys(head, run.keys)
     if run.user_keys is not None:
         raws = map(bytes.__add__, raws, run.user_keys)
     if run.ops is None:
