@@ -29,6 +29,7 @@ def assemble(
     created_at: float,
     watermark_ms: int | None,
     operators: Sequence[OperatorEntry],
+    batch_time_ms: int | None = None,
     generations: int = 2,
 ) -> tuple[CompletedCheckpoint, list[bytes]]:
     """Return the checkpoint and the segments to be inlined in its manifest, in order.
@@ -67,7 +68,8 @@ def assemble(
         max_parallelism=max_parallelism,
         created_at=created_at,
         watermark_ms=watermark_ms,
-        late_watermark_ms=parent.watermark_ms if parent else None,
+        batch_time_ms=batch_time_ms,
+        late_watermark_ms=_late_watermark(parent),
         sequence_base=parent.sequence_base if parent else 0,
         operators=tuple(operators),
         materialized=bases.materialized,
@@ -76,6 +78,12 @@ def assemble(
         segments=kept_segments,
     )
     return checkpoint, [s.inlined for part in parts for s in part.segments if s.inlined is not None]
+
+
+def _late_watermark(parent: CompletedCheckpoint | None) -> int | None:
+    """Return the watermark of the batch itself, which does not fall either."""
+    known = (parent.watermark_ms, parent.late_watermark_ms) if parent else ()
+    return max((each for each in known if each is not None), default=None)
 
 
 def inlined_handles(parts: Sequence[TaskManagerPart], sequence: int) -> list[SegmentHandle]:

@@ -11,7 +11,7 @@ from dstl.checkpoint.fleet import Fleet, Persisted
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
-from dstl.checkpoint.state_catalogue import StateCatalogue, global_watermark
+from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.checkpoint.truncation import recovery_work
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
@@ -122,7 +122,7 @@ class CheckpointExecution:
         self, coordinator: CheckpointCoordinator, trigger: Trigger, persisted: Persisted, query_id: str
     ) -> tuple[CompletedCheckpoint, list[bytes]]:
         parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
-        operators = self._catalogue.entries(coordinator.event_times())
+        operators, watermark_ms = self._catalogue.entries(coordinator.event_times(), parent)
         return assemble(
             parent,
             persisted.parts,
@@ -132,8 +132,9 @@ class CheckpointExecution:
             run_id=coordinator.run_id or "",
             max_parallelism=self._max_parallelism,
             created_at=self._runtime.clock.wall(),
-            watermark_ms=global_watermark(operators),
+            watermark_ms=watermark_ms,
             operators=operators,
+            batch_time_ms=coordinator.batch_time_ms,
             generations=self._materialization.generations,
         )
 

@@ -216,7 +216,7 @@ class CheckpointCoordinator:
 
         Args:
             task: Who asks.
-            now_ms: Unix milliseconds; the first task's becomes the batch's time.
+            now_ms: Unix milliseconds; the first task's becomes the batch's time, unless the batch has run before.
 
         Raises:
             Fenced: Its run or batch is over.
@@ -380,8 +380,16 @@ class CheckpointCoordinator:
             # An empty state is sound for batch 0 alone: every later batch has a predecessor with effects.
             raise self._no_parent(task.batch_id)
         operators = {uid: _Operator(parallelism) for uid, parallelism in self._parallelism.items()}
-        self._batch = _Batch(task.batch_id, before[-1] if before else None, operators, now_ms)
+        parent = before[-1] if before else None
+        self._batch = _Batch(task.batch_id, parent, operators, self._time_of(task.batch_id, parent, now_ms))
         return self._batch
+
+    def _time_of(self, batch_id: int, parent: CompletedCheckpoint | None, now_ms: int) -> int:
+        """Return the batch's time: its own where it has been checkpointed, for a sink may have what it made then."""
+        ran = [c.batch_time_ms for c in self._completed if c.batch_id == batch_id and c.batch_time_ms is not None]
+        if ran:
+            return ran[-1]
+        return max(now_ms, parent.batch_time_ms or 0) if parent else now_ms
 
     def _no_parent(self, batch_id: int) -> DstlError:
         batch = self._batch

@@ -247,7 +247,7 @@ class CoordinatorService:
             "parent": parent.checkpoint_id if parent else None,
             "watermark": parent.watermark_ms if parent else None,
             "late_watermark": parent.late_watermark_ms if parent else None,
-            "sequence": self._log.next_sequence + (parent.sequence_base if parent else 0),
+            "sequence": parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             "processing_time_ms": coordinator.batch_time_ms,
             "registry": self._catalogue.known(task.operator),
             "assignments": [

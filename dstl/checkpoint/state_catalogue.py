@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dstl.errors import Invalid
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 
-__all__ = ["Registry", "StateCatalogue", "global_watermark"]
+__all__ = ["Registry", "StateCatalogue"]
 
 Registry = Mapping[str, Any]
 """The states of one operator as plain data; ``dstl.state`` owns its meaning."""
@@ -32,7 +32,6 @@ class StateCatalogue:
         self._registries: dict[str, Registry] = {}
         self._resolvers: dict[str, Callable[[Registry | None], Registry]] = {}
         self._delays: dict[str, int] = {}
-        self._watermarks: dict[str, int] = {}
         self._carried: tuple[OperatorEntry, ...] = ()
 
     def expect(
@@ -83,9 +82,6 @@ class StateCatalogue:
         for uid, resolve in self._resolvers.items():
             self._registries[uid] = resolve(self._registries.get(uid))
         self._carried = tuple(missing)
-        self._watermarks = {
-            uid: stored[uid].watermark_ms or 0 if uid in stored else 0 for uid in self._expected if uid in self._delays
-        }
 
     def known(self, operator: str) -> Registry | None:
         """Return the states of an operator; None for one that has none yet."""
@@ -101,30 +97,34 @@ class StateCatalogue:
         if known != registry:
             self._registries[operator] = self._merge(known, registry) if known is not None else registry
 
-    def entries(self, event_times: Mapping[str, int]) -> list[OperatorEntry]:
-        """Return every operator with its states and watermark, for a manifest.
+    def entries(
+        self, event_times: Mapping[str, int], parent: CompletedCheckpoint | None
+    ) -> tuple[list[OperatorEntry], int | None]:
+        """Return every operator with its states and watermark, and the watermark that all go by, for a manifest.
+
+        A watermark never falls: an operator's is at least the parent's, so it is the same when a batch runs again. All
+        go by the lowest, as Spark's default policy has it, and an operator that has not seen a row yet holds it where
+        it is. One that is only carried along does not: it will never see another row.
 
         Args:
-            event_times: By operator, the latest event time of the batch, Unix milliseconds. A watermark never falls.
+            event_times: By operator, the latest event time of the batch, Unix milliseconds.
+            parent: The checkpoint that the batch was run on; None for an empty state.
+
+        Returns:
+            The entries; the watermark for the next batch, Unix milliseconds, None where no operator has event time.
         """
+        before = {entry.uid: entry.watermark_ms for entry in parent.operators} if parent else {}
+        watermarks = {
+            uid: max(before.get(uid) or 0, event_times[uid] - delay if uid in event_times else 0)
+            for uid, delay in self._delays.items()
+        }
         own = (
             entry.model_copy(
-                update={
-                    "registry": dict(self._registries.get(uid, {})),
-                    "watermark_ms": self._watermark(uid, event_times.get(uid)),
-                }
+                update={"registry": dict(self._registries.get(uid, {})), "watermark_ms": watermarks.get(uid)}
             )
             for uid, entry in self._expected.items()
         )
-        return [*own, *self._carried]
-
-    def _watermark(self, operator: str, event_time_ms: int | None) -> int | None:
-        before = self._watermarks.get(operator)
-        if before is None or event_time_ms is None:
-            return before
-        return max(before, event_time_ms - self._delays[operator])
-
-
-def global_watermark(operators: Sequence[OperatorEntry]) -> int | None:
-    """Return the watermark that all operators go by: the lowest, as Spark's default policy has it; None without any."""
-    return min((entry.watermark_ms for entry in operators if entry.watermark_ms is not None), default=None)
+        lowest = min(watermarks.values(), default=None)
+        if parent is not None and parent.watermark_ms is not None:
+            lowest = max(parent.watermark_ms, lowest or 0)
+        return [*own, *self._carried], lowest

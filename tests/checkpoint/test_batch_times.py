@@ -1,0 +1,192 @@
+"""The times of a batch: a watermark never falls, and a batch that runs again has the times that it had."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from manifest_samples import checkpoint
+from service_world import Driver, Events, Who, retained
+
+from dstl.checkpoint.coordinator import CheckpointCoordinator, TaskAttempt
+from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.store.memory import MemoryStore
+from dstl.taskmanager.client import AsyncConnection
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry
+
+DELAY_MS = 10
+KEYS = [b"k%d" % i for i in range(8)]
+
+
+def catalogue(*operators: str) -> StateCatalogue:
+    made = StateCatalogue(lambda known, reported: {**known, **reported})
+    for uid in operators:
+        made.expect(uid, 2, "string", watermark_delay_ms=DELAY_MS)
+    made.open(None)
+    return made
+
+
+def child(parent: CompletedCheckpoint | None, entries: list[OperatorEntry], mark: int | None) -> CompletedCheckpoint:
+    number = parent.checkpoint_id + 1 if parent else 1
+    return checkpoint(number, number - 1).model_copy(update={"operators": tuple(entries), "watermark_ms": mark})
+
+
+def marks_of(of: StateCatalogue, batches: list[Mapping[str, int]]) -> list[int | None]:
+    parent, marks = None, []
+    for event_times in batches:
+        entries, mark = of.entries(event_times, parent)
+        parent = child(parent, entries, mark)
+        marks.append(mark)
+    return marks
+
+
+def test_a_watermark_stays_through_late_and_empty_batches() -> None:
+    assert marks_of(catalogue("a"), [{"a": 1000}, {"a": 500}, {}, {"a": 1001}]) == [990, 990, 990, 991]
+
+
+def test_an_operator_that_pauses_does_not_pull_the_watermark_down_and_one_without_a_row_yet_holds_it() -> None:
+    batches = [{"a": 100}, {"a": 200, "b": 150}, {"a": 300}, {"b": 20}, {"a": 90, "b": 400}]
+    assert marks_of(catalogue("a", "b"), batches) == [0, 140, 140, 140, 290]
+
+
+def test_a_checkpoint_that_is_made_again_has_the_watermark_of_its_own_rows() -> None:
+    of = catalogue("a")
+    entries, mark = of.entries({"a": 100}, None)
+    first = child(None, entries, mark)
+    assert of.entries({"a": 700}, first)[1] == 690
+    # Another attempt's rows take the place: as if the first had never been.
+    assert of.entries({"a": 300}, first)[1] == 290
+
+
+def test_a_new_operator_and_one_that_is_only_carried_along_leave_the_watermark_where_it_is() -> None:
+    gone = OperatorEntry(uid="gone", parallelism=2, key_types="string", watermark_ms=5)
+    known = OperatorEntry(uid="a", parallelism=2, key_types="string", watermark_ms=990)
+    parent = child(None, [gone, known], 900)
+    of = StateCatalogue(lambda known, reported: {**known, **reported}, allow_non_restored_state=True)
+    of.expect("a", 2, "string", watermark_delay_ms=DELAY_MS)
+    of.open(parent)
+    assert of.entries({"a": 2000}, parent)[1] == 1990
+    of.expect("new", 2, "string", watermark_delay_ms=DELAY_MS)
+    of.open(parent)
+    assert of.entries({"a": 2000}, parent)[1] == 900
+
+
+class Timed(Driver):
+    """A driver whose operators have event time."""
+
+    async def start(self) -> "Timed":
+        for uid, parallelism in self.operators.items():
+            self.service.expect(uid, parallelism, "string", DELAY_MS)
+        await self.service.start()
+        await self._launch()
+        return self
+
+    async def batch(self, run: str, batch: int, written: Events, times: Mapping[str, int]) -> None:
+        """Run a batch whose operators see these latest event times; the others have no row."""
+        for uid, parallelism in self.operators.items():
+            for slot in range(parallelism):
+                who = self.who(run, uid, batch, slot)
+                async with self.attempt(who, written.get(uid, {}), {}) as attempt:
+                    await attempt.acknowledge(event_time_ms=times.get(uid) if slot == 0 else None)
+
+    async def begun(self, who: Who) -> dict[str, object]:
+        """Return what a task is told."""
+        connection = await AsyncConnection.open(self.service.address, self.secret)
+        try:
+            answer, _ = await connection.call("begin", **who.wire(), pid=1)
+        finally:
+            connection.close()
+        return answer
+
+
+async def test_watermarks_never_fall_over_batches_and_restarts(seed: int) -> None:
+    rng = random.Random(seed)
+    store = MemoryStore()
+    operators = {"a": 2, "b": 1}
+    latest, of_all, before = {"a": 0, "b": 0}, 0, 0
+    driver: Timed | None = None
+    for batch in range(12):
+        if driver is None or rng.random() < 0.3:
+            if driver is not None:
+                await driver.close()
+            driver = await Timed(store, seed=batch + 1, operators=operators).start()
+            run = f"run-{batch}"
+        begun = await driver.begun(driver.who(run, "a", batch, 0))
+        if batch:
+            assert (begun["watermark"], begun["late_watermark"] or 0) == (of_all, before)
+        times = {uid: rng.randrange(1, 2000) for uid in operators if rng.random() < 0.6}
+        await driver.batch(run, batch, {}, times)
+        latest |= {uid: max(latest[uid], at - DELAY_MS) for uid, at in times.items()}
+        of_all, before = max(of_all, *[min(latest.values())]), of_all
+        (*_, newest) = await retained(store)
+        assert newest.watermark_ms == of_all
+        assert {e.uid: e.watermark_ms for e in newest.operators} == latest
+    assert driver is not None
+    await driver.close()
+
+
+async def test_a_batch_runs_again_with_the_times_and_the_sequence_that_it_had() -> None:
+    store = MemoryStore()
+    driver = await Timed(store, seed=1, operators={"a": 2}).start()
+    await driver.batch("run-1", 0, {"a": {KEYS[0]: b"0"}}, {"a": 500})
+    first = await driver.begun(driver.who("run-1", "a", 1, 0))
+    await driver.batch("run-1", 1, {"a": {KEYS[1]: b"1"}}, {"a": 700})
+    same = ("parent", "watermark", "late_watermark", "sequence", "processing_time_ms")
+    # A second action of the batch.
+    await asyncio.sleep(0.005)
+    again = await driver.begun(driver.who("run-1", "a", 1, 0, stage=2))
+    assert [again[name] for name in same] == [first[name] for name in same]
+    await driver.close()
+    # The sink has the batch, and Spark runs it again in another process, twice.
+    for number in (2, 3):
+        driver = await Timed(store, seed=number, operators={"a": 2}).start()
+        replayed = await driver.begun(driver.who(f"run-{number}", "a", 1, 0))
+        assert [replayed[name] for name in same] == [first[name] for name in same]
+        await driver.batch(f"run-{number}", 1, {"a": {KEYS[1]: b"1"}}, {"a": 700})
+        following = await driver.begun(driver.who(f"run-{number}", "a", 2, 0))
+        assert following["sequence"] > first["sequence"]  # type: ignore[operator]
+        assert following["processing_time_ms"] > first["processing_time_ms"]  # type: ignore[operator]
+        await driver.close()
+
+
+def task(batch: int, run: str = "run") -> TaskAttempt:
+    return TaskAttempt("query", run, "op", batch, 0, 1, batch)
+
+
+def opened(*completed: CompletedCheckpoint) -> CheckpointCoordinator:
+    made = CheckpointCoordinator({"op": 1})
+    made.open_run("run", completed)
+    return made
+
+
+def test_the_time_of_a_batch_does_not_fall_when_the_clock_is_set_back() -> None:
+    parent = checkpoint(1, 0).model_copy(update={"batch_time_ms": 5000})
+    coordinator = opened(parent)
+    coordinator.begin(task(1), now_ms=4000)
+    assert coordinator.batch_time_ms == 5000
+    coordinator = opened(parent)
+    coordinator.begin(task(1), now_ms=6000)
+    assert coordinator.batch_time_ms == 6000
+
+
+def test_a_checkpoint_of_before_times_were_kept_leaves_the_clock() -> None:
+    coordinator = opened(checkpoint(1, 0), checkpoint(2, 1, parent=1))
+    coordinator.begin(task(1), now_ms=4000)
+    assert coordinator.batch_time_ms == 4000
+
+
+async def test_sequences_grow_over_what_was_numbered_by_the_log() -> None:
+    """Until now a batch was numbered by the log's next record, which lies at or below its own checkpoint's number."""
+    store = MemoryStore()
+    driver = await Timed(store, seed=1, operators={"a": 1}).start()
+    seen = [(await driver.begun(driver.who("run-1", "a", 0, 0)))["sequence"]]
+    for batch in range(4):
+        await driver.batch("run-1", batch, {"a": {KEYS[batch]: b""}}, {})
+        newest = (await retained(store))[-1]
+        seen.append((await driver.begun(driver.who("run-1", "a", batch + 1, 0)))["sequence"])
+        assert seen[-1] > newest.checkpoint_id >= seen[-2]  # type: ignore[operator]
+        if batch == 1:
+            await driver.close()
+            driver = await Timed(store, seed=2, operators={"a": 1}).start()
+            await driver.batch("run-1", batch, {"a": {KEYS[batch]: b""}}, {})
+            seen.append((await driver.begun(driver.who("run-1", "a", batch + 1, 0)))["sequence"])
+    await driver.close()
