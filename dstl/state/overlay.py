@@ -7,7 +7,9 @@ user key) only, so that a counter updated a million times is one change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import pairwise, repeat
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,8 @@ import pyarrow as pa
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_PUT
 
 __all__ = ["EntryWrites", "Overlay"]
+
+_W = TypeVar("_W")
 
 _PART_BYTES = 32 << 20
 _RECORD_BYTES = 48
@@ -42,26 +46,19 @@ class Overlay:
     """Own writes of one task, by state and key.
 
     Invariants:
-        1. Draining returns every write once; applying the parts in their order gives the overlay's content.
+        1. Draining returns every write once, and forgets it: memory is bounded by the size at which parts are drained.
         2. A clear goes before the puts of the same key in every part.
-
-    Args:
-        keep_sent: Keep what was drained readable. False where the source shows what was sent; then memory is bounded
-            by the size at which parts are drained.
+        3. A key that is still to be read is held back, so that no place is drained twice.
     """
 
-    def __init__(self, *, keep_sent: bool = True) -> None:
-        self._keep_sent = keep_sent
+    def __init__(self) -> None:
         self._values: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
         self._entries: dict[int, dict[bytes, EntryWrites]] = {}
-        self._sent_values: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
-        self._sent_entries: dict[int, dict[bytes, EntryWrites]] = {}
         self._nbytes = 0
-        self.sent_any = False
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes wait to be drained; overwritten values count until then."""
+        """About how many bytes were written since the last drain; overwritten values count, too."""
         return self._nbytes
 
     def put_values(
@@ -73,12 +70,12 @@ class Overlay:
 
     def overlay_values(self, state: int, keys: Sequence[bytes], values: list[bytes | None]) -> None:
         """Replace in ``values`` what this task has written for any of ``keys``."""
-        for written in (self._sent_values.get(state), self._values.get(state)):
-            if written and not written.keys().isdisjoint(keys):
-                for i, key in enumerate(keys):
-                    found = written.get(key)
-                    if found is not None:
-                        values[i] = found[1]
+        written = self._values.get(state)
+        if written and not written.keys().isdisjoint(keys):
+            for i, key in enumerate(keys):
+                found = written.get(key)
+                if found is not None:
+                    values[i] = found[1]
 
     def entry_writes(self, state: int, key_group: int, key: bytes) -> EntryWrites:
         """Return the record to which writes of one key of an entry state go."""
@@ -95,53 +92,44 @@ class Overlay:
 
     def written_entries(self, state: int, key: bytes) -> tuple[bool, dict[bytes, bytes | None]]:
         """Return whether this task has cleared the key, and what it has written since (a copy)."""
-        cleared = False
-        merged: dict[bytes, bytes | None] = {}
-        for of_state in (self._sent_entries.get(state), self._entries.get(state)):
-            writes = of_state.get(key) if of_state else None
-            if writes is not None:
-                if writes.cleared:
-                    cleared, merged = True, {}
-                merged.update(writes.entries)
-        return cleared, merged
+        writes = self._entries.get(state, {}).get(key)
+        return (writes.cleared, dict(writes.entries)) if writes is not None else (False, {})
 
     def keys_with_entries(self, state: int) -> Iterator[tuple[int, bytes]]:
         """Return (key group, key) of every key of an entry state that this task has written to."""
-        seen: dict[bytes, int] = {}
-        for of_state in (self._sent_entries.get(state), self._entries.get(state)):
-            if of_state:
-                seen.update((key, writes.key_group) for key, writes in of_state.items())
-        return ((key_group, key) for key, key_group in seen.items())
+        return ((writes.key_group, key) for key, writes in self._entries.get(state, {}).items())
 
-    def drain(self) -> list[pa.RecordBatch]:
-        """Return what was written since the last call as batches of ``CHANGE_SCHEMA``, each sorted by key group.
+    def drain(self, held: AbstractSet[bytes] = frozenset()) -> list[pa.RecordBatch]:
+        """Return what was written as batches of ``CHANGE_SCHEMA``, each sorted by key group, and forget it.
 
         Empty when nothing was. Batches are some ten megabytes at most unless one value is larger.
+
+        Args:
+            held: Keys that may still be read or written: what was written for them stays, for a later drain.
         """
         columns = _Columns()
-        for state, values in self._values.items():
+        all_values, all_entries = self._values, self._entries
+        self._values, self._entries, self._nbytes = {}, {}, 0
+        for state, values in all_values.items():
+            values, kept = _parted(values, held)
+            if kept:
+                self._values[state] = kept
             columns.add_values(state, values)
-        for state, entries in self._entries.items():
+        for state, entries in all_entries.items():
+            entries, kept_entries = _parted(entries, held)
+            if kept_entries:
+                self._entries[state] = kept_entries
             for key, writes in entries.items():
                 columns.add_entries(state, key, writes)
-        if self._keep_sent:
-            self._remember()
-        self._values, self._entries, self._nbytes = {}, {}, 0
-        batches = columns.batches()
-        self.sent_any = self.sent_any or bool(batches)
-        return batches
+        return columns.batches()
 
-    def _remember(self) -> None:
-        for state, values in self._values.items():
-            self._sent_values.setdefault(state, {}).update(values)
-        for state, entries in self._entries.items():
-            sent = self._sent_entries.setdefault(state, {})
-            for key, writes in entries.items():
-                before = sent.get(key)
-                if before is None or writes.cleared:
-                    sent[key] = writes
-                else:
-                    before.entries.update(writes.entries)
+
+def _parted(written: dict[bytes, _W], held: AbstractSet[bytes]) -> tuple[dict[bytes, _W], dict[bytes, _W]]:
+    """Return what is drained and what stays."""
+    if not held or written.keys().isdisjoint(held):
+        return written, {}
+    kept = {key: each for key, each in written.items() if key in held}
+    return {key: each for key, each in written.items() if key not in kept}, kept
 
 
 class _Columns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -44,8 +45,6 @@ class TaskInput:
         key_groups: The partition's key groups, for expired timers.
         processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
         watermark_ms: Event-time watermark, 0 before there is one: timers up to it are due.
-        source_shows_sent: Reads of ``source`` show what this run has sent; what was sent is then not kept in the
-            worker's memory.
         late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
     """
 
@@ -55,7 +54,6 @@ class TaskInput:
     key_groups: Sequence[int] = ()
     processing_time_ms: int = -1
     watermark_ms: int = 0
-    source_shows_sent: bool = False
     late_watermark_ms: int | None = None
 
 
@@ -183,7 +181,7 @@ class ProcessorRunner:
                 yield from self._writer.batches(outputs)
 
     def _outputs(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[list[Any]]:
-        self._overlay = Overlay(keep_sent=not task.source_shows_sent)
+        self._overlay = Overlay()
         context = TaskContext(
             task.source,
             self._overlay,
@@ -204,6 +202,8 @@ class ProcessorRunner:
         try:
             self._processor.init(handle)
             handle.end_init()
+            if timed:
+                self._begin_timers(handle)
             yield from self._input_phase()
             if timed:
                 yield from self._timer_phase(handle)
@@ -296,7 +296,7 @@ class ProcessorRunner:
         following = self._peek()
         if following is None or following.keys[0] != self._current.keys[-1]:
             return None
-        self._adopt(following)
+        self._adopt(following, goes_on=True)
         self._handle.window.index = 0
         return following, 0
 
@@ -309,17 +309,18 @@ class ProcessorRunner:
                 raise
         return self._peeked
 
-    def _adopt(self, batch: KeyedBatch) -> None:
+    def _adopt(self, batch: KeyedBatch, *, goes_on: bool = False) -> None:
         self._peeked = None
         self._current = batch
-        self._open(batch.keys, batch.key_groups)
+        self._open(batch.keys, batch.key_groups, frozenset(batch.keys[:1]) if goes_on else frozenset())
 
-    def _open(self, keys: list[bytes], key_groups: list[int]) -> None:
-        """Take other keys in hand; what was written for those before may be sent."""
+    def _open(self, keys: list[bytes], key_groups: list[int], held: frozenset[bytes] = frozenset()) -> None:
+        """Take other keys in hand; what was written for those before may be sent, but for those that are held."""
         try:
             self._handle.close_window()
             if self._overlay.nbytes >= self._part_bytes:
-                self._drain()
+                timers = self._handle.timers
+                self._drain(held | timers.awaited if timers is not None else held)
             self._handle.open_window(keys, key_groups)
         except Exception as error:
             self._ours = error
@@ -327,16 +328,24 @@ class ProcessorRunner:
 
     # The timer phase
 
+    def _begin_timers(self, handle: ProcessorHandle) -> None:
+        assert handle.timers is not None
+        of_event_time = self._mode is TimeMode.EVENT_TIME
+        until = self._task.watermark_ms if of_event_time else self._task.processing_time_ms
+        try:
+            handle.timers.begin(until, self._task.key_groups)
+        except Exception as error:
+            self._ours = error
+            raise
+
     def _timer_phase(self, handle: ProcessorHandle) -> Iterator[list[Any]]:
         handle.close_window()
         timers = handle.timers
         assert timers is not None
-        of_event_time = self._mode is TimeMode.EVENT_TIME
-        until = self._task.watermark_ms if of_event_time else self._task.processing_time_ms
         make_key = row_class(tuple(self._keys.names))
         handle.window.forward = False
         outputs: list[Any] = []
-        for page in timers.due(until, self._task.key_groups, at_once=self._task.source_shows_sent):
+        for page in timers.due():
             positions = self._take_page(page)
             keys = [tuple.__new__(make_key, self._keys.decode(key)) for key in positions]
             for _, key, user_key in page:
@@ -363,9 +372,9 @@ class ProcessorRunner:
         self._open(list(key_groups), list(key_groups.values()))
         return {key: i for i, key in enumerate(key_groups)}
 
-    def _drain(self) -> None:
+    def _drain(self, held: AbstractSet[bytes] = frozenset()) -> None:
         try:
-            for part in self._overlay.drain():
+            for part in self._overlay.drain(held):
                 self._task.send(part)
         except Exception as error:
             self._ours = error

@@ -7,11 +7,12 @@ next batch, and one that a handler deletes fires nevertheless.
 
 from __future__ import annotations
 
-import heapq
 import operator
 import struct
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Set as AbstractSet
+from itertools import chain
 from typing import Any
 
 from dstl.errors import Invalid
@@ -61,6 +62,25 @@ class Timers(EntryState):
         overlay: Overlay,
     ) -> None:
         super().__init__(descriptor, window, TimeToLive(0, 0), source, overlay)
+        self._stored: list[_Order] = []
+        self._until: bytes | None = None
+        self._awaited: dict[bytes, int] = {}
+
+    @property
+    def awaited(self) -> AbstractSet[bytes]:
+        """Keys whose timers are still to fire in this run: what was written for them is going to be read."""
+        return self._awaited.keys()
+
+    def begin(self, until_ms: int, key_groups: Sequence[int]) -> None:
+        """Learn, before the first row, which stored timers are due at ``until_ms`` (milliseconds since 1970, included).
+
+        Args:
+            until_ms: The batch's time or watermark.
+            key_groups: The partition's.
+        """
+        self._until = expiry_user_key(until_ms)
+        self._stored = list(self._scanned(self._until, key_groups))
+        self._awaited = dict.fromkeys((key for _, _, key in self._stored), 1)
 
     def register(self, at_ms: int) -> None:
         """Register a timer of the current key; the same twice is one. A moment that has passed fires in this batch.
@@ -68,7 +88,10 @@ class Timers(EntryState):
         Raises:
             Invalid: Not a whole number of milliseconds.
         """
-        self._put(self._user_key(at_ms), b"")
+        user_key = self._user_key(at_ms)
+        self._put(user_key, b"")
+        if self._until is not None and user_key <= self._until:
+            self._awaited[self._window.keys[self._window.index]] = 1
 
     def delete(self, at_ms: int) -> None:
         """Delete a timer of the current key; nothing happens where there is none."""
@@ -78,15 +101,13 @@ class Timers(EntryState):
         """Iterate over the current key's timers as they are now, earliest first."""
         return (expiry_ms(user_key) for user_key, _ in self._items())
 
-    def due(self, until_ms: int, key_groups: Sequence[int], *, at_once: bool) -> Iterator[list[Timer]]:
-        """Iterate over pages of the timers due at ``until_ms`` (included), earliest first, as they are at the call.
+    def due(self) -> Iterator[list[Timer]]:
+        """Iterate over pages of the timers that are due, earliest first, as they are at the call, when input has ended.
 
-        Args:
-            until_ms: Milliseconds since 1970.
-            key_groups: The partition's.
-            at_once: Read all of them before the first is returned: for a source that shows what is sent meanwhile.
+        A key is no longer awaited once the page of its last timer is done with.
         """
-        until = expiry_user_key(until_ms)
+        until, self._until = self._until, None
+        assert until is not None, "begin() comes first"
         added: list[_Order] = []
         settled: set[_Order] = set()
         for key_group, key in self._overlay.keys_with_entries(self._state):
@@ -95,20 +116,26 @@ class Timers(EntryState):
                     settled.add((user_key, key_group, key))
                     if value is not None:
                         added.append((user_key, key_group, key))
-        stored: Iterator[_Order] = self._stored(until, key_groups, settled)
-        if at_once:
-            stored = iter(list(stored))
-        added.sort()
-        return _pages(heapq.merge(stored, added))
+        due = sorted(chain(added, (one for one in self._stored if one not in settled)))
+        self._stored = []
+        self._awaited = Counter(key for _, _, key in due)
+        return self._in_turn(due)
 
-    def _stored(self, until: bytes, key_groups: Sequence[int], settled: set[_Order]) -> Iterator[_Order]:
+    def _in_turn(self, due: list[_Order]) -> Iterator[list[Timer]]:
+        for at in range(0, len(due), _PAGE):
+            page = [(key_group, key, user_key) for user_key, key_group, key in due[at : at + _PAGE]]
+            yield page
+            for _, key, _ in page:
+                self._awaited[key] -= 1
+                if not self._awaited[key]:
+                    del self._awaited[key]
+
+    def _scanned(self, until: bytes, key_groups: Sequence[int]) -> Iterator[_Order]:
         after: Timer | None = None
         while True:
             page = self._source.scan_timers(self._state, key_groups, until, after, _PAGE)
             for key_group, key, user_key in page:
-                one = (user_key, key_group, key)
-                if one not in settled:
-                    yield one
+                yield user_key, key_group, key
             if len(page) < _PAGE:
                 return
             after = page[-1]
@@ -120,8 +147,3 @@ class Timers(EntryState):
             return expiry_user_key(operator.index(at_ms))
         except (TypeError, struct.error):
             raise Invalid(f"a timer is a whole number of milliseconds since 1970, not {at_ms!r}") from None
-
-
-def _pages(timers: Iterator[_Order]) -> Iterator[list[Timer]]:
-    while page := [(key_group, key, user_key) for user_key, key_group, key in islice(timers, _PAGE)]:
-        yield page

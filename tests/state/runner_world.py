@@ -50,7 +50,6 @@ class Job:
 
     def run(self, batches, now=1000, watermark=0, source=None):
         registry = StateRegistry.from_wire(self.stored)
-        options = {k: v for k, v in self.more.items() if k != "source_shows_sent"}
         self.runner = ProcessorRunner(
             self.make(),
             operator="op",
@@ -60,19 +59,17 @@ class Job:
             registry=registry,
             style=self.style,
             time_mode=self.mode,
-            **options,
+            **self.more,
         )
         self.parts = []
         self.batch += 1
-        shows = self.more.get("source_shows_sent", False)
         task = TaskInput(
             source or self.source,
-            self.source.apply if shows else self.parts.append,
+            self.parts.append,
             self.batch,
             range(8),
             now,
             watermark,
-            shows,
         )
         out = [row for batch in self.runner.run(iter(batches), task) for row in batch.to_pylist()]
         for part in self.parts:

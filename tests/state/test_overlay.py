@@ -94,13 +94,18 @@ def test_a_large_change_set_is_cut_into_batches_that_fit_a_frame():
     assert groups == sorted(groups)
 
 
-def test_what_was_sent_is_forgotten_where_the_source_shows_it():
-    kept, forgetting = Overlay(), Overlay(keep_sent=False)
-    for overlay in (kept, forgetting):
-        overlay.put_values(0, [1], [b"k"], [b"v"])
-        overlay.drain()
-    values = [b"base"]
-    forgetting.overlay_values(0, [b"k"], values)
-    assert values == [b"base"]
-    kept.overlay_values(0, [b"k"], values)
-    assert values == [b"v"]
+def test_what_was_drained_is_forgotten_but_for_keys_that_are_still_to_be_read():
+    overlay = Overlay()
+    overlay.put_values(0, [1, 1], [b"k", b"held"], [b"v", b"v"])
+    overlay.entry_writes(1, 1, b"held").entries[b"u"] = b"1"
+    overlay.entry_writes(1, 1, b"k").entries[b"u"] = b"1"
+    first = pa.Table.from_batches(overlay.drain({b"held"}))
+    values = [b"base", b"base"]
+    overlay.overlay_values(0, [b"k", b"held"], values)
+    assert values == [b"base", b"v"]
+    assert overlay.written_entries(1, b"k") == (False, {})
+    assert overlay.written_entries(1, b"held") == (False, {b"u": b"1"})
+    rest = pa.Table.from_batches(overlay.drain())
+    assert first.column("key").to_pylist() == [b"k", b"k"]
+    assert rest.column("key").to_pylist() == [b"held", b"held"]
+    assert overlay.drain() == []

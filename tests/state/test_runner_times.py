@@ -67,12 +67,11 @@ def test_only_timers_of_the_partitions_key_groups_fire():
     assert {r["k"] for r in out} == {"a"}
 
 
-@pytest.mark.parametrize("shows", [False, True])
-def test_many_timers_come_in_pages(monkeypatch, shows):
+def test_many_timers_come_in_pages(monkeypatch):
     from dstl.state import timers
 
     monkeypatch.setattr(timers, "_PAGE", 3)
-    job = Job(TimedScript, time_mode="processingTime", source_shows_sent=shows, part_bytes=1)
+    job = Job(TimedScript, time_mode="processingTime", part_bytes=1)
     # Every one of them registers another five later, which is due as well and yet waits for the next batch.
     rows = [{"k": f"k{i}", "op": "timer", "n": at} for i in range(10) for at in (3, 6)]
     job.run(batches_of(rows, 5), now=0)
