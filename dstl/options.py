@@ -177,8 +177,9 @@ class CheckpointOptions(_Options):
     paused."""
 
     task_manager_timeout_s: float = Field(default=120.0, gt=0)
-    """How long a query waits for its TaskManagers to register. Longer: slow hosts are waited for; shorter: a host that
-    never comes fails the query sooner."""
+    """How long a query waits for its TaskManagers to register; a restore that comes no byte further for half a minute
+    more than this is given up. Longer: slow hosts are waited for; shorter: a host that never comes, or hangs, fails the
+    query sooner."""
 
 
 class ClusterOptions(_Options):

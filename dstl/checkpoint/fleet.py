@@ -62,6 +62,7 @@ class _Member:
     address: Address
     connection: AsyncConnection
     pid: int
+    end_lifeline: Callable[[], None]
     place: int | None = None
     key_groups: KeyGroupRange | None = None
     holds: tuple[CheckpointId | None, ...] = ()
@@ -76,7 +77,8 @@ class Fleet:
         max_parallelism: Number of key groups.
         on_lost: Called with a member's id when it is gone.
         host: The driver's own, where a TaskManager is called by its unix socket.
-        on_progress: Told how far restores have come; None: nobody asks.
+        on_progress: Told how far restores have come; None: nobody is.
+        restore_stall_s: A restore that comes no further for so many seconds, and some more, is given up.
     """
 
     def __init__(
@@ -87,8 +89,10 @@ class Fleet:
         on_lost: Callable[[str], None],
         host: str = "",
         on_progress: ProgressListener | None = None,
+        restore_stall_s: float = 120.0,
     ) -> None:
         self._on_progress = on_progress
+        self._restore_stall_s = restore_stall_s
         self._secret = secret
         self._wanted = self._size = size
         self._max_parallelism = max_parallelism
@@ -152,8 +156,17 @@ class Fleet:
             Assignment(m.key_groups, m.address) for m in sorted(owners, key=lambda m: m.key_groups or 0) if m.key_groups
         ]
 
-    async def register(self, member_id: str, address: Address, pid: int) -> Callable[[], None]:
+    async def register(
+        self, member_id: str, address: Address, pid: int, end_lifeline: Callable[[], None]
+    ) -> Callable[[], None]:
         """Take a TaskManager in; it owns nothing until the next :meth:`prepare`.
+
+        Args:
+            member_id: Its name; it takes the place of a member of that name.
+            address: Where it serves.
+            pid: Its process id, on its own host.
+            end_lifeline: Ends the connection on which it has registered, and which tells it that it is a member: called
+                when it is given up, so that it frees what it holds, and ends or comes again.
 
         Returns:
             To be called when it is gone, with everything that no checkpoint has. Idempotent.
@@ -161,7 +174,7 @@ class Fleet:
         connection = await AsyncConnection.open(address.seen_from(self._host), self._secret)
         if (before := self._members.get(member_id)) is not None:
             self._lose(before)
-        member = self._members[member_id] = _Member(member_id, address, connection, pid)
+        member = self._members[member_id] = _Member(member_id, address, connection, pid, end_lifeline)
         self.notify()
         _log.info("TaskManager %s has registered: pid %d at %s", member_id, pid, address)
         return lambda: self._lose(member)
@@ -191,7 +204,7 @@ class Fleet:
         totals: dict[str, Any] = {"seconds": 0.0, "bytes": 0, "changes": 0, "restored": 0}
         self._assign()
         waiting = [m for m in self._owners() if parent_id not in m.holds]
-        watch = RestoreWatch(self._secret, self._on_progress) if self._on_progress is not None and parent else None
+        watch = RestoreWatch(self._secret, self._on_progress, self._restore_stall_s + _ANSWER_S)
         try:
             reports = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
         except TaskManagerLost as error:
@@ -261,6 +274,8 @@ class Fleet:
         if self._members.get(member.member_id) is member:
             del self._members[member.member_id]
             member.connection.close()
+            # It may live: hung, or cut off. Without this it would keep its state and wait to be called for ever.
+            member.end_lifeline()
             self._on_lost(member.member_id)
             self.notify()
 
@@ -286,19 +301,20 @@ class Fleet:
         query_id: str,
         parent_id: CheckpointId | None,
         body: bytes,
-        watch: RestoreWatch | None,
+        watch: RestoreWatch,
     ) -> dict[str, Any]:
         assert member.key_groups is not None
         owned: dict[str, Any] = {"first_key_group": member.key_groups.start, "last_key_group": member.key_groups.end}
-        fields, _ = await self._call(member, "resume", query=query_id, parent=parent_id, **owned)
+        fields, _ = await self._call_within(0.0, member, "resume", query=query_id, parent=parent_id, **owned)
         self._writer_ids.add(str(fields["writer"]))
         if not fields["resumed"]:
             restore = self._call(member, "restore", body, **owned)
-            if watch is not None:
+            try:
                 fields, _ = await watch.watched(member.member_id, member.connection.address, restore)
-                watch.finished(member.member_id, fields)
-            else:
-                fields, _ = await restore
+            except TimeoutError as error:
+                self._lose(member)
+                raise TaskManagerLost(f"{error}: restart the query") from None
+            watch.finished(member.member_id, fields)
             fields = {**fields, "restored": 1}
         member.holds = (parent_id,)
         return fields

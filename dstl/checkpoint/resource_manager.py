@@ -87,7 +87,8 @@ class ResourceManager:
     async def register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         """Take a TaskManager in that serves by now."""
         member_id = str(call["member"])
-        lost = await self._fleet.register(member_id, Address.from_wire(call["address"]), int(call["pid"]))
+        address = Address.from_wire(call["address"])
+        lost = await self._fleet.register(member_id, address, int(call["pid"]), peer.end)
         if self._plan is not None:
             self._plan.registered(member_id)
         peer.on_lost = lost

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from dstl.errors import DstlError
@@ -18,64 +17,88 @@ __all__ = ["RestoreWatch"]
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _INTERVAL_S = 0.5
+_ANSWER_S = 10.0
+"""How long a TaskManager may take to say how far it is; then it is asked again, on another connection."""
 
 
 class RestoreWatch:
-    """Watches the restores of one preparation of the fleet, and tells of all of them together.
+    """Watches the restores of one preparation of the fleet: ends those that stand still, tells of all of them together.
 
     A TaskManager answers one call after the other on a connection, so it is asked on another one; that is opened only
-    once its restore has taken a while. What goes wrong with it ends the telling, never the restore. One event loop.
+    once its restore has taken a while. One event loop.
 
     Args:
         secret: The application's.
-        tell: Told of the sum of all, about twice a second, and once more at the end.
+        tell: Told of the sum of all, about twice a second, and once more at the end; None: nobody is.
+        stall_s: How many seconds a restore may stand still; it takes as long as it likes while bytes are applied.
     """
 
-    def __init__(self, secret: Secret, tell: ProgressListener) -> None:
+    def __init__(self, secret: Secret, tell: ProgressListener | None, stall_s: float) -> None:
         self._secret = secret
         self._tell = tell
+        self._stall_s = stall_s
         self._latest: dict[str, RestoreStatus] = {}
+        self._moved: dict[str, float] = {}
 
     async def watched(self, member_id: str, address: Address, restore: Coroutine[Any, Any, _T]) -> _T:
-        """Await a TaskManager's restore, and ask meanwhile how far it has come."""
-        ended = asyncio.Event()
-        asking = asyncio.ensure_future(self._ask(member_id, address, ended))
+        """Await a TaskManager's restore, and ask meanwhile how far it has come.
+
+        Raises:
+            TimeoutError: It stood still for too long; ``restore`` is cancelled. Says which TaskManager.
+            DstlError: Whatever the restore raises.
+        """
+        now = asyncio.get_running_loop().time
+        self._moved[member_id] = now()
+        restoring = asyncio.ensure_future(restore)
+        asking = asyncio.ensure_future(self._ask(member_id, address, restoring))
         try:
-            return await restore
+            while not restoring.done():
+                left = self._moved[member_id] + self._stall_s - now()
+                if left <= 0:
+                    raise TimeoutError(f"the restore of TaskManager {member_id} stands still for {self._stall_s:g} s")
+                await asyncio.wait([restoring], timeout=left)
+            return await restoring
         finally:
-            ended.set()
             asking.cancel()
-            with suppress(asyncio.CancelledError):
-                await asking
+            restoring.cancel()
+            await asyncio.gather(asking, restoring, return_exceptions=True)
 
     def finished(self, member_id: str, fields: dict[str, Any]) -> None:
         """Take a restore's end: the fields of its answer."""
-        status = status_from_wire(fields.get("progress"))
-        if status is not None:
-            self._latest[member_id] = status
-            self._tell_all()
+        self._note(member_id, fields)
 
-    async def _ask(self, member_id: str, address: Address, ended: asyncio.Event) -> None:
+    async def _ask(self, member_id: str, address: Address, restoring: asyncio.Future[Any]) -> None:
         connection = None
         try:
-            while not ended.is_set():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_INTERVAL_S):
-                        await ended.wait()
-                if connection is None:
-                    connection = await AsyncConnection.open(address, self._secret)
-                fields, _ = await connection.call("restore_progress")
-                status = status_from_wire(fields.get("progress"))
-                if status is not None:
-                    self._latest[member_id] = status
-                    self._tell_all()
-        except DstlError as error:
-            _log.debug("how far TaskManager %s has come is not known: %s", member_id, error)
+            while not (await asyncio.wait([restoring], timeout=_INTERVAL_S))[0]:
+                try:
+                    async with asyncio.timeout(_ANSWER_S):
+                        if connection is None:
+                            connection = await AsyncConnection.open(address, self._secret)
+                        fields, _ = await connection.call("restore_progress")
+                    self._note(member_id, fields)
+                except (DstlError, TimeoutError) as error:
+                    _log.debug("how far TaskManager %s has come is not known: %s", member_id, error)
+                    if connection is not None:
+                        connection.close()
+                    connection = None
         finally:
             if connection is not None:
                 connection.close()
 
-    def _tell_all(self) -> None:
+    def _note(self, member_id: str, fields: dict[str, Any]) -> None:
+        status, before = status_from_wire(fields.get("progress")), self._latest.get(member_id)
+        if status is None:
+            return
+        self._latest[member_id] = status
+        if before is None or (status.done, status.total, status.finished) != (
+            before.done,
+            before.total,
+            before.finished,
+        ):
+            self._moved[member_id] = asyncio.get_running_loop().time()
+        if self._tell is None:
+            return
         try:
             self._tell(combined(self._latest.values()))
         except Exception:

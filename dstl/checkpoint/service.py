@@ -97,7 +97,15 @@ class CoordinatorService:
         self._operators: dict[str, int] = {}
         self._query_id = ""
         self._objects = RetainedObjects(store)
-        self._fleet = Fleet(secret, task_managers or 1, max_parallelism, self._lost, host, on_progress)
+        self._fleet = Fleet(
+            secret,
+            task_managers or 1,
+            max_parallelism,
+            self._lost,
+            host,
+            on_progress,
+            options.task_manager_timeout_s,
+        )
         self._resources = ResourceManager(
             self._fleet,
             runtime,

@@ -43,6 +43,10 @@ own 5 ms, several times per batch, would be the largest part of what a materiali
 async def run(invitation: Invitation, ended: asyncio.Event) -> None:
     """Be a TaskManager until the coordinator's connection ends, or ``ended`` is set.
 
+    That connection ends with the application, or when the coordinator has given this TaskManager up. One that is tried
+    again (``invitation.retry_s``) is a service of its own: it then enlists anew where the coordinator still answers.
+    Another ends, for who has launched it launches the next.
+
     Raises:
         Unavailable: No coordinator answers.
         AccessDenied: It is of another application.
@@ -61,6 +65,20 @@ async def run(invitation: Invitation, ended: asyncio.Event) -> None:
 
 async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
     lifeline = await _coordinator(invitation, runtime)
+    while True:
+        await _until_let_go(lifeline, invitation, runtime)
+        if not invitation.retry_s:
+            break
+        try:
+            lifeline = await AsyncConnection.open(invitation.coordinator, invitation.secret)
+        except Unavailable:
+            break
+        _log.warning("TaskManager %s had been given up, and enlists again", invitation.member_id)
+    _log.info("the coordinator has ended: so does TaskManager %s", invitation.member_id)
+
+
+async def _until_let_go(lifeline: AsyncConnection, invitation: Invitation, runtime: Runtime) -> None:
+    """Be a member of the fleet until the coordinator ends the connection; nothing of the state is left then."""
     try:
         who: dict[str, Any] = {"member": invitation.member_id, "pid": os.getpid()}
         _, told = await _answer(lifeline, "enlist", **who)
@@ -71,7 +89,6 @@ async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
         async with _serving(config, invitation, runtime) as own:
             await _answer(lifeline, "register", **who, address=own.to_wire())
             await lifeline.wait_closed_by_peer()
-            _log.info("the coordinator has ended: so does TaskManager %s", invitation.member_id)
     finally:
         lifeline.close()
 

@@ -42,9 +42,14 @@ class Peer:
             server watches for find out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end: Callable[[], None] = lambda: None) -> None:
         self.on_lost: Callable[[], None] | None = None
         self.is_gone = False
+        self._end = end
+
+    def end(self) -> None:
+        """End the connection, which is how the other side learns that it is not wanted any more. Idempotent."""
+        self._end()
 
 
 class RpcServer:
@@ -114,7 +119,7 @@ class RpcServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections[task] = None
-        peer = Peer()
+        peer = Peer(writer.close)
         try:
             if self._closed:  # accepted just before, and unknown to close()
                 return

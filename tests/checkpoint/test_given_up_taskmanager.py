@@ -1,0 +1,179 @@
+"""A TaskManager process that is given up learns of it: it ends or is a member again; no call to it lasts for ever."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from service_world import MAX_PARALLELISM, Driver
+
+from dstl.checkpoint.service import CoordinatorService
+from dstl.errors import DstlError, TaskManagerLost
+from dstl.options import (
+    BatchingOptions,
+    CheckpointOptions,
+    HedgingOptions,
+    MaterializationOptions,
+    S3Options,
+    UploadOptions,
+)
+from dstl.runtime import Runtime, SystemClock
+from dstl.store import open_store
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.launcher import Invitation, launch_detached
+from dstl.taskmanager.protocol import Secret
+
+
+class ProcessDriver(Driver):
+    """A driver whose one TaskManager is a process that somebody else has started (``launch=False``)."""
+
+    def __init__(self, where: Path, seed: int, retry_s: float) -> None:
+        location = f"file://{where}"
+        self.store = open_store(location)
+        self.secret = Secret.generate()
+        self.operators = {"op": 1}
+        self.lost: list[str] = []
+        self.pids: list[int] = []
+        self._attempts = 0
+        self._retry_s = retry_s
+        config = TaskManagerConfig(
+            location,
+            "heap",
+            MAX_PARALLELISM,
+            BatchingOptions(),
+            UploadOptions(),
+            HedgingOptions(),
+            MaterializationOptions(),
+            S3Options(),
+        )
+        self.service = CoordinatorService(
+            self.store,
+            Runtime.seeded(seed, SystemClock()),
+            self.secret,
+            options=CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=2.0),
+            max_parallelism=MAX_PARALLELISM,
+            task_managers=1,
+            host="127.0.0.1",
+            merge_registries=lambda known, reported: {**known, **reported},
+            allow_non_restored_state=False,
+            on_event=lambda _: None,
+            on_task_manager_lost=self.lost.append,
+            task_manager_config=config.to_json().encode(),
+        )
+
+    def launch(self) -> int:
+        name = f"by-hand-{len(self.pids)}"
+        where = self.service.address
+        invitation = Invitation(name, where, self.secret, listen_tcp=True, detached=True, retry_s=self._retry_s)
+        self.pids.append(launch_detached(invitation))
+        return self.pids[-1]
+
+    async def batch(self, run: str, number: int, before: dict[bytes, bytes], *, stop: bool = False) -> str:
+        async with self.attempt(self.who(run, "op", number, 0), {b"k": b"%d" % number}, before) as attempt:
+            if stop:
+                os.kill(self.pids[-1], signal.SIGSTOP)
+            return await attempt.acknowledge()
+
+    async def members(self, count: int) -> None:
+        await until(lambda: len(self.service.fleet.pids) == count, "members")
+
+
+@asynccontextmanager
+async def process_driver(where: Path, seed: int, retry_s: float) -> AsyncIterator[ProcessDriver]:
+    driver = ProcessDriver(where, seed, retry_s)
+    driver.service.expect("op", 1, "string")
+    await driver.service.start()
+    driver.launch()
+    try:
+        await driver.members(1)
+        yield driver
+    finally:
+        await driver.service.close()
+        for pid in driver.pids:
+            if not has_ended(pid):
+                os.kill(pid, signal.SIGKILL)
+                await until(lambda pid=pid: has_ended(pid), "its end")
+        await driver.store.close()
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG) != (0, 0)
+    except ChildProcessError:
+        return True
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, f"no {what} within 30 s"
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dstl.checkpoint.fleet._ANSWER_S", 2.0)
+
+
+@pytest.mark.parametrize("retry_s", [0.0, 60.0], ids=["launched", "a service"])
+async def test_a_process_that_was_given_up_during_a_persist_ends_or_is_a_member_again(
+    tmp_path: Path, seed: int, retry_s: float
+) -> None:
+    async with process_driver(tmp_path, seed, retry_s) as driver:
+        await driver.batch("run-1", 0, {})
+        with pytest.raises(TaskManagerLost, match="does not answer persist"):
+            await driver.batch("run-1", 1, {b"k": b"0"}, stop=True)
+        assert driver.lost == ["by-hand-0"]
+        assert not driver.service.fleet.pids
+        os.kill(driver.pids[0], signal.SIGCONT)
+        if retry_s:
+            await driver.members(1)
+            assert list(driver.service.fleet.pids) == driver.pids, "another process than the one that was given up"
+        else:
+            await until(lambda: has_ended(driver.pids[0]), "end of the process")
+            driver.launch()
+            await driver.members(1)
+        for number in (1, 2):
+            assert await driver.batch("run-2", number, {b"k": b"%d" % (number - 1)}) == "WAIT"
+
+
+async def test_a_service_ends_with_its_application(tmp_path: Path, seed: int) -> None:
+    async with process_driver(tmp_path, seed, 60.0) as driver:
+        await driver.batch("run-1", 0, {})
+        await driver.service.close()
+        await until(lambda: has_ended(driver.pids[0]), "end of the process")
+
+
+@pytest.mark.parametrize("during", ["resume", "restore"])
+async def test_a_process_that_hangs_while_it_is_prepared_is_given_up_and_holds_nothing_up(
+    tmp_path: Path, seed: int, during: str
+) -> None:
+    """Before, the query waited for it for ever, and every later task waited for the query to be opened."""
+    async with process_driver(tmp_path, seed, 0.0) as driver:
+        await driver.batch("run-1", 0, {})
+        if during == "restore":
+            os.kill(driver.pids[0], signal.SIGKILL)
+            await driver.members(0)
+            driver.launch()
+            await driver.members(1)
+            call = driver.service.fleet._call
+
+            async def stopped(member: object, method: str, *arguments: object, **fields: object) -> object:
+                if method == "restore":
+                    os.kill(driver.pids[-1], signal.SIGSTOP)
+                return await call(member, method, *arguments, **fields)  # type: ignore[arg-type]
+
+            driver.service.fleet._call = stopped  # type: ignore[method-assign]
+        else:
+            os.kill(driver.pids[0], signal.SIGSTOP)
+        async with asyncio.timeout(40):
+            with pytest.raises(DstlError, match=r"0 of 1 TaskManagers registered") as raised:
+                await driver.batch("run-2", 1, {b"k": b"0"})
+        assert raised.value.retriable
+        assert not driver.service._opening.locked()
+        os.kill(driver.pids[-1], signal.SIGCONT)
+        await until(lambda: has_ended(driver.pids[-1]), "end of the process")
