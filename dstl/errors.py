@@ -23,6 +23,7 @@ Messages name the object, the checkpoint and the operator's next step, and never
 
 from __future__ import annotations
 
+import reprlib
 from typing import ClassVar
 
 __all__ = [
@@ -41,9 +42,13 @@ __all__ = [
     "TaskManagerLost",
     "Unavailable",
     "UserCodeError",
+    "clipped",
     "error_from_wire",
     "error_to_wire",
+    "shown",
 ]
+
+_SHOWN = 200
 
 
 class DstlError(Exception):
@@ -145,3 +150,29 @@ def error_to_wire(error: BaseException) -> tuple[str, str]:
 def error_from_wire(kind: str, message: str) -> DstlError:
     """Rebuild the error that :func:`error_to_wire` reduced; an unknown kind becomes the root."""
     return _BY_NAME.get(kind, DstlError)(message)
+
+
+def shown(value: object) -> str:
+    """Return a value for an error's message, as ``repr`` writes it: at most some 200 characters, whatever it is.
+
+    Values are the user's data: a message holds enough to find one, and no copy of it.
+    """
+    if isinstance(value, (str, bytes, bytearray)) and len(value) > _SHOWN:
+        return f"{repr(value[:_SHOWN])[:_SHOWN]}... ({len(value)} long)"
+    try:
+        return clipped(_SHORT.repr(value))
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def clipped(text: object) -> str:
+    """Return an error, or another text that is not ours, for an error's message: at most some 200 characters of it."""
+    whole = str(text)
+    return whole if len(whole) <= _SHOWN else f"{whole[:_SHOWN]}... ({len(whole)} long)"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 4
+_SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxarray = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
+_SHORT.maxdeque = 20
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 4 * _SHOWN

@@ -4,6 +4,8 @@ import asyncio
 import datetime as dt
 import json
 import struct
+import sys
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,11 @@ from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.savepoint_format import Savepoint, SavepointFile
 from dstl.checkpoint.savepoint_objects import SavepointObjects
 from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
+from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.cli.state import app
+from dstl.errors import CorruptData
 from dstl.runtime import Runtime, system_runtime
+from dstl.spark.state_reader import find_checkpoint
 from dstl.state.ddl import parse_ddl
 from dstl.state.descriptor import StateKind
 from dstl.state.key_codec import KeyCodec
@@ -85,9 +90,8 @@ def table_of(registry: StateRegistry, runtime: Runtime) -> HeapStateTable:
     return table
 
 
-@pytest.fixture
-def location(tmp_path: Path) -> str:
-    """A location with a savepoint and a checkpoint of the same state."""
+def made_location(tmp_path: Path, forge: Callable[[dict[str, Any]], None] = lambda registry: None) -> str:
+    """Make a location with a savepoint and a checkpoint of the same state; ``forge`` changes its stored registry."""
 
     async def fill() -> None:
         store, runtime = LocalStore(str(tmp_path / "job")), system_runtime()
@@ -101,7 +105,9 @@ def location(tmp_path: Path) -> str:
         file = SavepointFile(
             operator="op", name="00/000000.base", size=len(data), checksum=google_crc32c.value(data), parts=tuple(parts)
         )
-        entry = OperatorEntry(uid="op", parallelism=2, key_types="string,int", registry=registry.to_wire())
+        stored = registry.to_wire()
+        forge(stored)
+        entry = OperatorEntry(uid="op", parallelism=2, key_types="string,int", registry=stored)
         savepoint = Savepoint(
             name="mine",
             put_id="p",
@@ -134,6 +140,12 @@ def location(tmp_path: Path) -> str:
 
     asyncio.run(fill())
     return str(tmp_path / "job")
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    """A location with a savepoint and a checkpoint of the same state."""
+    return made_location(tmp_path)
 
 
 def read(location: str, state: str, *more: str, code: int = 0) -> str:
@@ -219,6 +231,46 @@ def test_a_damaged_object_ends_with_1_and_its_name(location: str) -> None:
     file.write_bytes(data)
     for of in ((), ("--savepoint", "mine")):
         assert str(file.relative_to(location)) in read(location, "value", "--json", *of, code=1)
+
+
+@pytest.mark.parametrize("what", ["a column", "the key", "nested", "deep"])
+def test_a_forged_schema_of_a_checkpoint_or_savepoint_runs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    mark = tmp_path / "ran"
+    (tmp_path / "dstl_forged_module.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Payload: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    udt = '{"type":"udt","pyClass":"dstl_forged_module.Payload","serializedClass":"gASVCg==","sqlType":"string"}'
+    column = '{"type":"struct","fields":[{"name":"f","type":%s}]}'
+    nested = '{"type":"array","containsNull":true,"elementType":'
+    text = column % {"nested": nested * 3 + column % udt + "}" * 3, "deep": nested * 10_000 + udt + "}" * 10_000}.get(
+        what, udt
+    )
+
+    def forge(registry: dict[str, Any]) -> None:
+        if what == "the key":
+            registry["key"] = text
+        else:
+            next(state for state in registry["states"] if state["name"] == "value")["schemas"] = [text]
+
+    location = made_location(tmp_path, forge)
+    for of in ((), ("--savepoint", "mine")):
+        told = " ".join(read(location, "value", *of, code=1).split())
+        assert "is not one that DSTL has stored" in told
+        assert ("of an operator's key" if what == "the key" else "of state 'value'") in told
+    # A driver that starts again from it hears the same, before any TaskManager is told to restore.
+    catalogue = StateCatalogue(lambda known, reported: dict(known))
+    catalogue.expect("op", 2, "string,int", resolve=lambda known: StateRegistry.from_wire(dict(known or {})).to_wire())
+    with pytest.raises(CorruptData, match="is not one that DSTL has stored"):
+        asyncio.run(opened(catalogue, location))
+    assert "dstl_forged_module" not in sys.modules
+    assert not mark.exists()
+
+
+async def opened(catalogue: StateCatalogue, location: str) -> None:
+    """Open the catalogue with the location's latest checkpoint, as a driver that starts does."""
+    found = await find_checkpoint(LocalStore(location), system_runtime(), None)
+    catalogue.open(found)
 
 
 def test_help_documents_the_exit_codes() -> None:

@@ -86,13 +86,15 @@ def parse_ddl(text: str) -> StructType:
         Invalid: Not Spark's grammar, or a type that this reader does not know; give a ``StructType`` then.
     """
     parser = _Parser(text)
-    if parser.peek() == "struct" and parser.peek(1) == "<":
-        found = parser.data_type()
-        if parser.peek() is None and isinstance(found, StructType):
-            return found
-        raise parser.wrong()
-    fields = parser.fields(end=None)
-    return StructType(fields)
+    try:
+        if parser.peek() == "struct" and parser.peek(1) == "<":
+            found = parser.data_type()
+            if parser.peek() is None and isinstance(found, StructType):
+                return found
+            raise parser.wrong()
+        return StructType(parser.fields(end=None))
+    except RecursionError:
+        raise parser.wrong() from None
 
 
 class _Parser:

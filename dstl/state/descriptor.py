@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from pyspark.sql.types import DataType, StructField, StructType
 
-from dstl.errors import CorruptData, Invalid
+from dstl.errors import CorruptData, Invalid, shown
+from dstl.state.stored_schema import schema_from_json
 from dstl.state.value_codec import MAX_SCHEMA_VERSIONS
 
-__all__ = ["StateDescriptor", "StateKind", "evolve"]
+__all__ = ["MAX_STATES", "StateDescriptor", "StateKind", "evolve"]
+
+MAX_STATES = 1 << 16
+"""An operator has no more states, those that were removed included."""
 
 _WIDER = {
     "tinyint": ("smallint", "int", "bigint"),
@@ -56,13 +59,15 @@ class StateDescriptor:
 
     @property
     def value_schemas(self) -> tuple[StructType, ...]:
-        """The schemas as Spark types, oldest first."""
-        return tuple(StructType.fromJson(json.loads(text)) for text in self.schemas)
+        """The schemas as Spark types, oldest first; a user-defined type is the SQL type that its values are kept in."""
+        return tuple(schema_from_json(text, f"the schema of state {shown(self.name)}") for text in self.schemas)
 
     @property
     def user_key(self) -> StructType | None:
         """The user key's schema, or None."""
-        return StructType.fromJson(json.loads(self.user_key_schema)) if self.user_key_schema else None
+        if not self.user_key_schema:
+            return None
+        return schema_from_json(self.user_key_schema, f"the user key's schema of state {shown(self.name)}")
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data for a checkpoint or a socket."""
@@ -80,10 +85,10 @@ class StateDescriptor:
         """Rebuild a descriptor; the inverse of :meth:`to_wire`.
 
         Raises:
-            CorruptData: Not a descriptor, or one of a newer version of DSTL.
+            CorruptData: Not a descriptor, one of a newer version of DSTL, or a schema with other than plain SQL types.
         """
         try:
-            return StateDescriptor(
+            found = StateDescriptor(
                 name=str(data["name"]),
                 kind=StateKind(data["kind"]),
                 state_id=int(data["id"]),
@@ -91,10 +96,15 @@ class StateDescriptor:
                 user_key_schema=str(data["user_key"]),
                 ttl_ms=int(data["ttl_ms"]),
             )
+            if not 0 <= found.state_id < MAX_STATES or not 1 <= len(found.schemas) <= MAX_SCHEMA_VERSIONS:
+                raise ValueError(f"number {found.state_id}, {len(found.schemas)} schemas")
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptData(
-                f"not a state descriptor: {error!r}; was it written by a newer version of DSTL?"
+                f"not a state descriptor: {shown(error)}; was it written by a newer version of DSTL?"
             ) from error
+        # Here rather than where it is used first: nothing else of the checkpoint has been touched yet.
+        _ = (found.value_schemas, found.user_key)
+        return found
 
 
 def evolve(old: StateDescriptor, new: StateDescriptor) -> StateDescriptor:

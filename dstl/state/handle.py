@@ -21,6 +21,7 @@ from dstl.state.overlay import Overlay
 from dstl.state.reducing_state import AggregateFunction, AggregatingState, ReduceFunction, ReducingState
 from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.source import StateSource
+from dstl.state.stored_schema import with_user_types
 from dstl.state.timers import Timers
 from dstl.state.ttl import TimeToLive
 from dstl.state.value_codec import ValueCodec
@@ -98,6 +99,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         self.points: list[PointState] = []
         self.entries: list[EntryState] = []
         self._made: dict[str, Any] = {}
+        self._schemas: dict[str, StructType] = {}
         self.timers: Timers | None = None
         if time_mode is not TimeMode.NONE:
             descriptor = registry.declare(TIMERS, StateKind.TIMER, StructType([]))
@@ -272,7 +274,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         now = self._context.processing_time_ms
         codec = ValueCodec(
             descriptor.name,
-            descriptor.value_schemas,
+            [with_user_types(each, self._schemas[descriptor.name]) for each in descriptor.value_schemas],
             write_time_ms=now if descriptor.ttl_ms else None,
             max_bytes=self._context.max_value_bytes,
         )
@@ -289,6 +291,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
                 raise Invalid(f"state {name!r} has a time to live: that needs time mode processingTime")
             if ttl_ms <= 0:
                 raise Invalid(f"state {name!r} has a time to live of {ttl_ms} ms: it must be above 0")
+        self._schemas[name] = schema
         return self._registry.declare(name, kind, schema, user_key, ttl_ms or 0)
 
     def _only_in_init(self, what: str, name: str) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from pyspark.sql.types import StructType
 
-from dstl.errors import CorruptData, Invalid
-from dstl.state.descriptor import StateDescriptor, StateKind, evolve
+from dstl.errors import CorruptData, Invalid, shown
+from dstl.state.descriptor import MAX_STATES, StateDescriptor, StateKind, evolve
+from dstl.state.stored_schema import schema_from_json, schema_to_json
 
 __all__ = ["TIMERS", "StateRegistry"]
 
 TIMERS = "$timers"
 """Name of the timers' state; a processor's own names may not begin with ``$``."""
 
-_MAX_STATES = 1 << 16
 _FORMAT = 1
 
 
@@ -73,7 +72,7 @@ class StateRegistry:
         """
         self._check_schema(name, schema)
         wanted = StateDescriptor(
-            name, kind, 0, (schema.json(),), user_key.json() if user_key is not None else "", ttl_ms
+            name, kind, 0, (_stored(name, schema),), _stored(name, user_key) if user_key is not None else "", ttl_ms
         )
         known = self._states.get(name)
         if known is None:
@@ -81,8 +80,8 @@ class StateRegistry:
                 raise Invalid(
                     f"state {name!r} was not declared when the query was defined: declare every state in init(), always"
                 )
-            if self._next_id >= _MAX_STATES:
-                raise Invalid(f"state {name!r} would be the {_MAX_STATES}th of its operator, the most there can be")
+            if self._next_id >= MAX_STATES:
+                raise Invalid(f"state {name!r} would be the {MAX_STATES}th of its operator, the most there can be")
             found = StateDescriptor(name, kind, self._next_id, wanted.schemas, wanted.user_key_schema, wanted.ttl_ms)
             self._next_id += 1
         else:
@@ -110,7 +109,7 @@ class StateRegistry:
         """Return plain data for a checkpoint, a socket or a task's closure."""
         return {
             "format": _FORMAT,
-            "key": self.key_schema.json(),
+            "key": schema_to_json(self.key_schema),
             "next_id": self._next_id,
             "removed": sorted(self.removed),
             "states": [d.to_wire() for d in self.descriptors],
@@ -121,20 +120,22 @@ class StateRegistry:
         """Rebuild a registry; the inverse of :meth:`to_wire`, with nothing declared yet.
 
         Raises:
-            CorruptData: Not a registry, or one of a newer version of DSTL.
+            CorruptData: Not a registry, one of a newer version of DSTL, or a schema with other than plain SQL types.
         """
         try:
             if data["format"] != _FORMAT:
                 raise ValueError(f"format {data['format']}")
             return StateRegistry(
-                StructType.fromJson(json.loads(data["key"])),
+                schema_from_json(data["key"], "the schema of an operator's key"),
                 [StateDescriptor.from_wire(one) for one in data["states"]],
                 next_id=int(data["next_id"]),
                 removed=[int(one) for one in data["removed"]],
                 settled=settled,
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptData(f"not a state registry: {error!r}; was it written by a newer version of DSTL?") from error
+            raise CorruptData(
+                f"not a state registry: {shown(error)}; was it written by a newer version of DSTL?"
+            ) from error
 
     def merge(self, reported: StateRegistry) -> StateRegistry:
         """Return what both know, where two tasks have each declared what they saw.
@@ -167,3 +168,10 @@ class StateRegistry:
             raise Invalid(f"a state's name is a string that is not empty, not {name!r}")
         if len(set(schema.names)) != len(schema.names):
             raise Invalid(f"state {name!r} has two columns of one name: {schema.simpleString()}")
+
+
+def _stored(name: str, schema: StructType) -> str:
+    try:
+        return schema_to_json(schema)
+    except Invalid as error:
+        raise Invalid(f"state {name!r}: {error}") from None

@@ -92,3 +92,8 @@ def test_what_is_not_ddl_is_refused(ddl):
 def test_only_schemas_are_schemas():
     with pytest.raises(Invalid, match="not int"):
         schema_of(5)
+
+
+def test_types_nested_thousands_deep_are_refused_as_what_they_are():
+    with pytest.raises(Invalid, match="not a schema that DSTL can read without Spark"):
+        parse_ddl("a " + "array<" * 10_000 + "int" + ">" * 10_000)
