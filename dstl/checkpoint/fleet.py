@@ -14,6 +14,7 @@ from dstl.checkpoint.restore_watch import RestoreWatch
 from dstl.checkpoint.task_manager_part import TaskManagerPart, part_from_wire
 from dstl.errors import DstlError, TaskManagerLost, Unavailable
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.protocol import Secret
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange, range_of_partition
@@ -171,7 +172,7 @@ class Fleet:
         Returns:
             To be called when it is gone, with everything that no checkpoint has. Idempotent.
         """
-        connection = await AsyncConnection.open(address.seen_from(self._host), self._secret)
+        connection = await AsyncConnection.open(address.seen_from(self._host), self._secret, role=Role.COORDINATOR)
         if (before := self._members.get(member_id)) is not None:
             self._lose(before)
         member = self._members[member_id] = _Member(member_id, address, connection, pid, end_lifeline)

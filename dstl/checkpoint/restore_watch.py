@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from dstl.errors import DstlError
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.protocol import Secret
 from materializer.progress import ProgressListener, RestoreStatus, combined, status_from_wire
 
@@ -74,7 +75,7 @@ class RestoreWatch:
                 try:
                     async with asyncio.timeout(_ANSWER_S):
                         if connection is None:
-                            connection = await AsyncConnection.open(address, self._secret)
+                            connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
                         fields, _ = await connection.call("restore_progress")
                     self._note(member_id, fields)
                 except (DstlError, TimeoutError) as error:

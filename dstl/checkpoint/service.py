@@ -26,6 +26,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.taskmanager.client import Address
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.server import Peer, Reply, RpcServer
 from handles.checkpoint import CompletedCheckpoint
@@ -147,6 +148,7 @@ class CoordinatorService:
                 "begin": self._begin,
                 "acknowledge": self._acknowledge,
             },
+            callers={Role.TASK_MANAGER: {"enlist", "register"}, Role.WORKER: {"begin", "acknowledge"}},
             watched=frozenset({"begin"}),
         )
         self._address: Address | None = None
@@ -155,7 +157,7 @@ class CoordinatorService:
 
     async def start(self) -> Address:
         """Listen, and return where."""
-        self._address = Address(self._host, await self.server.listen_tcp(self._bind, self._port))
+        self._address = Address(self._host, await self.server.listen_tcp(self._bind, self._port, self._host))
         return self._address
 
     async def close(self) -> None:

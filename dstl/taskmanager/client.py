@@ -10,26 +10,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from dstl.runtime import Clock, SystemClock
+from dstl.taskmanager.framing import Framing
+from dstl.taskmanager.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
 from dstl.taskmanager.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
-    NONCE_BYTES,
     PREFIX_BYTES,
-    PROTOCOL_VERSION,
     Secret,
-    decode_body,
-    encode_frame,
     frame_length,
-    new_nonce,
-    proof,
     raise_for,
     set_tcp_options,
-    verify_proof,
 )
 
 __all__ = ["Address", "AsyncConnection", "Connection"]
 
 _OPEN_SECONDS = 30.0
+"""What a process has for connecting and for the handshake, however long its calls may take then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +58,11 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """True where the unix socket can be reached from this process."""
-        return bool(self.path) and os.path.exists(self.path)
+        """True where the unix socket can be reached from this process, and is its own user's."""
+        try:
+            return bool(self.path) and os.stat(self.path).st_uid == os.geteuid()
+        except OSError:
+            return False
 
     @staticmethod
     def parse(text: str) -> Address:
@@ -80,25 +80,6 @@ class Address:
         return self.path or f"{self.host}:{self.port}"
 
 
-def _answer_challenge(secret: Secret, challenge: dict[str, Any], where: Address) -> tuple[bytes, bytes, bytes]:
-    raise_for(challenge)
-    server_nonce = challenge.get("nonce")
-    if not isinstance(server_nonce, bytes) or len(server_nonce) != NONCE_BYTES:
-        raise CorruptData(f"what listens at {where} is not a DSTL service")
-    if challenge.get("version") != PROTOCOL_VERSION:
-        raise Invalid(
-            f"the service at {where} speaks protocol {challenge.get('version')}, this process {PROTOCOL_VERSION}: "
-            "run the same version of DSTL on both sides"
-        )
-    client_nonce = new_nonce()
-    return server_nonce, client_nonce, proof(secret, "client", server_nonce, client_nonce)
-
-
-def _check_answer(secret: Secret, answer: dict[str, Any], server_nonce: bytes, client_nonce: bytes) -> None:
-    raise_for(answer)
-    verify_proof(secret, "server", server_nonce, client_nonce, answer.get("proof"))
-
-
 class Connection:
     """A blocking connection of one worker to one service. Not thread-safe; make it after any fork.
 
@@ -107,32 +88,54 @@ class Connection:
         is_broken: True once a call has failed on the wire: make another connection.
 
     Args:
-        timeout: Seconds of silence after which a call fails.
+        timeout: Seconds of silence after which a call fails. The handshake has 30 seconds at most.
+        role: In which capacity this process calls.
+        clock: Bounds the handshake.
 
     Raises:
-        Unavailable: Nobody listens there, or the connection broke.
-        AccessDenied: One side does not know the other's secret.
-        CorruptData: What listens there is not a DSTL service.
+        Unavailable: Nobody listens there, it is no DSTL service, or the connection broke.
+        AccessDenied: One side does not know the other's secret, or the service is not the one that was dialled.
         Invalid: It is one of another version.
     """
 
-    def __init__(self, address: Address, secret: Secret, *, timeout: float = 600.0) -> None:
+    def __init__(
+        self,
+        address: Address,
+        secret: Secret,
+        *,
+        timeout: float = 600.0,
+        role: Role = Role.WORKER,
+        clock: Clock | None = None,
+    ) -> None:
         self.address = address
         self.pid = os.getpid()
         self.is_broken = False
-        self._socket = _connect(address, timeout)
+        self._framing = Framing()
+        self._clock = clock if clock is not None else SystemClock()
+        self._deadline: float | None = self._clock.now() + min(timeout, _OPEN_SECONDS)
+        self._socket = _connect(address, min(timeout, _OPEN_SECONDS))
         try:
-            challenge, _ = self._receive(MAX_HANDSHAKE)
-            server_nonce, client_nonce, own = _answer_challenge(secret, challenge, address)
-            self._send(encode_frame({"nonce": client_nonce, "proof": own}))
-            answer, _ = self._receive(MAX_HANDSHAKE)
-            _check_answer(secret, answer, server_nonce, client_nonce)
+            self._framing = self._handshake(secret, role)
+            self._deadline = None
+            self._socket.settimeout(timeout)
+        except CorruptData as error:
+            self._socket.close()
+            raise no_service(str(address)) from error
         except OSError as error:
             self._socket.close()
             raise Unavailable(f"the service at {address} ended the handshake: {error}") from error
         except BaseException:
             self._socket.close()
             raise
+
+    def _handshake(self, secret: Secret, role: Role) -> Framing:
+        vouched = is_vouched_for(self._socket)
+        dialled, reached = _names(self.address, self._socket)
+        handshake = ClientHandshake(secret, role, dialled, reached)
+        challenge, _ = self._receive(MAX_HANDSHAKE)
+        self._send(self._framing.encode(handshake.answer(challenge)))
+        answer, _ = self._receive(MAX_HANDSHAKE)
+        return handshake.finish(answer, vouched=vouched)
 
     def call(self, method: str, payload: bytes | memoryview = b"", **fields: Any) -> tuple[dict[str, Any], memoryview]:
         """Send a request, wait for its reply and return the reply's fields and payload.
@@ -145,11 +148,14 @@ class Connection:
         """
         if os.getpid() != self.pid:
             raise Closed(f"the connection to {self.address} was made before a fork: make another one")
-        frame = encode_frame({"call": method, **fields}, payload)
+        frame = None
         try:
+            frame = self._framing.encode({"call": method, **fields}, payload)
             self._send(frame)
             header, data = self._receive()
         except BaseException as error:
+            if frame is None and isinstance(error, Invalid):
+                raise  # nothing was sent, and nothing will come
             # Whatever it is: a reply may still come, and would be taken for the next call's.
             self.is_broken = True
             self._socket.close()
@@ -164,24 +170,38 @@ class Connection:
         self._socket.close()
 
     def _send(self, frame: list[bytes | memoryview]) -> None:
-        if len(frame[-1]) < 1 << 16:
+        if sum(map(len, frame)) < 1 << 16:
             self._socket.sendall(b"".join(frame))
         else:
             for buffer in frame:
                 self._socket.sendall(buffer)
 
     def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
-        return decode_body(self._exactly(frame_length(bytes(self._exactly(PREFIX_BYTES)), limit)))
+        return self._framing.decode(self._exactly(frame_length(bytes(self._exactly(PREFIX_BYTES)), limit)))
 
     def _exactly(self, length: int) -> bytearray:
         buffer = bytearray(length)
         view, done = memoryview(buffer), 0
         while done < length:
+            if self._deadline is not None:
+                # Whoever sends a byte now and then holds nobody up either.
+                left = self._deadline - self._clock.now()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                self._socket.settimeout(left)
             got = self._socket.recv_into(view[done:])
             if got == 0:
                 raise ConnectionResetError("closed by the other side")
             done += got
         return buffer
+
+
+def _names(address: Address, sock: socket.socket) -> tuple[str, str]:
+    """Return a service's address as this process knows it, and as its connected socket does."""
+    if sock.family == socket.AF_UNIX:
+        return address.path, ""
+    reached = socket_address(sock.getpeername()) if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
+    return f"{address.host}:{address.port}", reached
 
 
 def _connect(address: Address, timeout: float) -> socket.socket:
@@ -210,6 +230,7 @@ class AsyncConnection:
         self._reader = reader
         self._writer = writer
         self._turn = asyncio.Lock()
+        self._framing = Framing()
 
     @property
     def is_broken(self) -> bool:
@@ -217,35 +238,46 @@ class AsyncConnection:
         return self._writer.is_closing()
 
     @staticmethod
-    async def open(address: Address, secret: Secret, *, timeout: float = _OPEN_SECONDS) -> AsyncConnection:
+    async def open(
+        address: Address, secret: Secret, *, timeout: float = _OPEN_SECONDS, role: Role = Role.WORKER
+    ) -> AsyncConnection:
         """Connect and authenticate, within ``timeout`` seconds.
 
+        Args:
+            address: Where the service listens.
+            secret: The application's.
+            timeout: For both together.
+            role: In which capacity this process calls.
+
         Raises:
-            Unavailable: Nobody listens or answers there.
-            AccessDenied: One side does not know the other's secret.
-            CorruptData: What listens there is not a DSTL service.
+            Unavailable: Nobody listens or answers there, or it is no DSTL service.
+            AccessDenied: One side does not know the other's secret, or the service is not the one that was dialled.
             Invalid: It is one of another version.
         """
         try:
             async with asyncio.timeout(timeout):
-                return await AsyncConnection._open(address, secret)
+                return await AsyncConnection._open(address, secret, role)
+        except CorruptData as error:
+            raise no_service(str(address)) from error
         except (OSError, asyncio.IncompleteReadError) as error:
             raise Unavailable(f"nobody answers at {address}: {error or 'timed out'}") from error
 
     @staticmethod
-    async def _open(address: Address, secret: Secret) -> AsyncConnection:
+    async def _open(address: Address, secret: Secret, role: Role) -> AsyncConnection:
         if address.is_local:
             reader, writer = await asyncio.open_unix_connection(address.path, limit=1 << 20)
         else:
             reader, writer = await asyncio.open_connection(address.host, address.port, limit=1 << 20)
         connection = AsyncConnection(address, reader, writer)
         try:
-            set_tcp_options(writer.get_extra_info("socket"))
+            sock = writer.get_extra_info("socket")
+            set_tcp_options(sock)
+            vouched = is_vouched_for(sock)
+            handshake = ClientHandshake(secret, role, *_names(address, sock))
             challenge, _ = await connection._receive(MAX_HANDSHAKE)
-            server_nonce, client_nonce, own = _answer_challenge(secret, challenge, address)
-            writer.writelines(encode_frame({"nonce": client_nonce, "proof": own}))
+            writer.writelines(connection._framing.encode(handshake.answer(challenge)))
             answer, _ = await connection._receive(MAX_HANDSHAKE)
-            _check_answer(secret, answer, server_nonce, client_nonce)
+            connection._framing = handshake.finish(answer, vouched=vouched)
         except BaseException:
             writer.close()
             raise
@@ -261,15 +293,18 @@ class AsyncConnection:
             Unavailable: The connection broke; it cannot be used any more. So it is when the call was cancelled.
             Invalid: The request is too long to be sent.
         """
-        frame = encode_frame({"call": method, **fields}, payload)
         async with self._turn:
+            frame = None
             try:
                 if self.is_broken:
                     raise ConnectionResetError("it was closed before")
+                frame = await self._framing.encoded({"call": method, **fields}, payload)
                 self._writer.writelines(frame)
                 await self._writer.drain()
                 header, data = await self._receive()
             except BaseException as error:
+                if frame is None and isinstance(error, Invalid):
+                    raise  # nothing was sent, and nothing will come
                 # Whatever it is: a reply may still come, and would be taken for the next call's.
                 self._writer.close()
                 if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
@@ -290,4 +325,4 @@ class AsyncConnection:
 
     async def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
         length = frame_length(await self._reader.readexactly(PREFIX_BYTES), limit)
-        return decode_body(await self._reader.readexactly(length))
+        return await self._framing.decoded(await self._reader.readexactly(length))

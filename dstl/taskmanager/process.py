@@ -24,6 +24,7 @@ from dstl.store import open_store, shard_names
 from dstl.store.instrumented import InstrumentedStore
 from dstl.taskmanager.client import Address, AsyncConnection
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.service import TaskManagerService
@@ -70,7 +71,7 @@ async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
         if not invitation.retry_s:
             break
         try:
-            lifeline = await AsyncConnection.open(invitation.coordinator, invitation.secret)
+            lifeline = await AsyncConnection.open(invitation.coordinator, invitation.secret, role=Role.TASK_MANAGER)
         except Unavailable:
             break
         _log.warning("TaskManager %s had been given up, and enlists again", invitation.member_id)
@@ -97,7 +98,7 @@ async def _coordinator(invitation: Invitation, runtime: Runtime) -> AsyncConnect
     deadline = runtime.clock.now() + invitation.retry_s
     while True:
         try:
-            return await AsyncConnection.open(invitation.coordinator, invitation.secret)
+            return await AsyncConnection.open(invitation.coordinator, invitation.secret, role=Role.TASK_MANAGER)
         except Unavailable:
             if runtime.clock.now() >= deadline:
                 raise

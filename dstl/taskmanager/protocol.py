@@ -1,18 +1,13 @@
-"""Frames and handshake of every socket between drivers, TaskManagers and workers.
+"""Secret and frames of every socket between drivers, TaskManagers and workers.
 
-A frame is ``u32 body length | u32 header length | header (msgpack map) | payload (raw bytes)``, big-endian; the body is
-header length field, header and payload. A request names its method; a reply holds either ``ok`` fields or an
-``error`` pair. Nothing is ever unpickled.
-
-The handshake proves to both sides that the other knows the application's secret, without sending it: the server
-sends a nonce, the client answers with its own nonce and ``HMAC-SHA256(secret, "client" + both)``, and the server with
-``HMAC-SHA256(secret, "server" + both)``, or with an ``error`` that says why it refuses. Until then no frame is longer
-than :data:`MAX_HANDSHAKE`, in either direction.
+A frame is ``u32 body length | u32 header length | header (msgpack map) | payload (raw bytes) | MAC``, big-endian; the
+body is everything behind its length. A request names its method; a reply holds either ``ok`` fields or an ``error``
+pair. Nothing is ever unpickled. Whether there is a MAC is the connection's business (``dstl.taskmanager.framing``); the
+frames of a handshake (``dstl.taskmanager.handshake``) have none, and are not longer than :data:`MAX_HANDSHAKE`.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
 import secrets
 import socket
@@ -22,12 +17,11 @@ from typing import Any
 
 import msgpack
 
-from dstl.errors import AccessDenied, CorruptData, Invalid, error_from_wire, error_to_wire
+from dstl.errors import CorruptData, Invalid, error_from_wire, error_to_wire
 
 __all__ = [
     "MAX_FRAME",
     "MAX_HANDSHAKE",
-    "NONCE_BYTES",
     "PREFIX_BYTES",
     "PROTOCOL_VERSION",
     "Secret",
@@ -35,20 +29,16 @@ __all__ = [
     "encode_frame",
     "error_reply",
     "frame_length",
-    "new_nonce",
-    "proof",
     "raise_for",
     "set_tcp_options",
-    "verify_proof",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME = 256 << 20
 """No frame is longer, in bytes: a bigger length is refused before anything is allocated."""
 MAX_HANDSHAKE = 1024
 """No frame of a handshake is longer, in bytes: whoever is not authenticated makes nobody allocate."""
 PREFIX_BYTES = 4
-NONCE_BYTES = 32
 _MAX_HEADER = 16 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
@@ -108,34 +98,16 @@ class Secret:
             raise Invalid(f"the secret file {path} cannot be read: {reason}") from None
 
 
-def new_nonce() -> bytes:
-    """Return :data:`NONCE_BYTES` unpredictable bytes."""
-    return secrets.token_bytes(NONCE_BYTES)
-
-
-def proof(secret: Secret, side: str, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """Return one side's proof that it knows the secret."""
-    return hmac.digest(secret.reveal(), side.encode() + server_nonce + client_nonce, "sha256")
-
-
-def verify_proof(secret: Secret, side: str, server_nonce: bytes, client_nonce: bytes, given: object) -> None:
-    """Check the other side's proof, whatever it sent as one, in constant time.
-
-    Raises:
-        AccessDenied: It does not match.
-    """
-    if not isinstance(given, bytes) or not hmac.compare_digest(proof(secret, side, server_nonce, client_nonce), given):
-        raise AccessDenied(f"the {side} does not know this application's secret; is it of another application?")
-
-
-def encode_frame(header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
-    """Return the buffers of one frame, to be written in order.
+def encode_frame(
+    header: dict[str, Any], payload: bytes | memoryview = b"", trailer: int = 0
+) -> list[bytes | memoryview]:
+    """Return the buffers of one frame, to be written in order; so many bytes of its body are still to follow them.
 
     Raises:
         Invalid: The frame would be longer than :data:`MAX_FRAME`.
     """
     packed = msgpack.packb(header, use_bin_type=True)
-    body = 4 + len(packed) + len(payload)
+    body = 4 + len(packed) + len(payload) + trailer
     if body > MAX_FRAME:
         raise Invalid(f"a message of {body} bytes is above the limit of {MAX_FRAME}: send it in parts")
     return [struct.pack(">II", body, len(packed)), packed, payload]

@@ -13,6 +13,7 @@ from dstl.changelog.ledger import InlineSegment
 from dstl.errors import Invalid, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, entries_after, fitting, values_of
 from dstl.taskmanager.server import Peer, Reply, RpcServer
@@ -25,6 +26,20 @@ from materializer.restore import restore_tables
 from materializer.tables import StateTable
 
 __all__ = ["TaskManagerService"]
+
+_OF_WORKERS = frozenset(
+    {
+        "open_attempt",
+        "fetch_many",
+        "fetch_values",
+        "fetch_entries",
+        "fetch_entry",
+        "scan_entries",
+        "scan_timers",
+        "write",
+    }
+)
+_OF_THE_COORDINATOR = frozenset({"resume", "restore", "restore_progress", "persist", "complete", "abort", "size"})
 
 
 class TaskManagerService:
@@ -73,6 +88,7 @@ class TaskManagerService:
                 "abort": self._abort,
                 "size": self._size,
             },
+            callers={Role.WORKER: _OF_WORKERS, Role.COORDINATOR: _OF_THE_COORDINATOR},
         )
 
     @property

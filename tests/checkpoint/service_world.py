@@ -21,6 +21,7 @@ from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
@@ -93,7 +94,7 @@ class TaskManager:
 
     async def start(self, coordinator: Address) -> None:
         address = Address("127.0.0.1", await self.service.server.listen_tcp("127.0.0.1"))
-        self._lifeline = await AsyncConnection.open(coordinator, self._secret)
+        self._lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)
         await self._lifeline.call("register", member=self.member_id, address=address.to_wire(), pid=1)
 
     async def kill(self) -> None:

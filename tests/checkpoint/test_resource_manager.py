@@ -16,6 +16,7 @@ from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.handshake import Role
 
 A, B = "127.0.0.2", "127.0.0.3"
 CONFIG = json.dumps({"location": "somewhere"}).encode()
@@ -47,12 +48,12 @@ class ClusterDriver(Driver):
     async def _count(self) -> ExecutorHosts:
         return ExecutorHosts(self.hosts, 60.0)
 
-    async def connect(self) -> AsyncConnection:
-        return await AsyncConnection.open(self.service.address, self.secret)
+    async def connect(self, role: Role = Role.TASK_MANAGER) -> AsyncConnection:
+        return await AsyncConnection.open(self.service.address, self.secret, role=role)
 
     async def begin(self, host: str, run: str = "run-1", launched: int = 0) -> dict[str, Any]:
         """Begin a task on a host, and return the coordinator's answer."""
-        connection = await self.connect()
+        connection = await self.connect(Role.WORKER)
         try:
             who = self.who(run, "counts", 0, 0)
             answer, _ = await connection.call("begin", **who.wire(), pid=1, host=host, launched=launched)
@@ -149,7 +150,7 @@ async def test_a_task_that_has_died_is_not_told_to_launch(seed: int) -> None:
     """Its launch would be waited for in vain, and so on with each of the dead before it."""
     async with cluster(seed, task_managers=1) as driver:
         member_id = (await driver.begin(A))["launch"]
-        dead = await driver.connect()
+        dead = await driver.connect(Role.WORKER)
         for_ever = asyncio.ensure_future(
             dead.call("begin", **driver.who("run-1", "counts", 0, 0).wire(), pid=1, host=A)
         )
@@ -210,7 +211,7 @@ async def test_a_restore_that_kills_every_task_manager_is_not_tried_for_ever(see
 async def test_a_coordinator_without_a_configuration_enlists_nobody(seed: int) -> None:
     driver = Driver(MemoryStore(), seed=seed, operators={"counts": 1})
     await driver.start()
-    connection = await AsyncConnection.open(driver.service.address, driver.secret)
+    connection = await AsyncConnection.open(driver.service.address, driver.secret, role=Role.TASK_MANAGER)
     with pytest.raises(Invalid, match="no configuration"):
         await connection.call("enlist", member="x", pid=1)
     connection.close()

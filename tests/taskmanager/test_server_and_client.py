@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from dstl.errors import AccessDenied, Closed, CorruptData, DstlError, Fenced, Invalid, Unavailable
+from dstl.errors import AccessDenied, Closed, DstlError, Fenced, Invalid, Unavailable
 from dstl.taskmanager import protocol
 from dstl.taskmanager.client import Address, AsyncConnection, Connection
+from dstl.taskmanager.framing import Framing
+from dstl.taskmanager.handshake import NONCE_BYTES, ServerHandshake, socket_address
 from dstl.taskmanager.protocol import MAX_FRAME, Secret, encode_frame
 from dstl.taskmanager.server import Peer, Reply, RpcServer
 
@@ -126,15 +128,16 @@ def send(peer: socket.socket, header: dict[str, Any], payload: bytes = b"") -> N
     peer.sendall(b"".join(encode_frame(header, payload)))
 
 
-def handshake(peer: socket.socket) -> None:
+def handshake(peer: socket.socket) -> Framing:
     """Do the server's part of a handshake, rightly."""
-    nonce = protocol.new_nonce()
-    send(peer, {"version": protocol.PROTOCOL_VERSION, "nonce": nonce})
-    client_nonce = receive(peer)["nonce"]
-    send(peer, {"proof": protocol.proof(SECRET, "server", nonce, client_nonce)})
+    shake = ServerHandshake(SECRET, frozenset(), socket_address(peer.getsockname()))
+    send(peer, shake.challenge())
+    _, last, framing = shake.accept(receive(peer), vouched=False)
+    send(peer, last)
+    return framing
 
 
-def receive(peer: socket.socket) -> dict[str, Any]:
+def receive(peer: socket.socket, framing: Framing | None = None) -> dict[str, Any]:
     def exactly(length: int) -> bytes:
         data = b""
         while len(data) < length:
@@ -144,7 +147,7 @@ def receive(peer: socket.socket) -> dict[str, Any]:
             data += got
         return data
 
-    header, _ = protocol.decode_body(exactly(protocol.frame_length(exactly(4))))
+    header, _ = (framing or Framing()).decode(exactly(protocol.frame_length(exactly(4))))
     return header
 
 
@@ -191,12 +194,12 @@ async def test_a_wrong_secret_is_told_so_on_the_clients_side() -> None:
 
 async def test_an_impostor_that_does_not_know_the_secret_is_found_out() -> None:
     def behave(peer: socket.socket) -> None:
-        send(peer, {"version": protocol.PROTOCOL_VERSION, "nonce": protocol.new_nonce()})
+        send(peer, {"version": protocol.PROTOCOL_VERSION, "nonce": os.urandom(NONCE_BYTES)})
         receive(peer)
-        send(peer, {"proof": protocol.new_nonce()})
+        send(peer, {"proof": os.urandom(32)})
 
     with impostor(behave) as address:
-        with pytest.raises(AccessDenied, match="server does not know"):
+        with pytest.raises(AccessDenied, match="as server, does not know"):
             await AsyncConnection.open(address, SECRET)
         await refused(AccessDenied, address)
 
@@ -204,9 +207,9 @@ async def test_an_impostor_that_does_not_know_the_secret_is_found_out() -> None:
 @pytest.mark.parametrize(
     ("first", "error"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", CorruptData),
-        (struct.pack(">I", MAX_FRAME), CorruptData),  # nobody allocates for a stranger
-        (b"".join(encode_frame({"hello": 1})), CorruptData),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable),
+        (struct.pack(">I", MAX_FRAME), Unavailable),  # nobody allocates for a stranger
+        (b"".join(encode_frame({"hello": 1})), Unavailable),
         (b"".join(encode_frame({"version": 999, "nonce": b"\0" * 32})), Invalid),
         (b"", Unavailable),
         (b"\0\0", Unavailable),
@@ -249,10 +252,10 @@ async def test_a_connection_that_breaks_during_a_call_is_unavailable_and_never_a
     done = threading.Event()
 
     def behave(peer: socket.socket) -> None:
-        handshake(peer)
-        receive(peer)
+        framing = handshake(peer)
+        receive(peer, framing)
         if ending == "half a frame":
-            peer.sendall(b"".join(encode_frame({"n": 1}, b"0123"))[:-2])
+            peer.sendall(b"".join(framing.encode({"n": 1}, b"0123"))[:-2])
         elif ending == "no frame":
             peer.sendall(struct.pack(">I", 5) + b"\0\0\0\1\xc1")
         elif ending == "silence":
@@ -390,7 +393,7 @@ async def test_a_peer_that_does_not_shake_hands_in_time_is_let_go() -> None:
 async def test_beyond_the_cap_a_peer_is_told_to_come_later() -> None:
     async with serving(max_connections=2) as (_, _service, address):
         two = [await AsyncConnection.open(address, SECRET) for _ in range(2)]
-        with pytest.raises(Unavailable, match="2 connections already: try again later"):
+        with pytest.raises(Unavailable, match="too many connections already: try again later"):
             await AsyncConnection.open(address, SECRET)
         assert (await two[0].call("echo", n=1))[0]["n"] == 1
         two[1].close()
@@ -405,7 +408,7 @@ async def test_a_peer_that_does_not_read_its_replies_holds_up_nobody() -> None:
     async with serving() as (_, _service, address):
         slow = await AsyncConnection.open(address, SECRET)
         for _ in range(8):
-            slow._writer.writelines(encode_frame({"call": "flood"}))
+            slow._writer.writelines(slow._framing.encode({"call": "flood"}))
         slow._reader._transport.pause_reading()
         friend = await AsyncConnection.open(address, SECRET)
         async with asyncio.timeout(5):

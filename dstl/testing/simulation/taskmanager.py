@@ -14,6 +14,7 @@ from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import Runtime
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
@@ -77,7 +78,7 @@ class TaskManagerActor:
         )
         try:
             port = await service.server.listen_tcp("simulated")
-            lifeline = await AsyncConnection.open(coordinator, options.secret)
+            lifeline = await AsyncConnection.open(coordinator, options.secret, role=Role.TASK_MANAGER)
             own = Address("simulated", port, "")
             await lifeline.call("register", member=self.member_id, address=own.to_wire(), pid=port)
             coordinator_ended = asyncio.ensure_future(lifeline.wait_closed_by_peer())
