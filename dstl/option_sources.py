@@ -1,21 +1,74 @@
 """Where options come from: keyword arguments first, then the environment, then Spark's configuration, then defaults.
 
 ``spark.dstl.batching.persist_delay_s`` and ``DSTL_BATCHING_PERSIST_DELAY_S`` are the option ``persist_delay_s`` of the
-section ``batching``. A name that is no option of its section is an error, so that a misspelt one is noticed.
+section ``batching``. A name that is no option of its section is an error, and so is a section that there is not, so
+that a misspelt one is noticed. Of the environment only what is nearly a section, or ends as an option does: a service
+that is called dstl-something has Kubernetes put other variables of ours there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from dstl import options
 from dstl.errors import Invalid
 
-__all__ = ["resolve"]
+__all__ = ["SECTIONS", "check_sections", "resolve"]
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "batching": options.BatchingOptions,
+    "upload": options.UploadOptions,
+    "hedging": options.HedgingOptions,
+    "checkpoints": options.CheckpointOptions,
+    "materialization": options.MaterializationOptions,
+    "s3": options.S3Options,
+    "cluster": options.ClusterOptions,
+}
+"""Every section of options, by the name that the environment and Spark's configuration have for it."""
+
+_SPARK, _ENVIRONMENT = "spark.dstl.", "DSTL_"
 
 _Options = TypeVar("_Options", bound=BaseModel)
+
+
+def check_sections(environment: Iterable[str], spark_conf: Iterable[str]) -> None:
+    """Refuse names of options in sections that there are not, which nobody would read.
+
+    Args:
+        environment: Names of the process's environment.
+        spark_conf: Names of Spark's configuration.
+
+    Raises:
+        Invalid: Names the first one, and the section that was perhaps meant.
+    """
+    for name in sorted(spark_conf):
+        if name.startswith(_SPARK):
+            section, _, _ = name.removeprefix(_SPARK).partition(".")
+            if section not in SECTIONS:
+                raise _no_section(name, section)
+            if name == _SPARK + section:
+                raise Invalid(f"{name} is a section and no option: write {name}.OPTION")
+    # Of one word are "host" and "port", with which other programs' variables end as well.
+    endings = tuple(f"_{each.upper()}" for kind in SECTIONS.values() for each in kind.model_fields if "_" in each)
+    for name in sorted(environment):
+        section, _, option = name.removeprefix(_ENVIRONMENT).partition("_")
+        foreign = not name.startswith(_ENVIRONMENT) or not option or section.lower() in SECTIONS
+        if not foreign and (_nearest(section) or name.endswith(endings)):
+            raise _no_section(name, section)
+
+
+def _nearest(section: str) -> list[str]:
+    return get_close_matches(section.lower(), SECTIONS, 1, cutoff=0.66)
+
+
+def _no_section(name: str, section: str) -> Invalid:
+    near = _nearest(section)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return Invalid(f"{name} is no option: there is no section {section!r}, there are {', '.join(SECTIONS)}{meant}")
 
 
 def resolve(
@@ -35,15 +88,18 @@ def resolve(
         spark_conf: Spark's configuration.
 
     Raises:
-        Invalid: A value is out of range or of the wrong type, or a name is no option; says where it was set.
+        Invalid: A value is out of range or of the wrong type, or a name is no option, and says where it was set; or
+            what is given is not of the section's class.
     """
     if given is not None:
+        if not isinstance(given, kind):
+            raise Invalid(f"{section}= is {type(given).__name__}: give {kind.__name__}(...) of dstl.options")
         return given
     values: dict[str, str] = {}
     origin: dict[str, str] = {}
     for prefix, source, lower in (
-        (f"spark.dstl.{section}.", spark_conf, False),
-        (f"DSTL_{section.upper()}_", environment, True),
+        (f"{_SPARK}{section}.", spark_conf, False),
+        (f"{_ENVIRONMENT}{section.upper()}_", environment, True),
     ):
         for name, value in source.items():
             if name.startswith(prefix):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dstl.errors import Invalid
-from dstl.option_sources import resolve
+from dstl.option_sources import check_sections, resolve
 from dstl.options import BatchingOptions, HedgingOptions
 
 
@@ -28,3 +28,15 @@ def test_a_misspelt_name_and_a_bad_value_say_where_they_were_set() -> None:
         resolve("batching", BatchingOptions, None, {}, {"spark.dstl.batching.inline_treshold": "1"})
     with pytest.raises(Invalid, match="DSTL_BATCHING_BYTE_BUDGET"):
         resolve("batching", BatchingOptions, None, {"DSTL_BATCHING_BYTE_BUDGET": "none"}, {})
+
+
+def test_variables_that_are_not_ours_are_left_alone() -> None:
+    """Kubernetes puts some into every container, for each service: here for dstl-master, dstl-driver and dstl."""
+    others = ["MASTER_SERVICE_HOST", "DRIVER_PORT_7078_TCP_ADDR", "SERVICE_PORT", "SECRET", "LOG_LEVEL", "TEST_SEED"]
+    check_sections([*(f"DSTL_{name}" for name in others), "PATH", "dstl_batchng_x"], ["spark.master", "spark.dstlx.y"])
+
+
+def test_an_argument_of_another_class_is_refused() -> None:
+    for wrong in ({"byte_budget": 1}, HedgingOptions(), "batching", 0):
+        with pytest.raises(Invalid, match=r"batching= is \w+: give BatchingOptions"):
+            resolve("batching", BatchingOptions, wrong, {}, {})  # type: ignore[arg-type]

@@ -12,8 +12,9 @@ from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment_decoder import decode_segment, verify_segment
 from dstl.changelog.segment_encoder import segment_checksum
 from dstl.errors import Invalid, ObjectNotFound
+from dstl.options import S3Options
 from dstl.store.base import ByteRange, ObjectStore
-from dstl.store.location import open_store
+from dstl.store.location import has_scheme, open_store
 from handles.key_group import KeyGroupRange
 
 __all__ = ["describe_segment", "dump_segment", "fetch_segment", "parse_key_groups"]
@@ -21,13 +22,16 @@ __all__ = ["describe_segment", "dump_segment", "fetch_segment", "parse_key_group
 _OPS = ("put", "delete", "clear", "metadata")
 
 
-async def fetch_segment(source: str, offset: int = 0, size: int | None = None) -> bytes:
+async def fetch_segment(
+    source: str, offset: int = 0, size: int | None = None, options: S3Options | None = None
+) -> bytes:
     """Return a segment's bytes from a file or from any location of :func:`~dstl.store.location.open_store`.
 
     Args:
         source: Path of a file, or URL of an object.
         offset: Where the segment starts, for one inside a manifest.
         size: Its length; None for all the rest.
+        options: How S3 is reached.
 
     Raises:
         ObjectNotFound: Nothing is there.
@@ -36,9 +40,9 @@ async def fetch_segment(source: str, offset: int = 0, size: int | None = None) -
     """
     if offset < 0 or (size is not None and size < 1):
         raise Invalid(f"no segment has offset {offset} and size {size}")
-    if "://" in source:
+    if has_scheme(source):
         location, _, name = source.rpartition("/")
-        return await _fetch(open_store(location), name, offset, size)
+        return await _fetch(open_store(location, options), name, offset, size)
     data = await asyncio.to_thread(_read_file, source)
     return data[offset : None if size is None else offset + size]
 

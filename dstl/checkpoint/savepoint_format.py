@@ -13,6 +13,7 @@ so the directory can be copied to another location by any tool.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, TypeVar
@@ -37,6 +38,7 @@ __all__ = [
     "descriptor_name",
     "directory_of",
     "encode_record",
+    "is_savepoint_object",
     "marker_name",
     "parse_savepoint_location",
 ]
@@ -52,6 +54,10 @@ _FRAME = RecordFrame(
     max_raw=256 << 20,  # some 4 million key groups
     too_large="it has too many key groups",
     level=3,
+)
+
+_OBJECT = re.compile(
+    rf"{SAVEPOINTS}[A-Za-z0-9_=.\-]{{1,128}}/(?:[0-9a-f]{{32}}/[0-9]+\.base|savepoint\.dstl|ended\.dstl)"
 )
 
 _Count = Annotated[int, Field(ge=0)]
@@ -191,17 +197,27 @@ def check_savepoint_name(name: str) -> str:
     Raises:
         Invalid: It cannot.
     """
+    if not isinstance(name, str):
+        raise Invalid(f"a savepoint's name is a text, not {type(name).__name__}")
     if re.fullmatch(r"[A-Za-z0-9_=\-]+(\.[A-Za-z0-9_=\-]+)*", name) is None or len(name) > 128:
         raise Invalid(f"not a savepoint name: {name[:160]!r}; use letters, digits, '-', '_', '=' and inner dots")
     return name
 
 
-def parse_savepoint_location(text: str) -> tuple[str, str]:
+def is_savepoint_object(name: str) -> bool:
+    """Return whether an object name is one that a savepoint's writer, claimer or deletion makes."""
+    return _OBJECT.fullmatch(name) is not None
+
+
+def parse_savepoint_location(text: str | os.PathLike[str]) -> tuple[str, str]:
     """Return location and name of ``LOCATION/savepoints/NAME``.
 
     Raises:
         Invalid: It is not of that form.
     """
+    text = os.fspath(text) if isinstance(text, os.PathLike) else text
+    if not isinstance(text, str):
+        raise Invalid(f"not a savepoint: {type(text).__name__}; write LOCATION/savepoints/NAME")
     location, found, name = text.rstrip("/").rpartition("/" + SAVEPOINTS)
     if not found or not location or "/" in name:
         raise Invalid(f"not a savepoint: {text!r}; write LOCATION/savepoints/NAME (dstl savepoint list LOCATION)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import time
@@ -19,12 +18,11 @@ from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import IoLoop
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.state.registry import StateRegistry
-from dstl.store.base import ObjectStore, check_name
+from dstl.store.base import ObjectStore
 from dstl.taskmanager.protocol import Secret
 
 __all__ = [
     "LOOPBACK",
-    "absolute_location",
     "check_grace",
     "check_operator_name",
     "check_pyspark",
@@ -70,14 +68,16 @@ def check_grace(checkpoints: CheckpointOptions, materialization: Materialization
             )
 
 
-def check_operator_name(name: str) -> str:
+def check_operator_name(name: object) -> str:
     """Return the name if it can be an operator's: one path element of the grammar of object names.
 
     Raises:
         Invalid: It cannot.
     """
-    if re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", check_name(name)) is None:
-        raise Invalid(f"not an operator name: {name!r}; use letters, digits, '-' and '_', at most 64")
+    if not isinstance(name, str):
+        raise Invalid(f"an operator's name is a text, not {type(name).__name__}: name={str(name)[:80]!r}")
+    if re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", name) is None:
+        raise Invalid(f"not an operator name: {name[:80]!r}; use letters, digits, '-' and '_', at most 64")
     return name
 
 
@@ -107,12 +107,6 @@ def executor_hosts(session: SparkSession) -> ExecutorHosts:
 def shared_secret(path: str | None) -> Secret:
     """Return the secret that a file holds; without a file a new random one."""
     return Secret.generate() if path is None else Secret.from_file(path)
-
-
-def absolute_location(location: str) -> str:
-    """Return the location with directories made absolute: a TaskManager may run in another one."""
-    parts = [p if "://" in p else os.path.abspath(os.path.expanduser(p)) for p in location.split(",")]
-    return ",".join(parts)
 
 
 def merge_registries(known: Any, reported: Any) -> dict[str, Any]:

@@ -9,15 +9,16 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pyspark.sql import DataFrame, SparkSession
 
 from dstl.checkpoint.report import SavepointReport
+from dstl.checkpoint.savepoint_format import parse_savepoint_location
 from dstl.checkpoint.savepoint_restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
-from dstl.errors import Invalid
-from dstl.option_sources import resolve
+from dstl.errors import Closed, Invalid
+from dstl.option_sources import check_sections, resolve
 from dstl.options import (
     BatchingOptions,
     CheckpointOptions,
@@ -30,7 +31,6 @@ from dstl.options import (
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application import (
     LOOPBACK,
-    absolute_location,
     check_grace,
     check_operator_name,
     check_pyspark,
@@ -41,6 +41,7 @@ from dstl.spark.application import (
     shared_secret,
     shut_down,
 )
+from dstl.spark.arguments import choice, count_within, shown
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.spark.key_groups import partition_column
 from dstl.spark.operator import OperatorDefinition
@@ -51,7 +52,7 @@ from dstl.spark.task import OperatorTask
 from dstl.spark.vectorised_operators import VectorisedOperators
 from dstl.spark.vectorised_task import VectorisedDefinition
 from dstl.store.base import ObjectStore
-from dstl.store.location import open_store
+from dstl.store.location import absolute_location, is_in_memory, open_store
 from dstl.store.probe import probe
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation
@@ -62,6 +63,7 @@ from materializer.tables import TableKind
 __all__ = ["StateBackend"]
 
 _log = logging.getLogger(__name__)
+_MAXIMUM = "the maximum parallelism"
 
 
 class StateBackend(ProcessorOperators, VectorisedOperators):
@@ -81,7 +83,8 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
 
     Args:
         location: Where state is stored: ``s3://bucket/prefix``, a directory that driver and executors share, or
-            several of them joined by commas. It is written to and read once before this returns.
+            several of them joined by commas (each absolute: ``/disk1/s,/disk2/s``; any other comma belongs to a
+            directory's name, see :mod:`dstl.store.location`). It is written to and read once before this returns.
         parallelism: Partitions of each operator, unless it names its own; by default Spark's default parallelism. May
             differ at every restart. More: more tasks share the work and each needs less memory; fewer: less overhead.
         max_parallelism: Number of key groups: the most partitions that the job can ever have. Fixed for the job's life.
@@ -118,11 +121,13 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         MissingState: There is no such savepoint.
         CorruptData: The savepoint's descriptor is damaged.
         Unavailable: The store does not answer.
+
+    Every method but :meth:`close` raises ``Closed`` when the backend was closed.
     """
 
     def __init__(
         self,
-        location: str,
+        location: str | os.PathLike[str],
         *,
         parallelism: int | None = None,
         max_parallelism: int = DEFAULT_MAX_PARALLELISM,
@@ -135,28 +140,38 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         materialization: MaterializationOptions | None = None,
         s3: S3Options | None = None,
         cluster: ClusterOptions | None = None,
-        restore_from: str | None = None,
+        restore_from: str | os.PathLike[str] | None = None,
         restore_mode: RestoreMode = "no_claim",
         restore: Literal["latest", "previous"] = "latest",
         allow_non_restored_state: bool = False,
         spark: SparkSession | None = None,
     ) -> None:
         check_pyspark()
-        session = spark or SparkSession.getActiveSession()
+        absolute = absolute_location(location)
+        if is_in_memory(absolute):
+            raise Invalid("memory:// is this process's own memory, and state lives in others: use a directory or S3")
+        max_parallelism = count_within("max_parallelism", max_parallelism, MAX_MAX_PARALLELISM)
+        if parallelism is not None:
+            parallelism = count_within("parallelism", parallelism, max_parallelism, _MAXIMUM)
+        if task_managers is not None:
+            task_managers = count_within("task_managers", task_managers, max_parallelism, _MAXIMUM)
+        choice("table", table, get_args(TableKind))
+        choice("restore", restore, ("latest", "previous"))
+        choice("restore_mode", restore_mode, get_args(RestoreMode))
+        if not isinstance(allow_non_restored_state, bool):
+            raise Invalid(f"allow_non_restored_state={shown(allow_non_restored_state)} is neither True nor False")
+        if restore_from is not None:
+            parse_savepoint_location(restore_from)
+        session = spark if spark is not None else SparkSession.getActiveSession()
         if session is None:
             raise Invalid("there is no active Spark session: make one first, or pass spark=")
-        if not 1 <= max_parallelism <= MAX_MAX_PARALLELISM:
-            raise Invalid(f"max_parallelism={max_parallelism} is not in [1, {MAX_MAX_PARALLELISM}]")
-        if not 1 <= (task_managers or 1) <= max_parallelism:
-            raise Invalid(f"task_managers={task_managers} is not in [1, {max_parallelism}], the maximum parallelism")
-        if restore not in ("latest", "previous"):
-            raise Invalid(f"restore={restore!r} is neither 'latest' nor 'previous'")
-        if location.startswith("memory://"):
-            raise Invalid("memory:// is this process's own memory, and state lives in others: use a directory or S3")
-        self.location = location
+        if not isinstance(session, SparkSession):
+            raise Invalid(f"spark={shown(spark)} is {type(spark).__name__}, not a SparkSession")
+        self.location = os.fspath(location)
         self.max_parallelism = max_parallelism
-        self._parallelism = parallelism or session.sparkContext.defaultParallelism
-        self._check_parallelism(self._parallelism)
+        self._parallelism = parallelism or count_within(
+            "parallelism", session.sparkContext.defaultParallelism, max_parallelism, _MAXIMUM
+        )
         self._session = session
         self._operators: list[str] = []
         self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = []
@@ -165,6 +180,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
         conf = dict(session.sparkContext.getConf().getAll())
+        check_sections(os.environ, conf)
         batching = resolve("batching", BatchingOptions, batching, os.environ, conf)
         upload = resolve("upload", UploadOptions, upload, os.environ, conf)
         hedging = resolve("hedging", HedgingOptions, hedging, os.environ, conf)
@@ -178,10 +194,8 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
         self._host = LOOPBACK if local else None
         self._secret = shared_secret(cluster.secret_file)
-        config = TaskManagerConfig(
-            absolute_location(location), table, max_parallelism, batching, upload, hedging, materialization, s3
-        )
-        self._store = open_store(location, s3)
+        config = TaskManagerConfig(absolute, table, max_parallelism, batching, upload, hedging, materialization, s3)
+        self._store = open_store(absolute, s3)
         stores: list[ObjectStore] = [self._store]
         try:
             self._loop.run(probe(self._store, runtime=runtime))
@@ -216,11 +230,9 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             self._loop.close()
             raise
         self._closer = weakref.finalize(self, shut_down, self._loop, self._service, self._launcher, stores)
-        self._savepoints = SavepointMaker(self._service, self._loop, location, s3)
+        self._savepoints = SavepointMaker(self._service, self._loop, absolute, s3)
         if restore_from is not None:
-            begin = start_from_savepoint(
-                self._service, self._store, absolute_location(location), restore_from, restore_mode, s3
-            )
+            begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, s3)
             try:
                 stores += self._loop.run(begin)
             except BaseException:
@@ -231,6 +243,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         return f"StateBackend({self.location!r}, operators={self._operators})"
 
     def __enter__(self) -> StateBackend:
+        self._check_open()
         return self
 
     def __exit__(
@@ -266,6 +279,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             MissingState: No such checkpoint.
             CorruptData: The checkpoint is damaged.
         """
+        self._check_open()
         schema, rows = self._loop.run(state_rows(self._store, system_runtime(), name, checkpoint, operator))
         return spark.createDataFrame(rows, schema)
 
@@ -280,7 +294,11 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         return tuple(self._service.worker_pids)
 
     def savepoint(
-        self, name: str, *, to: str | None = None, on_progress: Callable[[int, int], None] | None = None
+        self,
+        name: str,
+        *,
+        to: str | os.PathLike[str] | None = None,
+        on_progress: Callable[[int, int], None] | None = None,
     ) -> SavepointReport:
         """Copy the last completed checkpoint to a savepoint, while batches go on.
 
@@ -300,6 +318,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             ObjectExists: The name is taken.
             Invalid: Not a name or a location.
         """
+        self._check_open()
         return self._savepoints.make(name, to, on_progress)
 
     def add_listener(self, listener: Callable[[CheckpointReport | RestoreReport], None]) -> None:
@@ -307,6 +326,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
 
         It must not block: a checkpoint is not over until it returns.
         """
+        self._check_open()
         self._listeners.append(listener)
 
     def add_progress_listener(self, listener: ProgressListener) -> None:
@@ -315,18 +335,26 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         It is given bytes done and to do, rate, seconds to go, and the same by operator, of all TaskManagers together;
         :class:`~materializer.progress.ProgressBar` shows them on a terminal. It must not block.
         """
+        self._check_open()
         self._progress_listeners.append(listener)
 
     def close(self) -> None:
-        """End the TaskManagers and stop listening. Stop the query first. Idempotent."""
+        """End the TaskManagers and stop listening. Stop the query first. Idempotent.
+
+        Every later call raises ``Closed``: this object never opens again.
+        """
         if self._closer is not None:
             self._closer()
 
     def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
         """Return the name and the parallelism of the operator that is being defined, checked."""
-        partitions = parallelism or self._parallelism
-        self._check_parallelism(partitions)
-        return check_operator_name(name or f"operator-{len(self._operators) + 1}"), partitions
+        self._check_open()
+        partitions = self._parallelism
+        uid = check_operator_name(f"operator-{len(self._operators) + 1}" if name is None else name)
+        if parallelism is not None:
+            what = f"operator {uid!r}: parallelism"
+            partitions = count_within(what, parallelism, self.max_parallelism, _MAXIMUM)
+        return uid, partitions
 
     def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
         self._loop.run(self._expect(definition))
@@ -347,9 +375,9 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             definition.resolve,
         )
 
-    def _check_parallelism(self, parallelism: int) -> None:
-        if not 1 <= parallelism <= self.max_parallelism:
-            raise Invalid(f"parallelism={parallelism} is not in [1, {self.max_parallelism}], the maximum parallelism")
+    def _check_open(self) -> None:
+        if self._closer is None or not self._closer.alive:
+            raise Closed(f"this StateBackend of {self.location} was closed: make a new one")
 
     def _on_progress(self, status: RestoreStatus, /) -> None:
         for listener in self._progress_listeners:

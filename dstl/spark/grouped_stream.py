@@ -51,6 +51,14 @@ class GroupedStream:
     def __repr__(self) -> str:
         return f"GroupedStream[{', '.join(self._by)}]"
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(GroupedData, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise Invalid(
+            f"groupBy(...).{name} is not kept in DSTL; here are transformWithState and transformWithStateInPandas, and "
+            "backend.aggregate(df, by=..., n=count()) for aggregates"
+        )
+
     def transformWithState(
         self,
         statefulProcessor: StatefulProcessor,

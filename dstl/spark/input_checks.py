@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, MapType, StructType
 
 from dstl.errors import Invalid
 
-__all__ = ["check_input"]
+__all__ = ["check_input", "check_names"]
 
 
 def check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
@@ -24,6 +24,8 @@ def check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
         Invalid: It is not a stream, a grouping column is missing or of a type that Spark cannot hash, or a name is
             taken.
     """
+    if not isinstance(df, DataFrame):
+        raise Invalid(f"{what}: the input is {type(df).__name__}, not a DataFrame")
     if not df.isStreaming:
         raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
     if not by:
@@ -40,6 +42,37 @@ def check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
             raise Invalid(
                 f"{what}: grouping column {name!r} is {kind.simpleString()}: Spark has no hash of maps and variants; "
                 "group by a string of it (to_json, say)"
+            )
+
+
+def check_names(df: DataFrame, used: Collection[str], what: str) -> None:
+    """Check the names of the columns that travel to a worker.
+
+    Spark would refuse each of these too, later and of a plan that the user has not written.
+
+    Args:
+        df: The input.
+        used: Its columns that the operator needs.
+        what: Names the operator, for messages.
+
+    Raises:
+        Invalid: A name that Spark's ``mapInArrow`` cannot take, or that it cannot tell from another one.
+    """
+    exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    folded = [name if exact else name.lower() for name in df.columns]
+    for name in used:
+        if "." in name or "`" in name:
+            raise Invalid(
+                f"{what}: the input's column {name!r} has a dot or a backtick in its name, which Spark's mapInArrow "
+                "does not take: rename it with withColumnRenamed"
+            )
+        same = [
+            each for each, fold in zip(df.columns, folded, strict=True) if fold == (name if exact else name.lower())
+        ]
+        if len(same) > 1:
+            raise Invalid(
+                f"{what}: the input has columns {' and '.join(map(repr, same))}, which Spark takes for one: rename "
+                "one with an alias"
             )
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
-from pyspark.errors import ParseException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, UserCodeError
+from dstl.spark.arguments import check_ships, choice, shown
 from dstl.spark.grouping import grouped
-from dstl.spark.input_checks import check_input
+from dstl.spark.input_checks import check_input, check_names
 from dstl.state.ddl import schema_of
 from dstl.state.handle import TimeMode
 from dstl.state.keyed_batch import Style
@@ -144,15 +144,24 @@ def define_operator(
     """
     what = f"operator {uid!r}"
     if not isinstance(processor, StatefulProcessor):
-        raise Invalid(f"{what}: the processor is a {type(processor).__name__}, not a StatefulProcessor object")
-    if output_mode.lower() not in _OUTPUT_MODES:
-        raise Invalid(f"{what}: output mode {output_mode!r} is none of {', '.join(_OUTPUT_MODES)}")
+        if isinstance(processor, type):
+            name = processor.__name__
+            raise Invalid(f"{what}: the processor is the class {name}; pass an object of it: {name}()")
+        raise Invalid(f"{what}: the processor is {type(processor).__name__}, not a StatefulProcessor object")
+    choice(f"{what}: style", style, get_args(Style))
+    if not isinstance(output_mode, str) or output_mode.lower() not in _OUTPUT_MODES:
+        raise Invalid(f"{what}: output mode {shown(output_mode)} is none of {', '.join(_OUTPUT_MODES)}")
+    try:
+        mode = TimeMode.parse(time_mode)
+    except Invalid as error:
+        raise Invalid(f"{what}: {error}") from None
     check_input(df, by, what)
+    check_names(df, df.columns, what)
     carried(df.schema, f"{what}: the input")
     try:
         schema = schema_of(output)
-    except ParseException as error:
-        raise Invalid(f"{what}: the output schema cannot be parsed: {error}") from None
+    except Invalid as error:
+        raise Invalid(f"{what}: the output schema cannot be used: {error}") from None
     carried(schema, f"{what}: the output")
     definition = OperatorDefinition(
         uid=uid,
@@ -165,12 +174,18 @@ def define_operator(
         time_mode=time_mode,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
-        event_time=_event_time(df, TimeMode.parse(time_mode), what),
+        event_time=_event_time(df, mode, what),
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
         has_initial_state=has_initial_state,
     )
+    check_ships(processor, f"{what}: the processor", "make in init() what belongs to one process")
     # Spark, too, runs init once on the driver: what it refuses is refused here and not in a task.
-    definition.runner(StateRegistry.from_wire(definition.resolve(None)))
+    try:
+        definition.runner(StateRegistry.from_wire(definition.resolve(None)))
+    except UserCodeError:
+        raise
+    except Invalid as error:
+        raise Invalid(f"{what}: {error}") from error
     return definition
 
 

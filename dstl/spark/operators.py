@@ -23,6 +23,10 @@ class Operators:
     max_parallelism: int
 
     @abstractmethod
+    def _check_open(self) -> None:
+        """Refuse a call to a backend that was closed."""
+
+    @abstractmethod
     def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
         """Return the name and the parallelism of the operator that is being defined, checked."""
 

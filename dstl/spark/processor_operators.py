@@ -11,6 +11,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.spark.arguments import column_names
 from dstl.spark.grouped_stream import GroupedStream, grouping_columns
 from dstl.spark.initial_state import check_initial_state, with_initial_state
 from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column
@@ -56,6 +57,9 @@ class ProcessorOperators(Operators):
         Raises:
             Invalid: An expression that is no column of ``df``: add it with ``withColumn`` before.
         """
+        self._check_open()
+        if not isinstance(df, DataFrame):
+            raise Invalid(f"groupBy: the input is {type(df).__name__}, not a DataFrame")
         return GroupedStream(self, df, grouping_columns(df, cols))
 
     def transform_with_state(
@@ -103,10 +107,11 @@ class ProcessorOperators(Operators):
                 streaming: refused here, not in a task.
         """
         uid, partitions = self._next_operator(name, parallelism)
+        what = f"operator {uid!r}"
         definition: OperatorDefinition = define_operator(
             df,
             uid=uid,
-            by=[by] if isinstance(by, str) else list(by),
+            by=column_names(by, what),
             processor=processor,
             output=output,
             output_mode=output_mode,
@@ -116,8 +121,7 @@ class ProcessorOperators(Operators):
             max_parallelism=self.max_parallelism,
             has_initial_state=initial_state is not None,
         )
-        what = f"operator {uid!r}"
-        interval = None if tick is None else interval_ms(tick)
+        interval = None if tick is None else interval_ms(tick, what)
         if interval is not None and not definition.has_timers:
             raise Invalid(f"{what}: tick={tick!r} serves timers, and time mode none has no timers")
         initial = None if initial_state is None else check_initial_state(initial_state, definition.key_schema, what)

@@ -14,7 +14,7 @@ from dstl.errors import Invalid, MissingState
 from dstl.options import S3Options
 from dstl.runtime import IoLoop, Runtime, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import open_store
+from dstl.store.location import absolute_location, is_in_memory, open_store
 from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["SavepointMaker", "start_from_savepoint"]
@@ -39,7 +39,7 @@ class SavepointMaker:
         self._location = location
         self._s3 = s3
 
-    def make(self, name: str, to: str | None, on_progress: OnProgress | None) -> SavepointReport:
+    def make(self, name: str, to: str | os.PathLike[str] | None, on_progress: OnProgress | None) -> SavepointReport:
         """Copy the last completed checkpoint, on a loop of its own, so that no checkpoint waits for it.
 
         The checkpoint's objects are held meanwhile. Where another process has deleted some all the same, and the
@@ -49,8 +49,8 @@ class SavepointMaker:
             DstlError: As :func:`~dstl.checkpoint.savepoint.save_checkpoint`.
         """
         runtime = system_runtime()
-        target = (to or self._location).rstrip("/")
-        if target.startswith("memory://"):
+        target = absolute_location(to or self._location).rstrip("/")
+        if is_in_memory(target):
             raise Invalid("memory:// is this process's own memory and ends with it: put the savepoint elsewhere")
         started = runtime.clock.now()
         loop = IoLoop("dstl-savepoint")
@@ -97,7 +97,12 @@ class SavepointMaker:
 
 
 async def start_from_savepoint(
-    service: CoordinatorService, store: ObjectStore, location: str, restore_from: str, mode: RestoreMode, s3: S3Options
+    service: CoordinatorService,
+    store: ObjectStore,
+    location: str,
+    restore_from: str | os.PathLike[str],
+    mode: RestoreMode,
+    s3: S3Options,
 ) -> list[ObjectStore]:
     """Let a query that has no checkpoint yet begin with a savepoint.
 
@@ -118,7 +123,7 @@ async def start_from_savepoint(
         CorruptData: Its descriptor is damaged.
     """
     where, name = parse_savepoint_location(restore_from)
-    where = _absolute(where)
+    where = absolute_location(where).rstrip("/")
     opened = [] if where == location.rstrip("/") else [open_store(where, s3)]
     try:
         source = opened[0] if opened else store
@@ -128,7 +133,3 @@ async def start_from_savepoint(
             await each.close()
         raise
     return opened
-
-
-def _absolute(location: str) -> str:
-    return location if "://" in location else os.path.abspath(os.path.expanduser(location))

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from dstl.errors import Invalid
+from dstl.spark.arguments import shown
 from dstl.spark.key_groups import KEY_GROUP_COLUMN
 
 try:
@@ -86,8 +87,12 @@ class _TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
         return int(time.time() * 1000) // self._interval
 
 
-def interval_ms(text: str) -> int:
+def interval_ms(text: str, what: str) -> int:
     """Return the milliseconds of ``"10 seconds"`` or ``"500 ms"``.
+
+    Args:
+        text: What was given.
+        what: Names the operator, for the message.
 
     Raises:
         Invalid: Not a number and a unit up to hours, or less than a millisecond.
@@ -95,7 +100,9 @@ def interval_ms(text: str) -> int:
     found = re.fullmatch(r"\s*(\d{1,9})\s*([a-z]+)\s*", text.lower()) if isinstance(text, str) else None
     unit = _UNITS.get(found[2]) or _UNITS.get(found[2].removesuffix("s")) if found else None
     if found is None or unit is None or int(found[1]) == 0:
-        raise Invalid(f"tick={text!r} is not a time between batches: write '10 seconds', '1 minute' or '500 ms'")
+        raise Invalid(
+            f"{what}: tick={shown(text)} is not a time between batches: write '10 seconds', '1 minute' or '500 ms'"
+        )
     return int(found[1]) * unit
 
 

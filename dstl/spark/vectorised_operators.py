@@ -8,6 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from dstl.spark.arguments import column_names
 from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column
 from dstl.spark.operators import Operators, observed
 from dstl.spark.vectorised_task import VectorisedDefinition, define_aggregate, define_map_states
@@ -58,7 +59,7 @@ class VectorisedOperators(Operators):
         definition = define_aggregate(
             df,
             uid=uid,
-            by=[by] if isinstance(by, str) else list(by),
+            by=column_names(by, f"operator {uid!r}"),
             aggregates=aggregates,
             parallelism=partitions,
             max_parallelism=self.max_parallelism,
@@ -116,7 +117,7 @@ class VectorisedOperators(Operators):
         definition = define_map_states(
             df,
             uid=uid,
-            by=[by] if isinstance(by, str) else list(by),
+            by=column_names(by, f"operator {uid!r}"),
             state=state,
             output=output,
             function=function,

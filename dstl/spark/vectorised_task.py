@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
-from pyspark.errors import ParseException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.spark.input_checks import check_input
+from dstl.spark.arguments import check_ships, shown
+from dstl.spark.input_checks import check_input, check_names
 from dstl.state.ddl import schema_of
 from dstl.state.keyed_functions import (
     EXISTS_COLUMN,
@@ -128,6 +128,7 @@ def define_aggregate(
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from error
     used = [*by, *(each.column for each in aggregates.values() if each.column is not None)]
+    check_names(df, used, what)
     needed = StructType([schema[name] for name in dict.fromkeys(used)])
     return _checked(uid, by, function, needed, keys, parallelism, max_parallelism, ttl_ms)
 
@@ -151,21 +152,25 @@ def define_map_states(
     """
     what = f"operator {uid!r}"
     check_input(df, by, what)
+    check_names(df, df.columns, what)
     schemas = []
     for name, given in (("state", state), ("output", output)):
         try:
             schemas.append(schema_of(given))
-        except (ParseException, Invalid) as error:
+        except Invalid as error:
             raise Invalid(f"{what}: the {name} schema cannot be used: {error}") from None
         if not schemas[-1].fields:
             raise Invalid(f"{what}: the {name} schema has no column")
     reserved = {GROUP_COLUMN, EXISTS_COLUMN} & {*df.columns, *schemas[0].names}
     if reserved:
         raise Invalid(f"{what}: the column name {min(reserved)} is taken by DSTL; rename it")
+    if not callable(function):
+        raise Invalid(f"{what}: function is {type(function).__name__}: it is called as function(rows, keys, states)")
     try:
         inspect.signature(function).bind(None, None, None)
     except TypeError as error:
         raise Invalid(f"{what}: function is called as function(rows, keys, states): {error}") from None
+    check_ships(function, f"{what}: the function", "make inside it what belongs to one process")
     keys = StructType([df.schema[name] for name in by])
     states = MapStates(function, schemas[0], schemas[1], uid)
     return _checked(uid, by, states, df.schema, keys, parallelism, max_parallelism, ttl_ms)
@@ -181,8 +186,8 @@ def _checked(
     max_parallelism: int,
     ttl_ms: int | None,
 ) -> VectorisedDefinition:
-    if ttl_ms is not None and (not isinstance(ttl_ms, int) or ttl_ms <= 0):
-        raise Invalid(f"operator {uid!r}: ttl_ms={ttl_ms!r} is no number of milliseconds above 0")
+    if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0):
+        raise Invalid(f"operator {uid!r}: ttl_ms={shown(ttl_ms)} is no number of milliseconds above 0")
     carried(input_schema, f"operator {uid!r}: the input")
     definition = VectorisedDefinition(
         uid=uid,

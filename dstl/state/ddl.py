@@ -75,7 +75,7 @@ def schema_of(schema: StructType | str) -> StructType:
     if isinstance(schema, StructType):
         return schema
     if not isinstance(schema, str):
-        raise Invalid(f"a state's schema is a StructType or a DDL string, not {type(schema).__name__}")
+        raise Invalid(f"a schema is a StructType or a DDL string, not {type(schema).__name__}")
     return parse_ddl(schema)
 
 
@@ -118,9 +118,10 @@ class _Parser:
                 self._tokens.append(("mark", mark))
         self._at = 0
 
-    def wrong(self) -> Invalid:
+    def wrong(self, why: str = "") -> Invalid:
         return Invalid(
-            f"not a schema that DSTL can read without Spark: {self._text[:200]!r}; give a StructType instead"
+            f"not a schema that DSTL can read: {self._text[:200]!r}{why}; write it as 'page string, n long', or give a "
+            "StructType instead"
         )
 
     def peek(self, ahead: int = 0) -> str | None:
@@ -196,7 +197,7 @@ class _Parser:
             self._at += 1
             return StringType(self._take()[1])
         if word not in _SIMPLE:
-            raise self.wrong()
+            raise self.wrong(f" has the type {raw[:40]!r}, which there is not")
         return _SIMPLE[word]()
 
     def _interval(self) -> DataType:

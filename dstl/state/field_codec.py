@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 from dstl.errors import Invalid
 from dstl.state.type_groups import TEXT
 
-__all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain"]
+__all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain", "values_by_name"]
 
 Convert = Callable[[Any], Any]
 
@@ -99,6 +99,18 @@ def bound_row(names: list[str]) -> Callable[[Any], Row]:
         return row
 
     return make
+
+
+def values_by_name(value: dict[Any, Any], names: Sequence[str]) -> list[Any]:
+    """Return a dict's values in the order of a schema's fields; what it does not have is None.
+
+    Raises:
+        ValueError: It has a key that is no field, which would be lost without a word; names it.
+    """
+    if len(value) > len(names) or not all(key in names for key in value):
+        unknown = next(key for key in value if key not in names)
+        raise ValueError(f"there is no field {str(unknown)[:80]!r}; there are {', '.join(names)}")
+    return [value.get(name) for name in names]
 
 
 def field_codec(data_type: DataType) -> FieldCodec:
@@ -324,7 +336,7 @@ def _struct(data_type: StructType) -> FieldCodec:
 
     def encode(value: Any) -> list[Any]:
         if isinstance(value, dict):
-            value = [value.get(name) for name in names]
+            value = values_by_name(value, names)
         elif not isinstance(value, (tuple, list)):
             held = getattr(value, "__dict__", None)
             if held is None:

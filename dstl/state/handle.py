@@ -49,7 +49,7 @@ class TimeMode(StrEnum):
         """
         try:
             return TimeMode(text.lower())
-        except ValueError:
+        except (ValueError, AttributeError):
             raise Invalid(f"time mode {text!r} is none of 'none', 'processingTime', 'eventTime'") from None
 
 

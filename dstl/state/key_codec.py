@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 
 from dstl.errors import CorruptData, Invalid
 from dstl.state.binary_column import rows_of
-from dstl.state.field_codec import field_codec
+from dstl.state.field_codec import field_codec, values_by_name
 from dstl.state.packed_columns import is_columnar, pack_columns
 from dstl.state.type_groups import FLOATS, INTEGERS, MICROSECONDS, TEXT, WHOLE
 from dstl.state.wire_column import int64_column, to_int64
@@ -90,7 +90,10 @@ class KeyCodec:
             Invalid: Not a key of the schema; names the column.
         """
         if isinstance(key, dict):
-            key = [key.get(name) for name in self.names]
+            try:
+                key = values_by_name(key, self.names)
+            except ValueError as error:
+                raise Invalid(f"{self.what}: {error}") from None
         if not isinstance(key, (tuple, list)) or len(key) != len(self.names):
             raise Invalid(
                 f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {key!r}"

@@ -52,6 +52,8 @@ class Aggregate:
             Invalid: There is no such column, or its type cannot be aggregated so.
         """
         if self.column is None:
+            if self.function != "count":
+                raise Invalid(f"{self.function}() names no column; there are {', '.join(schema.names)}")
             return Count()
         if self.column not in schema.names:
             raise Invalid(f"{self.function}() names column {self.column!r}; there are {', '.join(schema.names)}")

@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import CorruptData, Invalid
-from dstl.state.field_codec import INT_BOUNDS, FieldCodec, field_codec
+from dstl.state.field_codec import INT_BOUNDS, FieldCodec, field_codec, values_by_name
 
 __all__ = [
     "FIXED_FORMATS",
@@ -165,7 +165,10 @@ class _Fields:
     def to_wire(self, value: Any) -> list[Any]:
         fields = self.schema.fields
         if isinstance(value, dict):
-            value = [value.get(f.name) for f in fields]
+            try:
+                value = values_by_name(value, self.schema.names)
+            except ValueError as error:
+                raise Invalid(f"state {self.name!r}: {error}") from None
         if not isinstance(value, (tuple, list)):
             raise Invalid(
                 f"state {self.name!r} takes a tuple of {len(fields)} values ({self.schema.simpleString()}), "

@@ -24,7 +24,9 @@ def check_name(name: str) -> str:
         Invalid: The name breaks the grammar.
     """
     if len(name) > 512 or _NAME.fullmatch(name) is None:
-        raise Invalid(f"not an object name: {name[:80]!r}; names come from the configuration, never from data")
+        raise Invalid(
+            f"not an object name: {name[:80]!r}; its elements are letters, digits, '-', '_', '=' and inner dots"
+        )
     return name
 
 

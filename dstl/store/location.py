@@ -1,9 +1,16 @@
-"""From the location that a user writes to the store behind it."""
+"""From the location that a user writes to the store behind it.
+
+This is the one place that takes a location apart. A comma separates two locations where an absolute one follows it:
+``scheme:``, ``/`` or ``~/``. Every other comma belongs to the name of a directory. So ``/disk1/s,/disk2/s`` is two
+directories and ``/data/my,state`` is one; a directory whose path has ``,/`` in it is written as a URI,
+``file:///data/a%2C/b``.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from dstl.errors import Invalid
 from dstl.options import S3Options
@@ -14,58 +21,144 @@ from dstl.store.prefixed import PrefixedStore
 from dstl.store.s3 import S3Store
 from dstl.store.sharded import ShardedStore
 
-__all__ = ["open_store"]
+__all__ = ["absolute_location", "has_scheme", "is_in_memory", "open_store", "split_locations"]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://(.*)", re.DOTALL)
-_BETWEEN_LOCATIONS = re.compile(r",(?=(?:s3a?|file|memory)://)")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):(.*)", re.DOTALL)
+_ABSOLUTE = r"(?:/|~/|[A-Za-z][A-Za-z0-9+.\-]*:[/\\])"
+_BETWEEN_LOCATIONS = re.compile(f",(?={_ABSOLUTE})")
+_WITH_BLANK = re.compile(rf",\s+{_ABSOLUTE}")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
+_FORMS = "write a directory (/path or file:///path) or s3://bucket/prefix"
 
 
-def open_store(location: str, options: S3Options | None = None) -> ObjectStore:
+def open_store(location: str | os.PathLike[str], options: S3Options | None = None) -> ObjectStore:
     """Return the store at a location. Nothing is contacted or made yet: :func:`~dstl.store.probe.probe` does that.
 
     ============================  ======================================================================
     ``s3://bucket/prefix``        S3, credentials from the provider chain of the SDK (``s3a://`` as well)
-    ``/path``, ``file:///path``   a directory; a relative path and ``~`` are taken from now
+    ``/path``, ``file:///path``   a directory (``file:/path`` as well); a relative path and ``~`` are taken
+                                  from now
     ``memory://name/prefix``      this process's memory, shared by name
     several, joined by commas     one store over all of them, see :class:`~dstl.store.sharded.ShardedStore`
     ============================  ======================================================================
 
     Args:
-        location: As above. It never holds credentials.
+        location: As above, or a path object. It never holds credentials.
         options: For S3; ignored elsewhere.
 
     Raises:
         Invalid: Not a location.
     """
-    locations = _BETWEEN_LOCATIONS.split(location)
-    stores = [_open_one(one, options or S3Options()) for one in locations]
+    stores = [_open_one(one, options or S3Options()) for one in split_locations(location)]
     return stores[0] if len(stores) == 1 else ShardedStore(stores)
 
 
+def split_locations(location: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Return the locations that a text joins by commas, in their order; one where there is no such comma.
+
+    Args:
+        location: As :func:`open_store` takes it.
+
+    Raises:
+        Invalid: No location is given, or what separates two of them is more than one comma.
+    """
+    given = os.fspath(location) if isinstance(location, os.PathLike) else location
+    if not isinstance(given, str):
+        raise Invalid(f"a location is a text or a path object, not {type(given).__name__}: {_FORMS}")
+    if not given.strip():
+        raise Invalid("a location is a directory, s3://bucket/prefix or memory://name; none was given")
+    if "\0" in given:
+        raise Invalid("a location holds no NUL character")
+    parts = tuple(_BETWEEN_LOCATIONS.split(given))
+    if len(parts) > 1 and any(not part or part.endswith(",") for part in parts):
+        raise Invalid("several locations are joined by one comma each, and one of them is empty: /disk1/s,/disk2/s")
+    if _WITH_BLANK.search(given):
+        raise Invalid("several locations are joined by a comma without a blank: /disk1/s,/disk2/s")
+    return parts
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return a location as any process opens it: directories absolute, without ``~``, and all of them as paths.
+
+    Raises:
+        Invalid: Not a location.
+    """
+    return ",".join(_absolute(one) for one in split_locations(location))
+
+
+def is_in_memory(location: str | os.PathLike[str]) -> bool:
+    """Return whether a location, or one of several, is the memory of whichever process opens it.
+
+    Raises:
+        Invalid: Not a location.
+    """
+    return any(_parsed(one)[0] == "memory" for one in split_locations(location))
+
+
+def has_scheme(location: str) -> bool:
+    """Return whether a text begins with a URI's scheme and not as a path does."""
+    return _SCHEME.match(location) is not None
+
+
+def _absolute(location: str) -> str:
+    scheme, path, _ = _parsed(location)
+    if scheme:
+        return location
+    path = os.path.abspath(os.path.expanduser(path))
+    # The directory that a relative path is taken from may have a name that would be split.
+    torn = path.endswith(",") or _BETWEEN_LOCATIONS.search(path) or _WITH_BLANK.search(path)
+    return "file://" + quote(path) if torn else path
+
+
 def _open_one(location: str, options: S3Options) -> ObjectStore:
+    scheme, name, prefix = _parsed(location)
+    if not scheme:
+        return LocalStore(name)
+    if scheme == "memory":
+        memory = MemoryStore(name)
+        return PrefixedStore(memory, prefix) if prefix else memory
+    return S3Store(name, prefix, options)
+
+
+def _parsed(location: str) -> tuple[str, str, str]:
+    """Return (scheme, name, prefix) of one location; of a directory ("", path, "")."""
     found = _SCHEME.fullmatch(location)
     if found is None:
-        if not location or "\0" in location:
-            raise Invalid("a location is a directory, s3://bucket/prefix or memory://name; none was given")
-        return LocalStore(location)
+        return "", location, ""
     scheme, rest = found[1].lower(), found[2]
-    if "@" in rest and scheme != "file":
+    if scheme == "file":
+        path = unquote(rest.removeprefix("//"))
+        if not path.startswith("/") or "\0" in path:
+            raise Invalid(f"not a location: {location!r}; write file:///absolute/path")
+        return "", path, ""
+    if scheme not in ("memory", "s3", "s3a"):
+        raise _unknown(found[1])
+    if "@" in rest:
         # Not shown: what stands before the sign may be a secret.
         raise Invalid(f"a {scheme}:// location holds no user, key or secret: use the SDK's provider chain")
-    if scheme == "file":
-        if not rest.startswith("/"):
-            raise Invalid(f"not a location: {location!r}; write file:///absolute/path")
-        return LocalStore(unquote(rest))
-    name, _, prefix = rest.partition("/")
+    if not rest.startswith("//"):
+        form = "memory://name" if scheme == "memory" else "s3://bucket/prefix"
+        raise Invalid(f"not a location: {location!r}; write {form}")
+    name, _, prefix = rest[2:].partition("/")
     prefix = prefix.rstrip("/")
-    if prefix:
-        check_name(prefix)
-    if scheme == "memory":
-        memory = MemoryStore(check_name(name))
-        return PrefixedStore(memory, prefix) if prefix else memory
-    if scheme in ("s3", "s3a"):
-        if _BUCKET.fullmatch(name) is None:
-            raise Invalid(f"not a bucket name: {name!r}; write s3://bucket/prefix")
-        return S3Store(name, prefix, options)
-    raise Invalid(f"no store for {scheme}:// ; use a directory, s3://bucket/prefix or memory://name")
+    if scheme != "memory" and _BUCKET.fullmatch(name) is None:
+        raise Invalid(f"not a bucket name: {name!r}; write s3://bucket/prefix")
+    for part in (name, prefix) if prefix else (name,):
+        try:
+            check_name(part)
+        except Invalid:
+            raise Invalid(
+                f"not a location: {location!r}; what follows {scheme}:// is letters, digits, '-', '_', '=' and inner "
+                "dots, between single slashes"
+            ) from None
+    return scheme, name, prefix
+
+
+def _unknown(scheme: str) -> Invalid:
+    """Return the error for a scheme; nothing else of the location is shown, for it may hold a secret."""
+    if len(scheme) == 1:
+        return Invalid(f"not a location: {scheme}: looks like a drive of Windows, which has no store here; {_FORMS}")
+    return Invalid(
+        f"no store for {scheme}: locations; {_FORMS}. Another service that speaks S3 is s3:// with "
+        f"S3Options(endpoint_url=...); a directory whose name begins so is ./{scheme}:..."
+    )

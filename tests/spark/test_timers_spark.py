@@ -285,7 +285,9 @@ def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(
 
 
 def test_what_a_tick_may_be(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    assert [interval_ms(text) for text in ("10 seconds", "1 Second", "500 ms", "2min", "1 hour", "3 s")] == [
+    assert [
+        interval_ms(text, "operator 'x'") for text in ("10 seconds", "1 Second", "500 ms", "2min", "1 hour", "3 s")
+    ] == [
         10_000,
         1000,
         500,
@@ -295,6 +297,6 @@ def test_what_a_tick_may_be(spark: SparkSession, stream: Callable[..., Any], tmp
     ]
     for wrong in ("", "seconds", "0 seconds", "-1 second", "5 m", "1 fortnight", 5):
         with pytest.raises(Invalid):
-            interval_ms(wrong)  # type: ignore[arg-type]
+            interval_ms(wrong, "operator 'x'")  # type: ignore[arg-type]
     with StateBackend(str(tmp_path / "state"), spark=spark) as backend, pytest.raises(Invalid, match="no timers"):
         backend.transform_with_state(stream(INPUT).read(), by="k", processor=Soon(), output=OUTPUT, tick="1 second")

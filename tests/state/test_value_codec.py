@@ -148,6 +148,32 @@ def test_numpy_scalars_are_taken():
         assert codec.decode(codec.encode(value)) == (5, 2.5, True, "x")[: len(schema.names)]
 
 
+@pytest.mark.parametrize(
+    ("ddl", "value"),
+    [
+        ("total long", {"zz": 1}),
+        ("total long", {"total": 1, "zz": 1}),
+        ("n int, s string", {"n": 1, "S": "x"}),
+        ("n int, s string", {"n": 1, 0: "x"}),
+        ("s struct<a: int, b: int>", ({"a": 1, "c": 2},)),
+    ],
+)
+def test_a_dict_with_a_field_that_there_is_not_is_no_null(ddl, value):
+    codec = ValueCodec("balance", [parse_ddl(ddl)])
+    with pytest.raises(Invalid, match=r"balance.*there is no field .*; there are "):
+        codec.encode(value)
+
+
+def test_a_dict_may_leave_out_what_is_null():
+    codec = ValueCodec("balance", [parse_ddl("n int, s string")])
+    assert codec.decode(codec.encode({"n": 1})) == (1, None)
+
+
+def test_a_row_is_taken_by_place_as_spark_takes_it():
+    codec = ValueCodec("balance", [parse_ddl("n int")])
+    assert codec.decode(codec.encode(Row(other=7))) == (7,)
+
+
 def test_added_columns_read_as_none_whatever_their_place():
     for old_ddl, new_ddl in (
         ("a int, b long", "b long, c string, a long"),

@@ -1,10 +1,12 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dstl.errors import Invalid
 from dstl.store import LocalStore, MemoryStore, PrefixedStore, S3Store, ShardedStore, open_store
+from dstl.store.location import absolute_location, is_in_memory, split_locations
 
 
 def test_each_scheme_opens_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +22,11 @@ def test_each_scheme_opens_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("s3a://my-bucket/job", S3Store, "s3://my-bucket/job"),
         ("s3://b-1/x,s3://b-2/x", ShardedStore, "s3://b-1/x,s3://b-2/x"),
         ("/with,comma", LocalStore, "/with,comma"),
+        ("/one,/two", ShardedStore, "/one,/two"),
+        (f"file:{tmp_path}", LocalStore, str(tmp_path)),
+        ("./dbfs:/x", LocalStore, "./dbfs:/x"),
+        ("file:///one%2C/two", LocalStore, "/one,/two"),
+        (tmp_path, LocalStore, str(tmp_path)),
     ):
         store = open_store(location)
         assert type(store) is kind
@@ -60,11 +67,79 @@ async def test_the_home_directory_is_meant_by_its_sign(tmp_path: Path, monkeypat
         "gs://bucket/x",
         "http://host/x",
         "a\0b",
+        " ",
+        "file:///a%00b",
+        "file:relative",
+        "s3:/bucket/x",
+        "/one,,/two",
+        "/one, /two",
+        "s3://bucket/x,memory:/y",
+        None,
+        5,
+        b"/x",
     ],
 )
-def test_what_is_no_location_is_refused(location: str) -> None:
-    with pytest.raises(Invalid):
+def test_what_is_no_location_is_refused(location: Any) -> None:
+    for call in (open_store, absolute_location):
+        with pytest.raises(Invalid):
+            call(location)
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["dbfs:/x", "DBFS:/x", "hdfs:/x", "hdfs://host/x", "gs://bucket/x", "abfss://c@account/x", "wasb:x", "https://h/x"],
+)
+def test_a_scheme_without_a_store_never_becomes_a_directory_of_that_name(location: str) -> None:
+    for given in (location, f"/fine,{location}") if "/" in location else (location,):
+        with pytest.raises(Invalid, match=r"no store for \w+:.*/path or file:///path.*s3://bucket/prefix"):
+            open_store(given)
+
+
+@pytest.mark.parametrize("location", ["C:\\state", "c:/state", "/fine,D:/state"])
+def test_a_drive_of_windows_is_named_as_one(location: str) -> None:
+    with pytest.raises(Invalid, match="drive of Windows"):
         open_store(location)
+
+
+@pytest.mark.parametrize(
+    ("location", "parts"),
+    [
+        ("/a/my,state", ["/a/my,state"]),
+        ("my,state", ["my,state"]),
+        ("/a,/b", ["/a", "/b"]),
+        ("here,/b,~/c", ["here", "/b", "~/c"]),
+        ("/a,~backup", ["/a,~backup"]),
+        ("s3://b-1/x,S3A://b-2/y,file:/z", ["s3://b-1/x", "S3A://b-2/y", "file:/z"]),
+        ("/a,", ["/a,"]),
+    ],
+)
+def test_a_comma_separates_only_where_an_absolute_location_follows(location: str, parts: list[str]) -> None:
+    assert split_locations(location) == tuple(parts)
+
+
+@pytest.mark.parametrize("name", ["my,state", "plain", "tail,", "x,/y", "x, /y", "%41 b", "a,s3:"])
+@pytest.mark.parametrize("location", ["state", "my,state", "a,/b", "state,"])
+def test_an_absolute_location_is_the_same_to_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, location: str
+) -> None:
+    """The driver's directory, a TaskManager's and a command line's: each opens the same, whatever it is called."""
+    (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / name)
+    expected = split_locations(location)
+    roots = [os.path.abspath(each) for each in expected]
+    absolute = absolute_location(location)
+    monkeypatch.chdir("/")
+    assert absolute_location(absolute) == absolute
+    store = open_store(absolute)
+    stores = store.stores if isinstance(store, ShardedStore) else (store,)
+    assert [each.location for each in stores] == roots
+
+
+def test_a_memory_location_is_known_in_any_case_and_place() -> None:
+    for location in ("memory://x", "MEMORY://x", "Memory://x/y", "/a,mEMORY://x"):
+        assert is_in_memory(location)
+    for location in ("memory", "/memory://x", "s3://memory/x", "./memory://x"):
+        assert not is_in_memory(location)
 
 
 def test_a_secret_in_a_location_is_refused_and_not_repeated() -> None:
@@ -72,4 +147,4 @@ def test_a_secret_in_a_location_is_refused_and_not_repeated() -> None:
         with pytest.raises(Invalid) as caught:
             open_store(location)
         assert "hunter2" not in str(caught.value)
-        assert "provider chain" in str(caught.value)
+        assert "provider chain" in str(caught.value) or location.startswith("https")

@@ -1,0 +1,322 @@
+"""Nonsense is refused at the call, in our words, by a typed error that names it: not late, not raw, not in a task."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import Closed, Invalid
+from dstl.options import BatchingOptions
+from dstl.spark import StateBackend, count
+from dstl.spark import sum as sum_of
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+OUTPUT = "k string, n long"
+
+
+class Counts(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = (self.n.get() or (0,))[0] + sum(1 for _ in rows)
+        self.n.update({"n": n})
+        yield Row(k=key[0], n=n)
+
+    def close(self) -> None:
+        pass
+
+
+class Locked(Counts):
+    """Cannot be copied nor pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Copied(Locked):
+    """Can be copied, so that its init runs on the driver, and cannot be pickled."""
+
+    def __deepcopy__(self, memo: Any) -> Copied:
+        return Copied()
+
+
+class Misspelt(Counts):
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.n.update({"m": 1})
+        yield Row(k=key[0], n=1)
+
+
+class BadDeclaration(Counts):
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"location": None}, "a location is a text or a path object, not NoneType"),
+        ({"location": 5}, "a location is a text or a path object, not int"),
+        ({"location": ""}, "none was given"),
+        ({"location": "file:///x%00y"}, "file:///absolute/path"),
+        ({"location": "a\0b"}, "NUL"),
+        ({"location": "dbfs:/x"}, "no store for dbfs: locations"),
+        ({"location": "s3:/bucket/x"}, "write s3://bucket/prefix"),
+        ({"location": "hdfs:/x"}, "no store for hdfs: locations"),
+        ({"location": "abfss://container@account/x"}, "no store for abfss: locations"),
+        ({"location": "C:\\state"}, "drive of Windows"),
+        ({"location": "MEMORY://x"}, "memory:// is this process's own memory"),
+        ({"location": "/x,Memory://x"}, "memory:// is this process's own memory"),
+        ({"parallelism": 0}, r"parallelism=0 is not in \[1, 128\], the maximum parallelism"),
+        ({"parallelism": -1}, r"parallelism=-1 is not in \[1, 128\]"),
+        ({"parallelism": 129}, r"parallelism=129 is not in \[1, 128\]"),
+        ({"parallelism": True}, "parallelism=True is not a whole number but bool"),
+        ({"parallelism": "4"}, "parallelism='4' is not a whole number but str"),
+        ({"parallelism": 2.5}, r"parallelism=2\.5 is not a whole number but float"),
+        ({"max_parallelism": "128"}, "max_parallelism='128' is not a whole number"),
+        ({"max_parallelism": 0}, "max_parallelism=0 is not in"),
+        ({"max_parallelism": None}, "max_parallelism=None is not a whole number"),
+        ({"task_managers": 0}, r"task_managers=0 is not in \[1, 128\]"),
+        ({"task_managers": "2"}, "task_managers='2' is not a whole number"),
+        ({"task_managers": True}, "task_managers=True is not a whole number"),
+        ({"table": "rocks"}, "table='rocks' is none of 'heap', 'rocksdb'; did you mean 'rocksdb'"),
+        ({"table": None}, "table=None is none of 'heap', 'rocksdb'"),
+        ({"batching": {}}, r"batching= is dict: give BatchingOptions\(\.\.\.\)"),
+        ({"s3": BatchingOptions()}, r"s3= is BatchingOptions: give S3Options\(\.\.\.\)"),
+        ({"cluster": "driver:7078"}, r"cluster= is str: give ClusterOptions\(\.\.\.\)"),
+        ({"restore": "newest"}, "restore='newest' is none of 'latest', 'previous'"),
+        ({"restore_mode": "noclaim"}, "restore_mode='noclaim' is none of .*did you mean 'no_claim'"),
+        ({"restore_from": "foo"}, "not a savepoint: 'foo'; write LOCATION/savepoints/NAME"),
+        ({"restore_from": 5}, "not a savepoint: int"),
+        ({"allow_non_restored_state": "no"}, "allow_non_restored_state='no' is neither True nor False"),
+        ({"spark": "local"}, "spark='local' is str, not a SparkSession"),
+    ],
+    ids=lambda one: repr(one) if isinstance(one, dict) else "",
+)
+def test_the_constructor_refuses(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"location": str(tmp_path / "state"), "spark": spark} | arguments
+    with pytest.raises(Invalid, match=message):
+        StateBackend(given.pop("location"), **given)
+    assert os.listdir(tmp_path) == [], "nothing was made for it"
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("spark.dstl.batchng.byte_budget", "batching"),
+        ("spark.dstl.Batching.byte_budget", "batching"),
+        ("spark.dstl.byte_budget", ""),
+        ("spark.dstl.s3", None),
+        ("DSTL_BATCHNG_BYTE_BUDGET", "batching"),
+        ("DSTL_CHECKPOINT_TIMEOUT_S", "checkpoints"),
+        ("DSTL_X_CLEAN_GRACE_S", ""),
+    ],
+)
+def test_options_of_a_section_that_there_is_not_are_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nearest: str | None
+) -> None:
+    conf = spark.sparkContext._conf
+    if name.startswith("DSTL"):
+        monkeypatch.setenv(name, "1")
+    else:
+        conf.set(name, "1")
+    try:
+        with pytest.raises(Invalid, match=name.replace(".", r"\.")) as caught:
+            StateBackend(str(tmp_path / "state"), spark=spark)
+    finally:
+        if not name.startswith("DSTL"):
+            conf._jconf.remove(name)
+    end = {None: "write spark.dstl.s3.OPTION", "": "there are batching, upload, hedging, checkpoints, "}
+    assert end.get(nearest, f"did you mean {nearest}?") in str(caught.value)
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_path_object_and_whole_numbers_of_numpy_are_taken(spark: SparkSession, tmp_path: Path) -> None:
+    import numpy as np
+
+    with StateBackend(tmp_path / "state", parallelism=np.int64(2), spark=spark) as backend:
+        assert backend.location == str(tmp_path / "state")
+        assert (tmp_path / "state").is_dir()
+
+
+def test_every_operator_refuses_what_it_cannot_take(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Also: each refusal names the operator, and none leaves an operator behind."""
+    df = stream("k string, v long").read()
+
+    def nothing(rows: Any, keys: Any, states: Any) -> tuple[Any, Any]:
+        return None, None
+
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+
+        def tws(df: Any = df, **given: Any) -> Any:
+            taken = {"by": "k", "processor": Counts(), "output": OUTPUT, "name": "op"} | given
+            return backend.transform_with_state(df, **taken)
+
+        def aggregate(df: Any = df, **given: Any) -> Any:
+            return backend.aggregate(df, **({"by": "k", "name": "op", "n": count()} | given))
+
+        def mapped(df: Any = df, **given: Any) -> Any:
+            taken = {"by": "k", "name": "op", "state": "n long", "output": "n long", "function": nothing} | given
+            return backend.map_states(df, **taken)
+
+        locks = threading.Lock()
+        dotted, ticked = df.withColumn("a.b", F.col("v")), df.withColumn("a`b", F.col("v"))
+        cased = df.select("k", "v", F.col("v").alias("V"))
+        every: list[tuple[dict[str, Any], str]] = [
+            ({"by": 5}, "by=5 is int: give a column's name or a list of names"),
+            ({"by": None}, "by=None is NoneType"),
+            ({"by": ["k", 5]}, "by holds 5, which is int"),
+            ({"by": []}, "by names no column"),
+            ({"by": "zz"}, "no column 'zz' to group by"),
+            ({"df": None}, "the input is NoneType, not a DataFrame"),
+            ({"df": "clicks"}, "the input is str, not a DataFrame"),
+            ({"df": spark.range(1)}, "the DataFrame is not streaming"),
+            ({"parallelism": 0}, r"parallelism=0 is not in \[1, 128\]"),
+            ({"parallelism": True}, "parallelism=True is not a whole number"),
+            ({"parallelism": "4"}, "parallelism='4' is not a whole number"),
+            ({"parallelism": 2.5}, r"parallelism=2\.5 is not a whole number"),
+            ({"df": cased}, "columns 'v' and 'V', which Spark takes for one"),
+        ]
+        whole: list[tuple[dict[str, Any], str]] = [
+            ({"df": dotted}, r"column 'a\.b' has a dot or a backtick"),
+            ({"df": ticked}, "column 'a`b' has a dot or a backtick"),
+        ]
+        cases: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
+            *((call, *one) for call in (tws, mapped) for one in (*every, *whole)),
+            *(
+                (aggregate, given | ({"n": count("v")} if given.get("df") is cased else {}), why)
+                for given, why in every
+            ),
+            (aggregate, {"df": dotted, "n": count("a.b")}, "has a dot or a backtick"),
+            (tws, {"processor": Counts}, r"the processor is the class Counts; pass an object of it: Counts\(\)"),
+            (tws, {"processor": 5}, "the processor is int, not a StatefulProcessor"),
+            (tws, {"processor": Locked()}, r"the processor cannot be sent to the workers.*make in init\(\)"),
+            (tws, {"processor": Copied()}, r"the processor cannot be sent to the workers.*make in init\(\)"),
+            (tws, {"processor": BadDeclaration()}, "a StructType or a DDL string, not int"),
+            (tws, {"output": "page strng"}, "output schema cannot be used: .*has the type 'strng', which there is not"),
+            (tws, {"output": 5}, "output schema cannot be used"),
+            (tws, {"output": None}, "output schema cannot be used"),
+            (tws, {"output_mode": None}, "output mode None is none of append, update"),
+            (tws, {"output_mode": "complete"}, "output mode 'complete' is none of"),
+            (tws, {"output_mode": 5}, "output mode 5 is none of"),
+            (tws, {"time_mode": None}, "time mode None is none of"),
+            (tws, {"time_mode": "processing"}, "time mode 'processing' is none of"),
+            (tws, {"style": "foo"}, "style='foo' is none of 'row', 'pandas'"),
+            (tws, {"style": None}, "style=None is none of 'row', 'pandas'"),
+            (tws, {"tick": 5, "time_mode": "processingTime"}, "tick=5 is not a time between batches"),
+            (tws, {"tick": "soon", "time_mode": "processingTime"}, "tick='soon' is not a time between batches"),
+            (tws, {"initial_state": 5}, "initial_state is a int"),
+            (aggregate, {"n": "count"}, "not an aggregate of dstl.spark"),
+            (aggregate, {"n": count(5)}, "count\\(\\) names column 5"),  # type: ignore[arg-type]
+            (aggregate, {"n": sum_of(None)}, r"sum\(\) names no column"),  # type: ignore[arg-type]
+            (aggregate, {"ttl_ms": "5"}, "ttl_ms='5' is no number"),
+            (aggregate, {"ttl_ms": True}, "ttl_ms=True is no number"),
+            (mapped, {"function": 5}, "function is int"),
+            (mapped, {"function": lambda rows, keys, states: locks}, "the function cannot be sent to the workers"),
+            (mapped, {"state": 5}, "the state schema cannot be used"),
+        ]
+        for call, given, why in cases:
+            with pytest.raises(Invalid, match=r"(?s)operator 'op'.*" + why):
+                call(**given)
+        for wrong in (5, "my op", "", "../x", "x" * 200, b"op"):
+            with pytest.raises(Invalid, match="operator"):
+                tws(name=wrong)
+        assert "operators=[]" in repr(backend)
+        aggregate(df=dotted, name="free")  # a name that does not travel is nobody's business
+
+
+def test_a_grouped_stream_says_what_takes_the_place_of_sparks_other_methods(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        grouped = backend.groupBy(stream().read(), "k")
+        for name in ("count", "agg", "sum", "applyInPandas", "applyInPandasWithState"):
+            with pytest.raises(Invalid, match=rf"groupBy\(\.\.\.\)\.{name} .*backend\.aggregate"):
+                getattr(grouped, name)
+        with pytest.raises(AttributeError, match="no attribute 'cuont'"):
+            _ = grouped.cuont
+        with pytest.raises(Invalid, match="the input is int"):
+            backend.groupBy(5, "k")  # type: ignore[arg-type]
+
+
+def test_a_closed_backend_stays_closed(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+    df = stream().read()
+    backend = StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark)
+    grouped = backend.groupBy(df, "k")
+    backend.close()
+    calls: list[Callable[[], Any]] = [
+        lambda: backend.transform_with_state(df, by="k", processor=Counts(), output=OUTPUT),
+        lambda: backend.transform_with_state_in_pandas(df, by="k", processor=Counts(), output=OUTPUT),
+        lambda: backend.aggregate(df, by="k", n=count()),
+        lambda: backend.map_states(df, by="k", state="n long", output="n long", function=lambda a, b, c: (None, None)),
+        lambda: backend.groupBy(df, "k"),
+        lambda: grouped.transformWithState(Counts(), OUTPUT, "update", "none"),
+        lambda: backend.read_state(spark, "n"),
+        lambda: backend.savepoint("s"),
+        lambda: backend.add_listener(print),
+        lambda: backend.add_progress_listener(print),
+        backend.__enter__,
+    ]
+    for call in calls:
+        with pytest.raises(Closed, match="was closed: make a new one"):
+            call()
+    backend.close()
+
+
+def test_a_comma_in_a_directorys_name_does_not_split_the_state(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Driver, TaskManager and command line take the location apart in one way, from whatever directory they run in."""
+    source = stream()
+    source.add([{"k": f"k{i}", "v": i} for i in range(50)])
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("DSTL_BATCHING_INLINE_THRESHOLD", "0")
+    for number, location in enumerate((f"{tmp_path}/my,state", "rel,ative", f"{tmp_path}/d1/s,{tmp_path}/d2/s")):
+        each = stream()
+        each.add([{"k": f"k{i}", "v": i} for i in range(50)])
+        with StateBackend(location, parallelism=2, spark=spark) as backend:
+            each.drain(
+                backend.transform_with_state(each.read(), by="k", processor=Counts(), output=OUTPUT, name=f"op{number}")
+            )
+    assert sorted(os.listdir(here)) == ["rel,ative"]
+    assert {"my,state", "d1", "d2"} <= set(os.listdir(tmp_path))
+    for location in (f"{tmp_path}/my,state", f"{here}/rel,ative", f"{tmp_path}/d1/s,{tmp_path}/d2/s"):
+        done = subprocess.run(
+            [sys.executable, "-m", "dstl.cli", "checkpoints", "verify", location],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_dict_with_a_wrong_field_fails_the_batch_by_name(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream()
+    source.add([{"k": "a", "v": 1}])
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        rows = backend.transform_with_state(source.read(), by="k", processor=Misspelt(), output=OUTPUT)
+        with pytest.raises(Exception, match="state 'n': there is no field 'm'; there are n"):
+            source.drain(rows)
