@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from dstl.checkpoint.manifest_format import manifest_name
 from dstl.checkpoint.manifest_reader import ManifestReader
 from dstl.checkpoint.manifest_scan import ManifestScan
+from dstl.checkpoint.savepoint_format import check_savepoint_name
+from dstl.checkpoint.savepoint_objects import SavepointObjects
 from dstl.checkpoint.truncation import recovery_work
 from dstl.errors import Invalid, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, log_coverage, referenced_objects
 
-__all__ = ["describe_checkpoint", "list_checkpoints"]
+__all__ = ["describe_checkpoint", "list_checkpoints", "list_states"]
 
 
 async def list_checkpoints(store: ObjectStore, runtime: Runtime) -> dict[str, Any]:
@@ -106,6 +109,59 @@ async def describe_checkpoint(
             for entry in checkpoint.segments
         ],
     }
+
+
+async def list_states(
+    store: ObjectStore, runtime: Runtime, checkpoint_id: CheckpointId | None = None, savepoint: str | None = None
+) -> list[dict[str, Any]]:
+    """Return the states of a checkpoint, the latest by default, or of a savepoint, by operator. Only reads.
+
+    Raises:
+        MissingState: There is no such checkpoint or savepoint.
+        CorruptData: Its record is damaged.
+        Invalid: No query has used this location, or a newer version wrote the record.
+    """
+    if savepoint is not None:
+        of = await SavepointObjects(store, runtime).descriptor(check_savepoint_name(savepoint))
+        operators = [(entry.uid, entry.registry) for entry in of.operators]
+    else:
+        found = await describe_checkpoint(store, runtime, checkpoint_id)
+        operators = [(operator["uid"], operator["states"]) for operator in found["operators"]]
+    return [
+        {
+            "operator": uid,
+            "state": state.get("name"),
+            "kind": state.get("kind"),
+            "key": _columns(registry.get("key")),
+            "user_key": _columns(state.get("user_key")),
+            "value": _columns((state.get("schemas") or [None])[-1]),
+            "ttl_ms": state.get("ttl_ms", 0),
+        }
+        for uid, registry in operators
+        for state in registry.get("states", ())
+    ]
+
+
+def _columns(schema: Any) -> str:
+    """Return a stored schema as people write it; what is none is shown as it is."""
+    try:
+        return ", ".join(
+            f"{field['name']} {_type(field['type'])}" for field in json.loads(schema or '{"fields": []}')["fields"]
+        )
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return str(schema)
+
+
+def _type(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "array":
+        return f"array<{_type(kind['elementType'])}>"
+    if kind["type"] == "map":
+        return f"map<{_type(kind['keyType'])}, {_type(kind['valueType'])}>"
+    if kind["type"] == "struct":
+        return f"struct<{', '.join(field['name'] + ': ' + _type(field['type']) for field in kind['fields'])}>"
+    return str(kind["type"])
 
 
 async def _scan(store: ObjectStore, runtime: Runtime) -> ManifestScan:

@@ -15,6 +15,7 @@ from functools import partial
 
 from dstl.checkpoint.cleaning_plan import CleaningPlan, Deletion, plan_cleaning, subsumed_candidates
 from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest_reader import has_manifests
 from dstl.checkpoint.manifest_scan import ManifestScan
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.runtime import Runtime
@@ -72,9 +73,12 @@ async def clean(
 
     May be cancelled or die at any point: the next pass finds the rest. "Already gone" is success.
 
+    A dry run writes nothing, the probe that asks for the store's time included: it goes by this host's clock, or by the
+    newest object's where that is later.
+
     Args:
         store: The location.
-        runtime: Source of the probe's name.
+        runtime: Source of the probe's name; a dry run's clock.
         log: The coordinator's, or one that was never fenced (a reader's). A fenced one must still own the location.
         grace_s: Seconds that every object is left alone. It must exceed the longest that a commit may take.
         dry_run: Only say what would be deleted.
@@ -90,13 +94,16 @@ async def clean(
         CorruptData: A record is damaged, so it is unknown what is referenced: nothing was deleted.
         Unavailable: The store did not answer; part of the plan may be done.
     """
-    now = await _store_time(store, runtime, dry_run=dry_run)
+    # Before anything is written, or listed whole: it may be a typo, or somebody else's directory.
+    if not await has_manifests(store):
+        raise _no_location(store)
+    now = None if dry_run else await _store_time(store, runtime)
     listing = [info async for info in store.list()]
     scan = await log.scan()
     _check(store, log, scan)
     live = None if live_writer_ids is None else await live_writer_ids()
     if now is None:
-        now = max((info.modified for info in listing), default=0.0)
+        now = max(runtime.clock.wall(), max((info.modified for info in listing), default=0.0))
     subsumed = await _subsumed(log, list(subsumed_candidates(scan, now, grace_s)))
     # Off the loop: the plan of a million objects would hold up a checkpoint.
     plan = await asyncio.get_running_loop().run_in_executor(
@@ -107,18 +114,10 @@ async def clean(
     return CleanerReport(scan.query_id, dry_run, now, len(listing), sum(info.size for info in listing), plan, deleted)
 
 
-async def _store_time(store: ObjectStore, runtime: Runtime, *, dry_run: bool) -> float | None:
-    """Return the store's time, from a fresh object; its clock and ours may differ by hours.
-
-    A dry run does without where writing is refused: None, for the caller to take the newest object's time.
-    """
+async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
+    """Return the store's time, from a fresh object; its clock and ours may differ by hours."""
     name = f"probe/{runtime.new_id()}"
-    try:
-        await store.put(name, name.encode(), if_absent=True)
-    except Invalid:
-        if dry_run:
-            return None
-        raise
+    await store.put(name, name.encode(), if_absent=True)
     try:
         return (await store.head(name)).modified
     finally:
@@ -131,11 +130,15 @@ def _check(store: ObjectStore, log: ManifestLog, scan: ManifestScan) -> None:
     for _, error in sorted(scan.damaged.items(), reverse=True):
         raise CorruptData(f"nothing is deleted, for it is unknown what is needed: {error}") from error
     if not scan.query_id:
-        raise Invalid(f"{store.location} is not a location of DSTL: no query has written a manifest there")
+        raise _no_location(store)
     if log.epoch and scan.epoch != log.epoch:
         raise Fenced(
             f"{store.location} was taken over by epoch {scan.epoch}; this driver ({log.epoch}) deletes nothing"
         )
+
+
+def _no_location(store: ObjectStore) -> Invalid:
+    return Invalid(f"{store.location} is not a location of DSTL: no query has written a manifest there")
 
 
 async def _subsumed(log: ManifestLog, candidates: list[int]) -> set[int]:

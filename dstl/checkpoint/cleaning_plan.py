@@ -28,6 +28,7 @@ from heapq import nsmallest
 from dstl.changelog.names import SegmentName, parse_segment_name
 from dstl.checkpoint.manifest_format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest_scan import ManifestScan
+from dstl.checkpoint.savepoint_format import is_savepoint_object
 from dstl.store.base import ObjectInfo
 from handles.checkpoint import referenced_objects
 
@@ -47,6 +48,7 @@ class Kept(StrEnum):
     PERHAPS_PENDING = "a running batch or materialization may still need it"
     LOG_RECORD = "record of the manifest log (fences and abort markers are never deleted)"
     OTHER_QUERY = "of another query"
+    SAVEPOINT = "of a savepoint, which no cleanup touches (dstl savepoint list)"
     UNKNOWN = "not a name of ours"
     BOUND = "left to the next pass"
 
@@ -110,6 +112,8 @@ def plan_cleaning(
                 is_record, reason = True, _record_reason(sequence, scan, subsumed)
             elif (parsed := parse_segment_name(info.name)) is not None:
                 reason = proofs.reason(parsed, info.modified)
+            elif is_savepoint_object(info.name):
+                reason = Kept.SAVEPOINT
             else:
                 reason = "a probe that was not finished" if _is_probe(info.name) else Kept.UNKNOWN
             if not isinstance(reason, Kept) and info.modified + grace_s > now:

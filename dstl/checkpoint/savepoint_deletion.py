@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dstl.checkpoint.manifest_reader import ManifestReader
+from dstl.checkpoint.manifest_reader import ManifestReader, has_manifests
 from dstl.checkpoint.savepoint_format import (
     SAVEPOINTS,
     EndMarker,
@@ -13,6 +13,7 @@ from dstl.checkpoint.savepoint_format import (
     check_savepoint_name,
     descriptor_name,
     directory_of,
+    is_savepoint_object,
     marker_name,
 )
 from dstl.checkpoint.savepoint_objects import SavepointObjects
@@ -23,9 +24,10 @@ from handles.checkpoint import referenced_objects
 
 __all__ = ["SavepointDeletion", "SavepointListing", "SavepointState", "delete_savepoint", "list_savepoints"]
 
-SavepointState = Literal["complete", "claimed", "deleting", "incomplete", "damaged"]
+SavepointState = Literal["complete", "claimed", "deleting", "incomplete", "damaged", "foreign"]
 """``complete``: can be restored. ``claimed``: its files belong to a job now. ``deleting``: a deletion was begun.
-``incomplete``: being written, or given up. ``damaged``: its descriptor or marker cannot be read."""
+``incomplete``: being written, or given up. ``damaged``: its descriptor or marker cannot be read. ``foreign``: somebody
+else's files below ``savepoints/``, which Flink for one uses as well."""
 
 WRITING_GRACE_S = 3600.0
 """Files without a descriptor that are younger may belong to a savepoint that is being written."""
@@ -42,7 +44,7 @@ class SavepointListing:
         objects: Number of objects below its directory.
         bytes: Their bytes.
         modified: When the newest of them was written: Unix seconds by the store's clock.
-        detail: Who claimed it, or what is damaged; empty otherwise.
+        detail: Who claimed it, what is damaged or whose it is not; empty otherwise.
     """
 
     name: str
@@ -74,11 +76,18 @@ class SavepointDeletion:
 
 
 async def list_savepoints(store: ObjectStore, runtime: Runtime) -> list[SavepointListing]:
-    """Return every savepoint of a location by name, damaged and unfinished ones included. Only reads."""
+    """Return every savepoint of a location by name, damaged and unfinished ones included. Only reads.
+
+    Raises:
+        Invalid: There is neither a savepoint nor a manifest: it is no location of DSTL, or nothing is left in it.
+        Unavailable: The store did not answer.
+    """
     objects = SavepointObjects(store, runtime)
     by_name: dict[str, list[ObjectInfo]] = {}
     for info in await objects.list():
         by_name.setdefault(info.name[len(SAVEPOINTS) :].split("/")[0], []).append(info)
+    if not by_name and not await has_manifests(store):
+        raise Invalid(f"{store.location} is not a location of DSTL: it holds neither a savepoint nor a manifest")
     return [await _listing(objects, name, infos) for name, infos in sorted(by_name.items())]
 
 
@@ -97,13 +106,20 @@ async def delete_savepoint(
 
     Raises:
         MissingState: Nothing of that name is there.
-        Invalid: A job has claimed it and still needs its files, or it may be being written.
+        Invalid: A job has claimed it and still needs its files, it may be being written, or there are files that are
+            not a savepoint's, of which none is ever deleted.
         CorruptData: A manifest of the location is damaged, so it is not known what a claimed one's job still needs.
     """
     objects = SavepointObjects(store, runtime)
     infos = await objects.list(f"{check_savepoint_name(name)}/")
     if not infos:
         raise MissingState(f"{store.location} has no savepoint {name!r}: see dstl savepoint list")
+    foreign = [i.name for i in infos if not is_savepoint_object(i.name)]
+    if foreign:
+        raise Invalid(
+            f"{directory_of(name)} in {store.location} holds what is not a savepoint's: {_some(foreign)}; nothing is "
+            "deleted. Move those away first, if the rest is a savepoint of DSTL"
+        )
     listing = await _listing(objects, name, infos)
     own = EndMarker(kind="delete", put_id=runtime.new_id(), created_at=runtime.clock.wall())
     now = runtime.clock.wall()
@@ -122,13 +138,20 @@ async def delete_savepoint(
             await objects.delete([marker_name(name)])
         raise
     first, last = descriptor_name(name), marker_name(name)
-    names = sorted((i.name for i in infos), key=lambda each: (each != first, each == last, each))
+    names = sorted(
+        (i.name for i in infos if is_savepoint_object(i.name)), key=lambda each: (each != first, each == last, each)
+    )
     if commit:
         await objects.delete([each for each in names if each == first])
         await objects.delete([each for each in names if each not in (first, last)])
         await objects.delete([last])
     sizes = {i.name: i.size for i in infos}
     return SavepointDeletion(name, listing.state, tuple(names), sum(sizes[each] for each in names), commit)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 async def _begin(objects: SavepointObjects, own: EndMarker, name: str) -> bool:
@@ -145,6 +168,9 @@ async def _listing(objects: SavepointObjects, name: str, infos: list[ObjectInfo]
     marker: EndMarker | None = None
     state: SavepointState = "incomplete"
     detail = ""
+    foreign = [each for each in sorted(names) if not is_savepoint_object(each)]
+    if foreign and not names & {descriptor_name(name), marker_name(name)}:
+        state, detail = "foreign", f"holds {_some(foreign)}"
     try:
         if descriptor_name(name) in names:
             savepoint = await objects.descriptor(name)

@@ -1,8 +1,10 @@
 """The cleaner: after any crash nothing is left, and whatever happens nothing is deleted that is needed."""
 
+import os
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from manifest_samples import QUERY, checkpoint, commit, kinds, names
@@ -17,7 +19,7 @@ from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
-from dstl.store import MemoryStore, ObjectInfo, ObjectStore
+from dstl.store import LocalStore, MemoryStore, ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.manual_clock import ManualClock
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
@@ -673,6 +675,47 @@ async def test_a_dry_run_needs_no_right_to_write(world: World) -> None:
     assert [d.info.name for d in report.plan.deletions] == [orphan]
     with pytest.raises(AccessDenied):
         await world.clean(store=ReadOnly(world.store))
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+async def test_what_is_no_location_is_neither_written_to_nor_listed_whole(tmp_path: Path, dry_run: bool) -> None:
+    """A typo makes no directory, and somebody else's gets no probe."""
+    clock = ManualClock()
+    runtime = Runtime.seeded(1, clock)
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "mine.txt").write_text("x")
+    for place in (tmp_path / "typo" / "deep", foreign):
+        store = LocalStore(place)
+        with pytest.raises(Invalid, match="is not a location of DSTL"):
+            await clean(store, runtime, ManifestLog(store, runtime), grace_s=GRACE, dry_run=dry_run)
+    left = [os.path.join(at, each) for at, folders, found in os.walk(tmp_path) for each in (*folders, *found)]
+    assert sorted(left) == [str(foreign), str(foreign / "mine.txt")]
+
+
+async def test_a_dry_run_writes_nothing_and_foretells_what_a_pass_deletes(world: World) -> None:
+    orphan = await world.put()
+    await world.commit(0)
+    await world.clock.advance(GRACE + 1)
+
+    class Untouched(CrashingStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            raise AssertionError(f"{name} was written")
+
+    dry = await world.clean(store=Untouched(world.store), dry_run=True)
+    assert [d.info.name for d in dry.plan.deletions] == [orphan]
+    assert (await world.clean()).plan.deletions == dry.plan.deletions
+
+
+async def test_a_savepoints_objects_are_called_so(world: World) -> None:
+    ours = [f"savepoints/x/{'0' * 32}/000000.base", "savepoints/x/savepoint.dstl", "savepoints/x/ended.dstl"]
+    for name in (*ours, "savepoints/x/photo.jpg"):
+        await world.store.put(name, b"?")
+    await world.commit(0)
+    await world.clock.advance(30 * DAY)
+    report = await world.clean()
+    assert (report.plan.kept[Kept.SAVEPOINT], report.plan.kept[Kept.UNKNOWN]) == (3, 1)
+    assert set(ours) <= set(await names(world.store))
 
 
 async def test_random_neighbours_never_lose_an_object(seed: int) -> None:

@@ -251,7 +251,7 @@ async def test_what_a_crash_leaves_is_invisible_and_is_deleted_once_it_is_old(se
     await a_job(store, seed)
     made = await create_savepoint(store, store, a_runtime(), "whole")
     (file, *_) = made.files
-    await store.put("savepoints/half/0123/000000.base", await store.get(made.object_name(file)))
+    await store.put(f"savepoints/half/{'0' * 32}/000000.base", await store.get(made.object_name(file)))
     assert {each.name: each.state for each in await list_savepoints(store, a_runtime())} == {
         "half": "incomplete",
         "whole": "complete",
@@ -261,11 +261,46 @@ async def test_what_a_crash_leaves_is_invisible_and_is_deleted_once_it_is_old(se
     for commit in (False, True):
         with pytest.raises(Invalid, match="may be being made"):
             await delete_savepoint(store, a_runtime(), "half", commit=commit)
-    assert list(await contents(store, "savepoints/half/")) == ["savepoints/half/0123/000000.base"]
+    assert list(await contents(store, "savepoints/half/")) == [f"savepoints/half/{'0' * 32}/000000.base"]
     done = await delete_savepoint(store, a_runtime(), "half", commit=True, grace_s=0.0)
     assert done.state == "incomplete"
     assert await contents(store, "savepoints/half/") == {}
     assert (await verify_savepoint(store, a_runtime(), "whole")).problems == ()
+
+
+async def test_files_that_are_not_a_savepoints_are_never_deleted(seed: int, tmp_path: Path) -> None:
+    """Flink calls its directories so too, and photographers: an old file without a descriptor is not a leftover."""
+    store = LocalStore(str(tmp_path))
+    photos = [f"savepoints/photos/{n}.jpg" for n in range(5)]
+    flinks = ["savepoints/savepoint-a1b2/_metadata", f"savepoints/savepoint-a1b2/{'0' * 32}"]
+    for name in (*photos, *flinks):
+        await store.put(name, b"precious")
+    before = await contents(store)
+    for name, held in (("photos", photos), ("savepoint-a1b2", flinks)):
+        for commit in (False, True):
+            with pytest.raises(Invalid, match=rf"not a savepoint's: .*{held[0]}.*nothing is deleted"):
+                await delete_savepoint(store, a_runtime(), name, commit=commit, grace_s=0.0)
+    assert {each.name: each.state for each in await list_savepoints(store, a_runtime())} == {
+        "photos": "foreign",
+        "savepoint-a1b2": "foreign",
+    }
+    assert await contents(store) == before
+    # Nor does a savepoint's own deletion take a file that somebody has put beside it.
+    await a_job(store, seed)
+    await create_savepoint(store, store, a_runtime(), "mine")
+    await store.put("savepoints/mine/notes.txt", b"precious")
+    before = await contents(store)
+    with pytest.raises(Invalid, match=r"savepoints/mine/notes\.txt"):
+        await delete_savepoint(store, a_runtime(), "mine", commit=True)
+    assert [each.state for each in await list_savepoints(store, a_runtime()) if each.name == "mine"] == ["complete"]
+    assert await contents(store) == before
+
+
+async def test_a_place_without_savepoint_and_manifest_is_said_to_be_none(tmp_path: Path) -> None:
+    for store in (LocalStore(str(tmp_path / "typo")), MemoryStore()):
+        with pytest.raises(Invalid, match="not a location of DSTL: it holds neither"):
+            await list_savepoints(store, a_runtime())
+    assert not (tmp_path / "typo").exists()
 
 
 async def test_a_deletion_is_dry_unless_it_is_committed_and_can_be_finished(seed: int, tmp_path: Path) -> None:
