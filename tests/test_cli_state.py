@@ -1,9 +1,13 @@
 """``dstl state read`` without Spark running: every kind of state and awkward type, as lines, table and Parquet."""
 
 import asyncio
+import contextlib
 import datetime as dt
 import json
+import os
+import pty
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from decimal import Decimal
@@ -21,6 +25,7 @@ from dstl.checkpoint.savepoint_format import Savepoint, SavepointFile
 from dstl.checkpoint.savepoint_objects import SavepointObjects
 from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
 from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.cli.savepoint import app as savepoint_app
 from dstl.cli.state import app
 from dstl.errors import CorruptData
 from dstl.runtime import Runtime, system_runtime
@@ -221,6 +226,109 @@ def test_what_is_not_there_is_named_with_what_is(location: str, tmp_path: Path) 
     assert "retains: none" in read(str(tmp_path / "empty"), "value", code=1)
     done = RUNNER.invoke(app, ["read", location, "--operator", "other", "--state", "value"])
     assert (done.exit_code, "has no operator 'other'; it has 'op'" in done.output) == (2, True)
+
+
+def test_state_names_are_found_without_knowing_one(location: str) -> None:
+    for of in ((), ("--checkpoint", "2"), ("--savepoint", "mine")):
+        done = RUNNER.invoke(app, ["list", location, "--json", *of])
+        assert done.exit_code == 0, done.output
+        rows = {row["state"]: row for row in json.loads(done.stdout)}
+        assert list(rows) == ["value", "elements", "by_user", "mortal", TIMERS]
+        assert (rows["by_user"]["operator"], rows["by_user"]["kind"]) == ("op", "map")
+        assert rows["by_user"]["key"] == "name string, n integer"
+        assert rows["by_user"]["user_key"] == "u string, w integer"
+        assert rows["value"]["value"].endswith("a array<struct<p: integer>>, o map<string, integer>")
+        assert rows["mortal"]["ttl_ms"] == 5000
+    shown = RUNNER.invoke(app, ["list", location, "--wide"]).stdout
+    assert "by_user" in shown
+    assert "5 s" in shown
+    assert RUNNER.invoke(app, ["list", location, "--savepoint", "none"]).exit_code == 1
+    assert RUNNER.invoke(app, ["list", location + "-typo"]).exit_code == 2
+
+
+AS_STORED = ["[draft] price is 5", "[x] done", "end [/b]", "[red]", "\\[b]", "plain", "ünï ✓ 漢"]
+ESCAPED = {
+    "\x1b[2J": "\\x1b[2J",
+    "a\nb": "a\\nb",
+    "\x9b1m": "\\x9b1m",
+    "abc\u202edef": "abc\\u202edef",
+    "\x00\x7f": "\\x00\\x7f",
+}
+
+
+def test_a_table_shows_what_is_stored_and_sends_no_control_to_the_terminal(tmp_path: Path) -> None:
+    """Markup of rich in a value vanished or raised, and an escape sequence reached the terminal."""
+    texts = [*AS_STORED, *ESCAPED]
+
+    async def fill() -> None:
+        store, runtime = LocalStore(str(tmp_path / "[b]")), system_runtime()
+        key = parse_ddl("name string")
+        registry = StateRegistry(key)
+        schema = StructType().add("[/red]\x1b[2J", "string")
+        state = registry.declare("[/b]", StateKind.VALUE, schema)
+        keys, values = KeyCodec(key), ValueCodec("v", (schema,))
+        table = HeapStateTable()
+        table.apply(
+            changes(*(put(0, state.state_id, keys.encode((each,)), b"", values.encode((each,))) for each in texts))
+        )
+        part = encode_key_group(table.snapshot(), 0)
+        file = SavepointFile(
+            operator="op",
+            name=f"{'0' * 32}/000000.base",
+            size=len(part.data),
+            checksum=google_crc32c.value(part.data),
+            parts=((0, 0, len(part.data), part.rows),),
+        )
+        entry = OperatorEntry(uid="op", parallelism=1, key_types="string", registry=registry.to_wire())
+        savepoint = Savepoint(
+            name="mine",
+            put_id="p",
+            created_at=1.0,
+            source="[/b]\x1b[2J",
+            query_id="[/b]",
+            checkpoint_id=2,
+            batch_id=0,
+            sequence_base=2,
+            max_parallelism=1,
+            operators=(entry,),
+            files=(file,),
+        )
+        objects = SavepointObjects(store, runtime)
+        await objects.put(savepoint.object_name(file), part.data)
+        assert await objects.win(savepoint, "mine")
+
+    asyncio.run(fill())
+    location = str(tmp_path / "[b]")
+    shown = read(location, "[/b]", "--savepoint", "mine", "--wide", code=0).replace("op.[/b]", "")
+    for text in (*AS_STORED, *ESCAPED.values()):
+        assert shown.count(f" {text} ") == 2, text
+    assert "[/red]\\x1b[2J" in shown
+    more = RUNNER.invoke(app, ["list", location, "--savepoint", "mine"])
+    assert more.exit_code == 0
+    savepoint = RUNNER.invoke(savepoint_app, ["verify", location, "mine"])
+    assert (savepoint.exit_code, "[/b]\\x1b[2J" in savepoint.stdout) == (0, True)
+    for output in (shown, more.stdout, savepoint.stdout):
+        assert not any((ord(each) < 32 and each != "\n") or 127 <= ord(each) < 160 for each in output)
+
+
+def test_the_bar_stands_beside_nothing_that_is_printed(location: str) -> None:
+    """On a terminal the title of the table was glued to the bar."""
+    leader, follower = pty.openpty()
+    code = subprocess.Popen(
+        [sys.executable, "-m", "dstl.cli", "state", "read", location, "--operator", "op", "--state", "elements"],
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    )
+    os.close(follower)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a terminal
+        while more := os.read(leader, 4096):
+            text += more
+    os.close(leader)
+    assert code.wait(60) == 0
+    (title,) = [line for line in text.decode().splitlines() if "op.elements" in line]
+    assert "reading" not in title
 
 
 def test_a_damaged_object_ends_with_1_and_its_name(location: str) -> None:

@@ -7,6 +7,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line."""
+    from importlib.metadata import version
+
     import typer
 
     from dstl.cli.checkpoints import app as checkpoints
@@ -22,6 +24,20 @@ def main() -> None:
         no_args_is_help=True,
         add_completion=False,
     )
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            typer.echo(f"dstl {version('dstl-pyspark')}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        version: bool = typer.Option(
+            False, "--version", callback=show_version, is_eager=True, help="Print the version and end."
+        ),
+    ) -> None:
+        pass
+
     app.command()(demo)
     app.command()(gc)
     app.command()(taskmanager)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from dstl.checkpoint.checkpoint_listing import describe_checkpoint, list_checkpoints
 from dstl.checkpoint.verification import LocationVerification, verify_location
@@ -15,9 +14,14 @@ from dstl.cli.console import (
     AsJson,
     EndpointUrl,
     Location,
+    Wide,
+    add_row,
     age_text,
     errors_as_exit,
+    new_table,
     print_json,
+    print_table,
+    printable,
     progress_bar,
     run_at,
     size_text,
@@ -37,14 +41,14 @@ _SHOWN_ROWS = 20
 
 
 @app.command("list", epilog=EXIT_CODES)
-def list_(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+def list_(location: Location, endpoint_url: EndpointUrl = None, wide: Wide = False, as_json: AsJson = False) -> None:
     """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1)."""
     with errors_as_exit():
         found = run_at(location, endpoint_url, list_checkpoints)
     if as_json:
         print_json(found)
     else:
-        _show_list(found)
+        _show_list(found, wide)
     if any(row["state"] == "damaged" for row in found["checkpoints"]):
         raise typer.Exit(1)
 
@@ -56,6 +60,7 @@ def show(
         int | None, typer.Argument(min=1, metavar="[CHECKPOINT]", help="Its number. Default: the latest.")
     ] = None,
     endpoint_url: EndpointUrl = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what one checkpoint is made of: operators, base files, logs, segments."""
@@ -64,7 +69,7 @@ def show(
     if as_json:
         print_json(found)
     else:
-        _show_one(found)
+        _show_one(found, wide)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -115,61 +120,82 @@ def _verified(location: str, done: LocationVerification, seconds: float) -> dict
 
 def _show_verified(location: str, done: LocationVerification, seconds: float) -> None:
     numbers = ", ".join(f"{c.checkpoint_id} (batch {c.batch_id})" for c in done.checkpoints) or "none"
-    typer.echo(f"{location} of query {done.query_id}: checkpoints {numbers}")
+    typer.echo(f"{printable(location)} of query {printable(done.query_id)}: checkpoints {numbers}")
     typer.echo(f"{done.objects} objects, {size_text(done.bytes)} read in {seconds:.1f} s")
     if done.strays or done.others:
         typer.echo(f"{done.strays} objects that no checkpoint needs (dstl gc), {done.others} that are not DSTL's")
     for problem in done.problems:
         whose = f" (checkpoints {', '.join(map(str, problem.checkpoints))})" if problem.checkpoints else ""
-        typer.echo(f"{problem.kind.upper()} {problem.object}{whose}: {problem.detail}\n  next: {problem.next_step}")
+        typer.echo(printable(f"{problem.kind.upper()} {problem.object}{whose}: {problem.detail}"))
+        typer.echo(f"  next: {printable(problem.next_step)}")
     typer.echo("all sound" if not done.problems else f"{len(done.problems)} PROBLEMS")
 
 
-def _show_list(found: dict[str, Any]) -> None:
+_COLUMNS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "checkpoint": lambda row: row["checkpoint_id"],
+    "batch": lambda row: row["batch_id"],
+    "age": lambda row: age_text(row["age_s"]),
+    "after": lambda row: "-" if row["seconds_since_previous"] is None else age_text(row["seconds_since_previous"]),
+    "new": lambda row: size_text(row["new_bytes"]),
+    "full": lambda row: size_text(row["full_bytes"]),
+    "to restore": lambda row: size_text(row["restore_bytes"]),
+    "segments": lambda row: f"{row['segments_stored']} + {row['segments_inlined']} inlined",
+    "bases": lambda row: row["base_files"],
+    "state": lambda row: row["state"],
+}
+_NARROW = ("checkpoint", "batch", "age", "full", "to restore", "state")
+
+
+def _show_list(found: dict[str, Any], wide: bool) -> None:
     now = system_runtime().clock.wall()
-    table = Table(title=f"checkpoints of {found['location']}, query {found['query_id'] or '-'}")
-    for column in ("checkpoint", "batch", "age", "after", "new", "full", "to restore", "segments", "bases", "state"):
-        table.add_column(column, justify="left" if column == "state" else "right")
+    columns = list(_COLUMNS if wide else _NARROW)
+    table = new_table(
+        f"checkpoints of {found['location']}, query {found['query_id'] or '-'}",
+        ((column, "left" if column == "state" else "right") for column in columns),
+    )
+    damaged = []
     for row in found["checkpoints"]:
         if row["state"] == "damaged":
-            table.add_row(str(row["checkpoint_id"]), *"-" * 8, f"DAMAGED {row['detail']}")
-            continue
-        since = row["seconds_since_previous"]
-        table.add_row(
-            str(row["checkpoint_id"]),
-            str(row["batch_id"]),
-            age_text(now - row["created_at"]),
-            "-" if since is None else age_text(since),
-            size_text(row["new_bytes"]),
-            size_text(row["full_bytes"]),
-            size_text(row["restore_bytes"]),
-            f"{row['segments_stored']} + {row['segments_inlined']} inlined",
-            str(row["base_files"]),
-            row["state"],
-        )
-    Console(soft_wrap=True).print(table)
+            damaged.append(row)
+            add_row(table, row["checkpoint_id"], *"-" * (len(columns) - 2), "DAMAGED")
+        else:
+            add_row(table, *(_COLUMNS[column](row | {"age_s": now - row["created_at"]}) for column in columns))
+    print_table(table, wide=wide)
+    for row in damaged:
+        typer.echo(f"DAMAGED {row['checkpoint_id']}: {printable(row['detail'])}")
 
 
-def _show_one(found: dict[str, Any]) -> None:
-    console = Console(soft_wrap=True)
-    facts = Table(title=f"checkpoint {found['checkpoint_id']} of {found['location']}", show_header=False)
-    facts.add_row("batch", str(found["batch_id"]))
-    facts.add_row("parent", str(found["parent"] or "none"))
-    facts.add_row("run", found["run_id"])
-    facts.add_row("made", time_text(found["created_at"]))
-    facts.add_row("key groups", str(found["max_parallelism"]))
+def _show_one(found: dict[str, Any], wide: bool) -> None:
+    facts = new_table(f"checkpoint {found['checkpoint_id']} of {found['location']}")
+    add_row(facts, "batch", found["batch_id"])
+    add_row(facts, "parent", found["parent"] or "none")
+    add_row(facts, "run", found["run_id"])
+    add_row(facts, "made", time_text(found["created_at"]))
+    add_row(facts, "key groups", found["max_parallelism"])
     for name in ("new_bytes", "full_bytes", "restore_bytes", "manifest_bytes"):
-        facts.add_row(name.removesuffix("_bytes"), size_text(found[name]))
-    console.print(facts)
+        add_row(facts, name.removesuffix("_bytes"), size_text(found[name]))
+    print_table(facts, wide=wide)
     for what in ("operators", "bases", "logs", "segments"):
         rows = found[what]
         if not rows:
             continue
         left = f", the last {_SHOWN_ROWS} (all with --json)" if len(rows) > _SHOWN_ROWS else ""
-        table = Table(title=f"{len(rows)} {what}{left}")
-        columns = [column for column in rows[0] if column != "states"]
-        for column in columns:
-            table.add_column(column.replace("_", " "))
+        columns = list(rows[0])
+        table = new_table(
+            f"{len(rows)} {what}{left}", ((column.replace("_", " "), _set(rows[0][column])) for column in columns)
+        )
         for row in rows[-_SHOWN_ROWS:]:
-            table.add_row(*(size_text(row[c]) if c == "size" else str(row[c]) for c in columns))
-        console.print(table)
+            add_row(table, *(_shown(column, row[column]) for column in columns))
+        print_table(table, wide=wide)
+
+
+def _set(value: object) -> str:
+    return "right" if isinstance(value, int) else "left"
+
+
+def _shown(column: str, value: Any) -> object:
+    if column == "size":
+        return size_text(value)
+    if column == "states":
+        return tuple(each["name"] for each in value.get("states", ())) or "none"
+    return "-" if value is None else value

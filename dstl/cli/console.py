@@ -1,19 +1,27 @@
-"""What the commands share: opening a location, exit codes, progress bars, and how sizes and times are written."""
+"""What the commands share: opening a location, exit codes, progress bars, tables, and how sizes and times are written.
+
+Everything that a location holds is somebody's data: names and values reach the terminal as they are stored, never as
+markup and never as control sequences, through :func:`printable`, :func:`new_table` and :func:`add_row`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator
+import re
+import unicodedata
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
-from dstl.errors import CorruptData, DstlError, MissingState, OutcomeUnknown, Unavailable
+from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown, Unavailable
 from dstl.options import S3Options
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
@@ -24,11 +32,18 @@ __all__ = [
     "AsJson",
     "EndpointUrl",
     "Location",
+    "Wide",
+    "add_row",
     "age_text",
     "errors_as_exit",
+    "new_table",
+    "parse_duration",
     "print_json",
+    "print_table",
+    "printable",
     "progress_bar",
     "run_at",
+    "s3_options",
     "size_text",
     "time_text",
 ]
@@ -41,8 +56,65 @@ EXIT_CODES = (
 Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
 EndpointUrl = Annotated[str | None, typer.Option(help="Endpoint of another S3 than AWS's, as http://host:port.")]
+Wide = Annotated[bool, typer.Option("--wide", help="All columns, as wide as they are; without it, what fits.")]
 
 T = TypeVar("T")
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)")
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_UNBOUNDED = 10_000
+# Characters that turn the direction of what follows, and so can show a name as another one.
+_TURNING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``90s``, ``15m``, ``24h`` or ``7d``.
+
+    Raises:
+        Invalid: Not a duration.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise Invalid(f"not a duration: {text!r}; write 90s, 15m, 24h or 7d")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def printable(value: object) -> str:
+    """Return a stored value as a terminal may get it: control characters are written out, as ``\\x1b``."""
+    return "".join(each if _is_plain(each) else each.encode("unicode_escape").decode() for each in str(value))
+
+
+def _is_plain(character: str) -> bool:
+    return (character.isascii() and character.isprintable()) or (
+        unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in _TURNING
+    )
+
+
+def new_table(title: str, columns: Iterable[tuple[str, str]] | None = None) -> Table:
+    """Return a table; without columns it gets two, of names and values, and no head.
+
+    Args:
+        title: What it shows.
+        columns: Title of each column, and how it is set: ``left`` wraps its values and loses nothing of them, ``right``
+            is for numbers, which are never wrapped.
+    """
+    table = Table(title=Text(printable(title)), show_header=columns is not None)
+    for name, justify in columns or (("", "left"), ("", "left")):
+        if justify == "right":
+            table.add_column(Text(printable(name)), justify="right", no_wrap=True)
+        else:
+            table.add_column(Text(printable(name)), overflow="fold")
+    return table
+
+
+def add_row(table: Table, *values: object) -> None:
+    """Add a row of stored values; a tuple is shown one value below the other."""
+    table.add_row(*(Text("\n".join(map(printable, v)) if isinstance(v, tuple) else printable(v)) for v in values))
+
+
+def print_table(table: Table, *, wide: bool = False, file: IO[str] | None = None) -> None:
+    """Print a table, within the terminal's width (80 where there is none) or as wide as its values are."""
+    Console(file=file, width=_UNBOUNDED if wide else None, soft_wrap=True).print(table)
 
 
 @contextmanager
@@ -51,7 +123,7 @@ def errors_as_exit() -> Iterator[None]:
     try:
         yield
     except DstlError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        typer.echo(f"{type(error).__name__}: {printable(error)}", err=True)
         if isinstance(error, (CorruptData, MissingState)):
             raise typer.Exit(1) from None
         raise typer.Exit(3 if isinstance(error, (Unavailable, OutcomeUnknown)) else 2) from None
@@ -61,7 +133,7 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
     """Open a location, do something with it, close it, and return what it gave."""
 
     async def run() -> T:
-        store = open_store(location, _s3(endpoint_url))
+        store = open_store(location, s3_options(endpoint_url))
         try:
             return await work(store, system_runtime())
         finally:
@@ -70,7 +142,8 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
     return asyncio.run(run())
 
 
-def _s3(endpoint_url: str | None) -> S3Options:
+def s3_options(endpoint_url: str | None) -> S3Options:
+    """Return how S3 is reached, with the endpoint of ``--endpoint-url``; one that cannot be ends the command."""
     try:
         return S3Options(endpoint_url=endpoint_url)
     except ValueError:
@@ -79,24 +152,29 @@ def _s3(endpoint_url: str | None) -> S3Options:
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(what: str, then: str = "", *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on standard error while something long runs; yields what takes (done, in all).
 
-    Nothing is shown where standard error is no terminal.
+    Print nothing before it is gone. Nothing is shown where standard error is no terminal.
+
+    Args:
+        what: What it stands beside.
+        then: What takes its place at the first progress.
+        shown: Off: nothing is shown, for something else is printed meanwhile.
     """
     console = Console(stderr=True)
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
-        disable=not console.is_terminal,
+        disable=not (shown and console.is_terminal),
         transient=True,
     ) as progress:
-        bar = progress.add_task(what, total=None)
-        yield lambda done, total: progress.update(bar, completed=done, total=total)
+        bar = progress.add_task(printable(what), total=None)
+        yield lambda done, total: progress.update(bar, completed=done, total=total, description=printable(then or what))
 
 
 def print_json(value: Any) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from dstl.checkpoint.cleaner import CleanerReport, clean
 from dstl.checkpoint.manifest_log import ManifestLog
@@ -15,34 +12,24 @@ from dstl.cli.console import (
     AsJson,
     EndpointUrl,
     Location,
+    Wide,
+    add_row,
     age_text,
     errors_as_exit,
+    new_table,
+    parse_duration,
     print_json,
+    print_table,
     progress_bar,
     run_at,
     size_text,
 )
-from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
-__all__ = ["gc", "parse_duration"]
+__all__ = ["gc"]
 
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)")
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _SHOWN_ROWS = 20
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of ``90s``, ``15m``, ``24h`` or ``7d``.
-
-    Raises:
-        Invalid: Not a duration.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise Invalid(f"not a duration: {text!r}; write 90s, 15m, 24h or 7d")
-    return float(found[1]) * _SECONDS[found[2]]
 
 
 def gc(
@@ -61,6 +48,7 @@ def gc(
     ] = False,
     at_most: Annotated[int, typer.Option(min=1, help="Most deletions of this pass.")] = 10_000,
     endpoint_url: EndpointUrl = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
@@ -69,7 +57,7 @@ def gc(
     DSTL's, savepoints, fences. Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the
     store did not answer: try again.
     """
-    with errors_as_exit(), progress_bar("deleting") as on_progress:
+    with errors_as_exit(), progress_bar("looking for orphans", "deleting") as on_progress:
         grace_s = parse_duration(grace)
 
         async def nobody() -> tuple[str, ...]:
@@ -91,7 +79,7 @@ def gc(
     if as_json:
         print_json(_described(location, report))
     else:
-        _show(location, report)
+        _show(location, report, wide)
 
 
 def _described(location: str, report: CleanerReport) -> dict[str, Any]:
@@ -119,17 +107,17 @@ def _described(location: str, report: CleanerReport) -> dict[str, Any]:
     }
 
 
-def _show(location: str, report: CleanerReport) -> None:
-    console = Console(soft_wrap=True)
+def _show(location: str, report: CleanerReport, wide: bool) -> None:
     orphans = report.plan.deletions
-    table = Table(title=f"{'orphans' if report.dry_run else 'deleted'} in {location}, query {report.query_id}")
-    for column in ("object", "size", "age", "why"):
-        table.add_column(column, justify="right" if column in ("size", "age") else "left")
+    table = new_table(
+        f"{'orphans' if report.dry_run else 'deleted'} in {location}, query {report.query_id}",
+        (("object", "left"), ("size", "right"), ("age", "right"), ("why", "left")),
+    )
     for each in orphans[:_SHOWN_ROWS]:
         age = age_text(report.now - each.info.modified)
-        table.add_row(each.info.name, size_text(each.info.size), age, each.reason)
+        add_row(table, each.info.name, size_text(each.info.size), age, each.reason)
     if orphans:
-        console.print(table)
+        print_table(table, wide=wide)
     if len(orphans) > _SHOWN_ROWS:
         typer.echo(f"and {len(orphans) - _SHOWN_ROWS} more (all with --json)")
     for reason, count in report.plan.kept.items():

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from dstl.checkpoint.savepoint import create_savepoint
 from dstl.checkpoint.savepoint_deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
@@ -17,18 +15,24 @@ from dstl.cli.console import (
     AsJson,
     EndpointUrl,
     Location,
+    Wide,
+    add_row,
     age_text,
     errors_as_exit,
+    new_table,
+    parse_duration,
     print_json,
+    print_table,
+    printable,
     progress_bar,
     run_at,
+    s3_options,
     size_text,
     time_text,
 )
-from dstl.options import S3Options
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import open_store
+from dstl.store.location import absolute_location, open_store
 
 __all__ = ["app"]
 
@@ -39,6 +43,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+_GRACE = f"{WRITING_GRACE_S / 3600:g}h"
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
 
 
@@ -56,7 +61,7 @@ def create(
         with progress_bar(f"savepoint {name}") as on_progress:
 
             async def work(source: ObjectStore, runtime: Runtime) -> Savepoint:
-                target = source if to is None else open_store(to, S3Options(endpoint_url=endpoint_url))
+                target = source if to is None else open_store(to, s3_options(endpoint_url))
                 try:
                     return await create_savepoint(
                         source, target, runtime, name, checkpoint_id=checkpoint, on_progress=on_progress
@@ -66,7 +71,8 @@ def create(
                         await target.close()
 
             made = run_at(location, endpoint_url, work)
-        found = {"location": f"{(to or location).rstrip('/')}/{directory_of(name).rstrip('/')}", **_described(made)}
+        where = absolute_location(to or location).rstrip("/")
+        found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_described(made)}
     if as_json:
         print_json(found)
     else:
@@ -74,7 +80,7 @@ def create(
 
 
 @app.command("list", epilog=EXIT_CODES)
-def list_(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+def list_(location: Location, endpoint_url: EndpointUrl = None, wide: Wide = False, as_json: AsJson = False) -> None:
     """List the savepoints of LOCATION, unfinished and damaged ones included."""
     with errors_as_exit():
         found = run_at(location, endpoint_url, list_savepoints)
@@ -82,21 +88,24 @@ def list_(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson 
         print_json([_listed(each) for each in found])
         return
     now = system_runtime().clock.wall()
-    table = Table(title=f"savepoints of {location}")
-    for column in ("name", "state", "checkpoint", "batch", "size", "entries", "age"):
-        table.add_column(column, justify="left" if column in ("name", "state") else "right")
+    names = ("name", "state", "checkpoint", "batch", "size", "entries", "age")
+    table = new_table(f"savepoints of {location}", ((each, "left" if each in names[:2] else "right") for each in names))
     for each in found:
         of = each.savepoint
-        table.add_row(
+        add_row(
+            table,
             each.name,
-            f"{each.state} {each.detail}".strip(),
-            str(of.checkpoint_id) if of else "-",
-            str(of.batch_id) if of else "-",
+            f"{each.state} {each.detail}".strip() if wide else each.state,
+            of.checkpoint_id if of else "-",
+            of.batch_id if of else "-",
             size_text(each.bytes),
             f"{of.entries:,}" if of else "-",
             age_text(now - (of.created_at if of else each.modified)),
         )
-    Console(soft_wrap=True).print(table)
+    print_table(table, wide=wide)
+    for each in found:
+        if each.detail and not wide:
+            typer.echo(printable(f"{each.name} is {each.state}: {each.detail}"))
 
 
 @app.command(epilog=EXIT_CODES)
@@ -123,17 +132,18 @@ def delete(
     name: _Name,
     commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds for which files without a descriptor count as being written.")
-    ] = WRITING_GRACE_S,
+        str, typer.Option(help="How long files without a descriptor count as being written: 90s, 15m, 1h or 7d.")
+    ] = _GRACE,
     endpoint_url: EndpointUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a savepoint, or what is left of an unfinished one; a dry run unless --commit is given."""
     with errors_as_exit():
+        grace_s = parse_duration(grace)
         done = run_at(
             location,
             endpoint_url,
-            lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace),
+            lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace_s),
         )
     found = {
         "name": name,
@@ -146,7 +156,7 @@ def delete(
         print_json(found)
         return
     for each in done.objects:
-        typer.echo(each)
+        typer.echo(printable(each))
     verb = "deleted" if done.committed else "would be deleted: run again with --commit"
     typer.echo(f"{len(done.objects)} objects, {size_text(done.bytes)}, {verb}")
 
@@ -182,15 +192,16 @@ def _listed(listing: SavepointListing) -> dict[str, Any]:
 
 
 def _show(title: str, found: dict[str, Any]) -> None:
-    table = Table(title=title, show_header=False)
+    table = new_table(title)
     for name, value in found.items():
+        shown: object = value
         if name == "bytes":
             shown = f"{size_text(value)} ({value:,} bytes)"
         elif name == "created_at":
             shown = time_text(value)
         elif isinstance(value, list):
-            shown = "\n".join(map(str, value)) or "none"
-        else:
-            shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    Console(soft_wrap=True).print(table)
+            shown = tuple(value) or "none"
+        elif isinstance(value, int) and not isinstance(value, bool):
+            shown = f"{value:,}"
+        add_row(table, name.replace("_", " "), shown)
+    print_table(table)

@@ -1,4 +1,4 @@
-"""``dstl state read``: the rows of a state at a checkpoint or in a savepoint, without running its query."""
+"""``dstl state``: the states of a checkpoint or savepoint, and the rows of one, without running its query."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from dstl.cli.console import EXIT_CODES, AsJson, EndpointUrl, Location, errors_as_exit, print_json, progress_bar, run_at
+from dstl.checkpoint.checkpoint_listing import list_states
+from dstl.cli.console import (
+    EXIT_CODES,
+    AsJson,
+    EndpointUrl,
+    Location,
+    Wide,
+    add_row,
+    age_text,
+    errors_as_exit,
+    new_table,
+    print_json,
+    print_table,
+    progress_bar,
+    run_at,
+)
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -40,9 +54,34 @@ class Format(StrEnum):
     PARQUET = "parquet"
 
 
-@app.callback()
-def _group() -> None:
-    """Keep ``read`` a command of its own."""
+_Checkpoint = Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")]
+_Savepoint = Annotated[str | None, typer.Option(help="Read this savepoint of LOCATION instead.")]
+
+
+@app.command("list", epilog=EXIT_CODES)
+def list_(
+    location: Location,
+    checkpoint: _Checkpoint = None,
+    savepoint: _Savepoint = None,
+    endpoint_url: EndpointUrl = None,
+    wide: Wide = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the states that there are, by operator: what read takes as --operator and --state."""
+    with errors_as_exit():
+        _check_one(checkpoint, savepoint)
+        found = run_at(
+            location, endpoint_url, lambda store, runtime: list_states(store, runtime, checkpoint, savepoint)
+        )
+    if as_json:
+        print_json(found)
+        return
+    names = ("operator", "state", "kind", "key", "user key", "value", "lives")
+    table = new_table(f"states of {location}", ((name, "left") for name in names))
+    for row in found:
+        lives = age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "for ever"
+        add_row(table, *(row[name.replace(" ", "_")] for name in names[:-1]), lives)
+    print_table(table, wide=wide)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -50,14 +89,15 @@ def read(
     location: Location,
     operator: Annotated[str, typer.Option(help="The operator's name.")],
     state: Annotated[str, typer.Option(help="The state's name; $timers for the timers.")],
-    checkpoint: Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")] = None,
-    savepoint: Annotated[str | None, typer.Option(help="Read this savepoint of LOCATION instead.")] = None,
+    checkpoint: _Checkpoint = None,
+    savepoint: _Savepoint = None,
     output: Annotated[Format, typer.Option("--format", help="How rows are written.")] = Format.TABLE,
     out: Annotated[Path | None, typer.Option(help="Write to this file; Parquet needs one.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help=f"Most rows. Default: {_TABLE_ROWS} for a table, else all.")
     ] = None,
     endpoint_url: EndpointUrl = None,
+    wide: Wide = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the rows of one state: key, user key (map states and timers) and value.
@@ -68,17 +108,21 @@ def read(
     with errors_as_exit():
         if output is Format.PARQUET and out is None:
             raise Invalid("Parquet is written to a file: name it with --out")
-        if checkpoint is not None and savepoint is not None:
-            raise Invalid("--checkpoint and --savepoint exclude each other")
+        _check_one(checkpoint, savepoint)
         most = limit if limit is not None else _TABLE_ROWS if output is Format.TABLE else None
-        with progress_bar(f"reading {state}") as on_progress:
+        # Rows that go to the terminal one by one have no bar among them, and a table is printed when it is gone.
+        streamed = output is Format.JSONL and out is None
+        with _opened(out if output is Format.TABLE else None) as target:
+            with progress_bar(f"reading {state}", shown=not streamed) as on_progress:
 
-            async def work(store: ObjectStore, runtime: Runtime) -> int:
-                return await _read(
-                    store, runtime, operator, state, checkpoint, savepoint, output, out, most, on_progress
-                )
+                async def work(store: ObjectStore, runtime: Runtime) -> tuple[int, Table | None]:
+                    return await _read(
+                        store, runtime, operator, state, checkpoint, savepoint, output, out, most, on_progress
+                    )
 
-            count = run_at(location, endpoint_url, work)
+                count, table = run_at(location, endpoint_url, work)
+            if table is not None:
+                print_table(table, wide=wide, file=target)
     if out is not None:
         if as_json:
             print_json({"out": str(out), "format": output.value, "rows": count})
@@ -99,7 +143,7 @@ async def _read(
     out: Path | None,
     most: int | None,
     on_progress: Callable[[int, int], None],
-) -> int:
+) -> tuple[int, Table | None]:
     try:
         from dstl.spark.state_export import json_lines, write_parquet
         from dstl.spark.state_reader import find_checkpoint, find_savepoint, read_state, state_columns
@@ -114,12 +158,11 @@ async def _read(
     async with contextlib.aclosing(read_state(store, runtime, found, operator, state)) as all_rows:
         rows = _first(all_rows, most)
         if output is Format.PARQUET and out is not None:
-            return await write_parquet(rows, columns, out, lambda done: on_progress(done, done))
+            return await write_parquet(rows, columns, out, lambda done: on_progress(done, done)), None
         if output is Format.JSONL:
             with _opened(out) as target:
-                return await json_lines(rows, columns, target, lambda done: on_progress(done, done))
-        with _opened(out) as target:
-            return await _table(rows, columns, f"{operator}.{state}", target)
+                return await json_lines(rows, columns, target, lambda done: on_progress(done, done)), None
+        return await _table(rows, columns, f"{operator}.{state}", lambda done: on_progress(done, done))
 
 
 async def _first(rows: AsyncIterator[StateRow], most: int | None) -> AsyncIterator[StateRow]:
@@ -144,17 +187,22 @@ def _opened(out: Path | None) -> Any:
         raise Invalid(f"{out} cannot be written: {error.strerror}") from None
 
 
-async def _table(rows: AsyncIterator[StateRow], columns: StateColumns, title: str, target: Any) -> int:
+async def _table(
+    rows: AsyncIterator[StateRow], columns: StateColumns, title: str, on_row: Callable[[int], None]
+) -> tuple[int, Table]:
     from dstl.spark.state_export import plain_rows
 
-    table = Table(title=title)
     parts = [("key", columns.key), ("user_key", columns.user_key), ("value", columns.value)]
     names = [(part, name) for part, schema in parts if schema is not None for name in schema.names]
-    for part, name in names:
-        table.add_column(name if part == "value" else f"{part}.{name}")
+    table = new_table(title, ((name if part == "value" else f"{part}.{name}", "left") for part, name in names))
     count = 0
     async for row in plain_rows(rows, columns):
-        table.add_row(*("" if (value := row[part][name]) is None else str(value) for part, name in names))
+        add_row(table, *("" if (value := row[part][name]) is None else value for part, name in names))
         count += 1
-    Console(file=target, soft_wrap=True).print(table)
-    return count
+        on_row(count)
+    return count, table
+
+
+def _check_one(checkpoint: int | None, savepoint: str | None) -> None:
+    if checkpoint is not None and savepoint is not None:
+        raise Invalid("--checkpoint and --savepoint exclude each other")

@@ -13,8 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dstl.cli.console import errors_as_exit
-from dstl.cli.gc import parse_duration
+from dstl.cli.console import AsJson, errors_as_exit, parse_duration, print_json
 from dstl.errors import Invalid
 from dstl.taskmanager.client import Address
 from dstl.taskmanager.launcher import Invitation
@@ -49,12 +48,14 @@ def taskmanager(
     wait: Annotated[
         str, typer.Option(help="How long to try again while no coordinator answers: 90s, 15m, 24h or 7d.")
     ] = "60s",
+    as_json: AsJson = False,
 ) -> None:
     """Run one TaskManager until its application ends.
 
     Everything but the secret it is told by the coordinator; credentials for S3 come from this host's own provider
-    chain. Let a supervisor start it again when it ends: it then serves the next driver. Exit codes: 0 the application
-    has ended; 2 refused (arguments, secret, version); 3 no coordinator answers.
+    chain. Let a supervisor start it again when it ends: it then serves the next driver. --json prints one line when it
+    starts and one when it ends; its log goes to standard error. Exit codes: 0 the application has ended; 2 refused
+    (arguments, secret, version); 3 no coordinator answers.
     """
     logging.basicConfig(
         level=os.environ.get(_LOG_LEVEL, "INFO"),
@@ -67,7 +68,11 @@ def taskmanager(
         own = host or _own_address(where)
         name = f"{own}-{secrets.token_hex(4)}"
         invitation = Invitation(name, where, secret, host=own, listen_tcp=True, detached=True, retry_s=retry_s)
+        if as_json:
+            print_json({"event": "started", "member": name, "host": own, "pid": os.getpid()})
         asyncio.run(_serve(invitation))
+    if as_json:
+        print_json({"event": "ended", "member": name, "host": own, "pid": os.getpid()})
 
 
 async def _serve(invitation: Invitation) -> None:

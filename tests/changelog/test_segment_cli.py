@@ -62,21 +62,40 @@ def test_a_segment_inside_a_larger_file_is_named_by_offset_and_size(segment: Pat
     assert RUNNER.invoke(app, ["show", str(segment)]).exit_code == 1
 
 
-def test_what_cannot_be_read_is_one_line_and_exit_code_1(segment: Path) -> None:
+def test_what_cannot_be_read_is_one_line_and_the_exit_code_of_its_kind(segment: Path) -> None:
     data = bytearray(segment.read_bytes())
     data[20] ^= 1
     segment.write_bytes(bytes(data))
-    for arguments, kind in (
-        (["show", str(segment)], "CorruptData"),
-        (["dump", str(segment)], "CorruptData"),
-        (["show", str(segment) + ".gone"], "ObjectNotFound"),
-        (["show", segment.as_uri() + ".gone"], "ObjectNotFound"),
-        (["dump", str(segment), "--key-groups", "5-2"], "Invalid"),
-        (["show", str(segment), "--offset", "-1"], "Invalid"),
-        (["show", "gopher://x/y"], "Invalid"),
+    for arguments, kind, code in (
+        (["show", str(segment)], "CorruptData", 1),
+        (["dump", str(segment)], "CorruptData", 1),
+        (["show", str(segment) + ".gone"], "ObjectNotFound", 1),
+        (["show", segment.as_uri() + ".gone"], "ObjectNotFound", 1),
+        (["dump", str(segment), "--key-groups", "5-2"], "Invalid", 2),
+        (["show", str(segment), "--offset", "-1"], "Invalid", 2),
+        (["show", "gopher://x/y"], "Invalid", 2),
+        (["show", "gopher:/x/y"], "Invalid", 2),
+        (["show", "s3://bucket/x", "--endpoint-url", "key:secret@host"], "Invalid", 2),
     ):
         result = RUNNER.invoke(app, arguments)
-        assert result.exit_code == 1
+        assert result.exit_code == code, result.output
         assert result.stderr.startswith(kind + ": ")
         assert len(result.stderr.splitlines()) == 1
         assert result.stdout == ""
+
+
+def test_a_sound_manifest_is_not_called_a_damaged_segment() -> None:
+    golden = Path(__file__).parent.parent / "golden"
+    for name, what in (
+        ("manifest_v2.dstl", "no segment but a manifest"),
+        ("savepoint_v1.dstl", "no segment but a savepoint's record"),
+        ("table_index_v1.base", "no segment but an index"),
+    ):
+        for verb in ("show", "dump"):
+            result = RUNNER.invoke(app, [verb, str(golden / name)])
+            assert (result.exit_code, what in result.stderr) == (2, True), result.output
+
+
+def test_help_documents_the_exit_codes() -> None:
+    for words in (["--help"], ["show", "--help"], ["dump", "--help"]):
+        assert "Exit codes: 0 done" in " ".join(RUNNER.invoke(app, words).output.split())

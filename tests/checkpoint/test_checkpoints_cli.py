@@ -15,7 +15,8 @@ from typer.testing import CliRunner, Result
 
 from dstl.checkpoint.manifest_format import manifest_name
 from dstl.cli.checkpoints import app as checkpoints
-from dstl.cli.gc import gc, parse_duration
+from dstl.cli.console import parse_duration
+from dstl.cli.gc import gc
 from dstl.errors import Invalid
 from dstl.store import LocalStore
 
@@ -24,8 +25,8 @@ app.add_typer(checkpoints, name="checkpoints")
 app.command()(gc)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200"})
+def run(*arguments: object, columns: int = 200) -> Result:
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": str(columns)})
 
 
 @pytest.fixture
@@ -55,7 +56,7 @@ def test_list_shows_the_retained_checkpoints(place: tuple[Path, Location]) -> No
     assert newest["new_bytes"] == made.segments[-1].segment[1]
     assert (newest["segments_stored"], newest["segments_inlined"], newest["base_files"]) == (3, 2, 1)
     assert newest["manifest_bytes"] == (path / manifest_name(7)).stat().st_size
-    table = run("checkpoints", "list", path)
+    table = run("checkpoints", "list", path, "--wide", columns=80)
     assert table.exit_code == 0
     assert "3 + 2 inlined" in table.stdout
     assert "retained" in table.stdout
@@ -200,3 +201,47 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 @pytest.mark.parametrize("verb", [["checkpoints"], ["checkpoints", "list"], ["checkpoints", "verify"], ["gc"]])
 def test_exit_codes_are_documented(verb: list[str]) -> None:
     assert "Exit codes" in run(*verb, "--help").stdout
+
+
+def test_tables_fit_a_terminal_of_80_columns_and_cut_nothing(place: tuple[Path, Location]) -> None:
+    path, location = place
+    for verb in (["checkpoints", "list"], ["checkpoints", "show"], ["gc", "--grace", "0s", "--stopped"]):
+        shown = run(*verb, path, columns=80)
+        assert shown.exit_code == 0, shown.output
+        tables = [line for line in shown.stdout.splitlines() if line and line[0] in "┏┃┡│├└"]
+        assert tables
+        assert max(map(len, tables)) <= 80, max(tables, key=len)
+        assert "…" not in shown.stdout
+    names = run("checkpoints", "list", path, columns=80).stdout
+    for column in ("checkpoint", "batch", "age", "full", "to restore", "state"):
+        assert column in names
+    stored = [s.segment[0] for s in location.made[-1].segments]
+    wide = run("checkpoints", "show", path, "--wide", columns=80).stdout
+    assert all(name in wide for name in stored)
+    # Wrapped, but whole: the column's lines together are the name.
+    narrow = run("checkpoints", "show", path, columns=80).stdout
+    column = "".join(
+        line.split("│")[1].strip() for line in narrow.splitlines() if line.startswith("│ ") and line.count("│") > 5
+    )
+    assert all(name in column for name in stored)
+
+
+def test_a_dry_run_says_what_a_savepoints_files_are(place: tuple[Path, Location]) -> None:
+    path, _ = place
+    (path / "savepoints" / "s").mkdir(parents=True)
+    (path / "savepoints" / "s" / "savepoint.dstl").write_bytes(b"?")
+    shown = run("gc", path).stdout
+    assert "of a savepoint, which no cleanup touches" in shown
+    assert "not a name of ours" not in shown
+
+
+def test_a_location_that_does_not_exist_is_not_made(tmp_path: Path) -> None:
+    for verb in (
+        ["checkpoints", "list"],
+        ["checkpoints", "show"],
+        ["checkpoints", "verify"],
+        ["gc"],
+        ["gc", "--commit"],
+    ):
+        assert run(*verb, tmp_path / "no" / "where").exit_code == 2
+    assert os.listdir(tmp_path) == []

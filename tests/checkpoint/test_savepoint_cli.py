@@ -58,7 +58,9 @@ def test_a_savepoints_whole_life(job: str, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 def test_a_savepoints_whole_life_on_s3(s3_job: tuple[str, str]) -> None:
     job, endpoint_url = s3_job
-    live_a_whole_life(job, "s3://bucket/other", lambda *words: call(*words, "--endpoint-url", endpoint_url))
+    live_a_whole_life(
+        job, "s3://bucket/other", lambda *words, code=0: call(*words, "--endpoint-url", endpoint_url, code=code)
+    )
 
 
 def live_a_whole_life(job: str, other: str, call: Callable[..., str]) -> None:
@@ -83,7 +85,7 @@ def live_a_whole_life(job: str, other: str, call: Callable[..., str]) -> None:
     assert "would be deleted: run again with --commit" in call("delete", other, "second")
     assert listed(other)
     assert json.loads(call("delete", other, "second", "--commit", "--json"))["deleted"] is True
-    assert listed(other) == []
+    assert "not a location of DSTL" in call("list", other, code=2)
 
 
 def test_exit_codes_say_what_to_do(job: str, tmp_path: Path) -> None:
@@ -116,6 +118,32 @@ def test_damage_is_shown_with_the_object_and_ends_with_1(job: str) -> None:
     assert "savepoint.dstl is damaged" in call("verify", job, "mine", code=1)
     (each,) = json.loads(call("list", job, "--json"))
     assert (each["state"], made["name"]) == ("damaged", each["name"])
+
+
+def test_create_says_where_the_savepoint_is_to_any_process(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(job).parent)
+    assert json.loads(call("create", "job", "here", "--json"))["location"] == f"{job}/savepoints/here"
+    assert json.loads(call("create", "job", "there", "--to", "x", "--json"))["location"] == (
+        f"{Path(job).parent}/x/savepoints/there"
+    )
+
+
+def test_a_grace_is_written_as_in_every_other_command(job: str) -> None:
+    call("create", job, "mine")
+    Path(job, "savepoints", "mine", "savepoint.dstl").unlink()
+    assert "may be being made" in call("delete", job, "mine", "--commit", code=2)
+    assert "not a duration: '0'" in call("delete", job, "mine", "--grace", "0", "--commit", code=2)
+    assert "deleted" in call("delete", job, "mine", "--grace", "0s", "--commit")
+
+
+def test_foreign_files_are_listed_as_foreign_and_never_deleted(tmp_path: Path) -> None:
+    photos = tmp_path / "savepoints" / "photos"
+    photos.mkdir(parents=True)
+    (photos / "a.jpg").write_bytes(b"precious")
+    os.utime(photos / "a.jpg", (1, 1))
+    assert "foreign" in call("list", str(tmp_path))
+    assert "photos/a.jpg" in call("delete", str(tmp_path), "photos", "--commit", "--grace", "0s", code=2)
+    assert (photos / "a.jpg").read_bytes() == b"precious"
 
 
 def test_help_documents_the_exit_codes() -> None:

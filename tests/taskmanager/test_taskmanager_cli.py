@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -185,3 +186,24 @@ def test_addresses_are_read_as_people_write_them(text: str, host: str, port: int
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match="write HOST:PORT"):
         Address.parse(text)
+
+
+async def test_json_says_when_it_starts_and_ends(tmp_path: Path, secret_file: Path, seed: int) -> None:
+    async with coordinating(tmp_path, seed) as service:
+        where = f"127.0.0.1:{service.address.port}"
+        process = await asyncio.create_subprocess_exec(
+            *[sys.executable, "-m", "dstl.cli", "taskmanager", "--coordinator", where],
+            *["--secret-file", str(secret_file), "--json"],
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        ending = asyncio.ensure_future(process.communicate())
+        async with asyncio.timeout(60):
+            while not service.fleet.is_complete:
+                await service.fleet.changed(0.1)
+                assert not ending.done(), ending.result()
+    out, said = await ending
+    assert process.returncode == 0, said
+    started, done = map(json.loads, out.splitlines())
+    assert (started["event"], done["event"], started["pid"]) == ("started", "ended", process.pid)
+    assert started["member"] == done["member"]
