@@ -19,6 +19,7 @@ Each needs the grace period as well, by the store's own clock.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from handles.checkpoint import referenced_objects
 
 __all__ = ["CleaningPlan", "Deletion", "Kept", "plan_cleaning", "subsumed_candidates"]
 
+_PROBE = re.compile(r"(?:s[0-9]{1,4}/)?probe/[0-9a-f]{32}")
 _CLOCK_MARGIN_S = 60.0
 """Servers of one store may disagree by so much, and S3 stamps an object with the second of its upload's beginning."""
 _MATERIALIZATION_S = 86_400.0
@@ -178,5 +180,4 @@ class _Proofs:
 
 
 def _is_probe(name: str) -> bool:
-    front, _, unique = name.partition("/")
-    return front == "probe" and len(unique) == 32 and set(unique) <= set("0123456789abcdef")
+    return _PROBE.fullmatch(name) is not None

@@ -11,8 +11,10 @@ from typing import Any
 
 from dstl.checkpoint.fleet import Fleet
 from dstl.checkpoint.launch_plan import LaunchPlan
-from dstl.errors import Closed, Invalid, Unavailable
+from dstl.errors import Closed, DstlError, Invalid, Unavailable
 from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from dstl.store.probe import mark_place
 from dstl.taskmanager.client import Address
 from dstl.taskmanager.server import Peer, Reply
 
@@ -24,6 +26,7 @@ _LONGEST_SETTLING_S = 15.0
 _POLL_S = 0.25
 _COUNT_S = 1.0
 _MOST_LOSSES = 4
+_UNMARKING_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,8 @@ class ResourceManager:
         hosts: Tells the hosts of the executors; asked once for each run, and while a TaskManager is missing.
         one_per_host: The fleet's size follows the number of hosts at the beginning of a run.
         config: What a TaskManager is told when it enlists.
+        shared: The location that every TaskManager must find what this leaves in, before it registers; None where they
+            run on this host.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class ResourceManager:
         hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
         one_per_host: bool = False,
         config: bytes = b"",
+        shared: ObjectStore | None = None,
     ) -> None:
         self._fleet = fleet
         self._runtime = runtime
@@ -70,6 +76,10 @@ class ResourceManager:
         self._hosts = hosts
         self._one_per_host = one_per_host
         self._config = config
+        self._shared = shared
+        self._marks: dict[str, tuple[str, ...]] = {}
+        # What the last TaskManager that may not serve has said, until the run that it was told to is over.
+        self._unfit = self._unfit_run = ""
         self._sized_for: str | None = None
         self._counted_at = -_COUNT_S
         self._sizing = asyncio.Lock()
@@ -82,11 +92,23 @@ class ResourceManager:
         if plan is not None:
             plan.enlisted(member_id, self._runtime.clock.now())
             peer.on_lost = lambda: self._failed(member_id)
-        return {}, self._config
+        if self._shared is None:
+            return {}, self._config
+        marks = self._marks[member_id] = await mark_place(self._shared, self._runtime)
+        return {"marks": marks}, self._config
 
     async def register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        """Take a TaskManager in that serves by now."""
+        """Take a TaskManager in that serves by now, or hear why it does not.
+
+        Raises:
+            Invalid: What it has said; the tasks that wait for it are told the same.
+        """
         member_id = str(call["member"])
+        await self._unmark(member_id)
+        if call.get("unfit"):
+            self._unfit, self._unfit_run = f"TaskManager {member_id} cannot serve: {call['unfit']}", ""
+            self._fleet.notify()
+            raise Invalid(self._unfit)
         address = Address.from_wire(call["address"])
         lost = await self._fleet.register(member_id, address, int(call["pid"]), peer.end)
         if self._plan is not None:
@@ -108,8 +130,11 @@ class ResourceManager:
         Raises:
             Unavailable: It was not within ``timeout_s`` seconds, or those that the task has launched do not stay.
             Closed: The task is gone.
+            Invalid: A TaskManager has found that it must not serve.
         """
         await self._size(run_id)
+        if self._unfit_run not in ("", run_id):
+            self._unfit = self._unfit_run = ""
         host, launched = str(call.get("host", "")), int(call.get("launched", 0))
         deadline = self._runtime.clock.now() + self._timeout_s
         while not self._fleet.is_complete:
@@ -119,6 +144,9 @@ class ResourceManager:
             now = self._runtime.clock.now()
             if peer.is_gone:
                 raise Closed("the task is gone")
+            if self._unfit:
+                self._unfit_run = run_id
+                raise Invalid(self._unfit)
             if self._plan is not None and host:
                 member_id = self._plan.ask(host, now, self._fleet.wanted, Counter(self._fleet.member_hosts))
                 if member_id is not None and launched >= self._fleet.wanted + _MOST_LOSSES:
@@ -140,6 +168,15 @@ class ResourceManager:
                 wake = min(deadline, self._plan.next_time(host, now), max(now, self._counted_at) + _COUNT_S)
             await self._fleet.changed(wake - now)
         return None
+
+    async def _unmark(self, member_id: str) -> None:
+        marks = self._marks.pop(member_id, ())
+        if marks and self._shared is not None:
+            try:
+                async with asyncio.timeout(_UNMARKING_S):
+                    await self._shared.delete(marks)
+            except (DstlError, TimeoutError) as error:
+                _log.debug("%s stay for the cleaner: %s", marks, error)
 
     def _failed(self, member_id: str) -> None:
         assert self._plan is not None

@@ -54,6 +54,8 @@ class CoordinatorService:
         bind: Address to listen on, where it is another than ``host``.
         port: Port to listen on; 0 for any.
         task_manager_config: What a TaskManager is told when it enlists.
+        task_managers_elsewhere: TaskManagers run on other hosts: before it serves, each has to show that it sees this
+            very store.
         executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
         merge_registries: See :class:`StateCatalogue`.
         allow_non_restored_state: See :class:`StateCatalogue`.
@@ -82,6 +84,7 @@ class CoordinatorService:
         bind: str | None = None,
         port: int = 0,
         task_manager_config: bytes = b"",
+        task_managers_elsewhere: bool = False,
         executor_hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
         on_progress: ProgressListener | None = None,
     ) -> None:
@@ -115,6 +118,7 @@ class CoordinatorService:
             hosts=executor_hosts,
             one_per_host=task_managers is None,
             config=task_manager_config,
+            shared=store if task_managers_elsewhere else None,
         )
         self._runs = RunOpening(
             store.location,

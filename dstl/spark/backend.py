@@ -211,6 +211,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
                 bind=None if local else conf.get("spark.driver.bindAddress"),
                 port=cluster.port,
                 task_manager_config=config.to_json().encode(),
+                task_managers_elsewhere=not local,
                 executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
                 if cluster.launch and not local
                 else None,

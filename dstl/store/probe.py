@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Sequence
 
 from dstl.errors import (
     AccessDenied,
@@ -16,8 +18,12 @@ from dstl.errors import (
 )
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
+from dstl.store.sharded import shard_names
 
-__all__ = ["probe"]
+__all__ = ["check_place", "mark_place", "probe"]
+
+_log = logging.getLogger(__name__)
+_MARKING_S = 10.0
 
 
 async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s: float = 30.0) -> None:
@@ -78,3 +84,54 @@ async def _remove(store: ObjectStore, name: str) -> None:
     except DstlError:
         # The first error is the one to report; the object stays for the cleaner.
         return
+
+
+async def mark_place(store: ObjectStore, runtime: Runtime) -> tuple[str, ...]:
+    """Leave an object in each of a store's locations, for another process to find with :func:`check_place`.
+
+    Whoever marks deletes the names when the other has answered; what stays is the cleaner's.
+
+    Returns:
+        Their names; none where the store does not take them now: a fault is no proof of anything.
+
+    Raises:
+        AccessDenied: The credentials do not allow it.
+    """
+    unique = runtime.new_id()
+    names = tuple("probe/" + unique if shard == "s0" else f"{shard}/probe/{unique}" for shard in shard_names(store))
+    try:
+        async with asyncio.timeout(_MARKING_S):
+            for name in names:
+                await store.put(name, name.encode(), if_absent=True)
+    except (TimeoutError, Unavailable, OutcomeUnknown) as error:
+        _log.warning("%s cannot be marked for a TaskManager to find: %s", store.location, error)
+        return ()
+    return names
+
+
+async def check_place(store: ObjectStore, names: Sequence[str], host: str) -> None:
+    """Find what the driver has left, so that a directory that is only called the same is refused before a batch.
+
+    Args:
+        store: What this process takes for the driver's location.
+        names: Of :func:`mark_place`.
+        host: This host, for the message.
+
+    Raises:
+        Invalid: It is another place; names host and location.
+        AccessDenied: The credentials do not allow reading there.
+    """
+    for name in names:
+        try:
+            found = await store.get(name)
+        except ObjectNotFound:
+            found = b""
+        except (Unavailable, OutcomeUnknown) as error:
+            _log.warning("whether %s is the driver's place is not known: %s", store.location, error)
+            return
+        if found != name.encode():
+            raise Invalid(
+                f"{store.location} on host {host} is not what the driver has there ({name} is not in it): state would "
+                "be lost with that host. Use a directory that driver and all hosts share, mounted at the same path, "
+                "or s3://bucket/prefix"
+            )

@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from typing import Any
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
-from dstl.errors import CorruptData, Unavailable
+from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store, shard_names
 from dstl.store.instrumented import InstrumentedStore
+from dstl.store.probe import check_place
 from dstl.taskmanager.client import Address, AsyncConnection
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.handshake import Role
@@ -82,11 +83,17 @@ async def _until_let_go(lifeline: AsyncConnection, invitation: Invitation, runti
     """Be a member of the fleet until the coordinator ends the connection; nothing of the state is left then."""
     try:
         who: dict[str, Any] = {"member": invitation.member_id, "pid": os.getpid()}
-        _, told = await _answer(lifeline, "enlist", **who)
+        answer, told = await _answer(lifeline, "enlist", **who)
         try:
             config = TaskManagerConfig.from_json(bytes(told).decode())
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptData(f"the coordinator at {invitation.coordinator} tells no configuration: {error}") from None
+        try:
+            await _check_shared(config, answer.get("marks", ()), invitation.host)
+        except Invalid as error:
+            # The driver's tasks wait for this TaskManager: they are told, and not only this host's log.
+            await _answer(lifeline, "register", **who, unfit=str(error))
+            raise
         async with _serving(config, invitation, runtime) as own:
             await _answer(lifeline, "register", **who, address=own.to_wire())
             await lifeline.wait_closed_by_peer()
@@ -105,7 +112,16 @@ async def _coordinator(invitation: Invitation, runtime: Runtime) -> AsyncConnect
             await runtime.clock.sleep(_RETRY_S)
 
 
-async def _answer(lifeline: AsyncConnection, method: str, **fields: Any) -> tuple[object, memoryview]:
+async def _check_shared(config: TaskManagerConfig, marks: Sequence[str], host: str) -> None:
+    """Refuse to serve where the driver's location is another place than this host's of the same name."""
+    store = open_store(config.location, config.s3)
+    try:
+        await check_place(store, marks, host)
+    finally:
+        await store.close()
+
+
+async def _answer(lifeline: AsyncConnection, method: str, **fields: Any) -> tuple[dict[str, Any], memoryview]:
     try:
         async with asyncio.timeout(_ANSWER_S):
             return await lifeline.call(method, **fields)

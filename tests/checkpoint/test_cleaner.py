@@ -655,9 +655,10 @@ async def test_a_hedge_that_lands_after_its_deletion_is_an_orphan_and_no_resurre
 
 async def test_probes_that_were_not_finished_go(world: World) -> None:
     await world.store.put(f"probe/{'a' * 32}", b"x")
+    await world.store.put(f"s1/probe/{'a' * 32}", b"x")
     await world.commit(0)
     await world.clock.advance(2 * GRACE)
-    assert (await world.clean()).deleted == 1
+    assert (await world.clean()).deleted == 2
     assert not await names(world.store, "probe/"), "its own probe is gone as well"
 
 

@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,15 @@ from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime, SystemClock
+from dstl.store.base import ObjectStore
+from dstl.store.location import open_store
 from dstl.store.memory import MemoryStore
+from dstl.store.probe import check_place, mark_place
 from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.handshake import Role
+from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 
 A, B = "127.0.0.2", "127.0.0.3"
 CONFIG = json.dumps({"location": "somewhere"}).encode()
@@ -25,8 +33,18 @@ CONFIG = json.dumps({"location": "somewhere"}).encode()
 class ClusterDriver(Driver):
     """A driver that starts no TaskManager itself."""
 
-    def __init__(self, seed: int, *, task_managers: int | None, hosts: int = 2, timeout_s: float = 20.0) -> None:
-        super().__init__(MemoryStore(), seed=seed, operators={"counts": 4})
+    def __init__(
+        self,
+        seed: int,
+        *,
+        task_managers: int | None,
+        hosts: int = 2,
+        timeout_s: float = 20.0,
+        store: ObjectStore | None = None,
+        config: bytes = CONFIG,
+        elsewhere: bool = False,
+    ) -> None:
+        super().__init__(store or MemoryStore(), seed=seed, operators={"counts": 4})
         self.hosts = hosts
         self.service = CoordinatorService(
             self.store,
@@ -40,7 +58,8 @@ class ClusterDriver(Driver):
             allow_non_restored_state=False,
             on_event=self.reports.append,
             on_task_manager_lost=self.lost.append,
-            task_manager_config=CONFIG,
+            task_manager_config=config,
+            task_managers_elsewhere=elsewhere,
             executor_hosts=self._count,
         )
         self._size = 0
@@ -216,3 +235,62 @@ async def test_a_coordinator_without_a_configuration_enlists_nobody(seed: int) -
         await connection.call("enlist", member="x", pid=1)
     connection.close()
     await driver.close()
+
+
+@contextlib.contextmanager
+def process_on(host: str, member_id: str, driver: ClusterDriver) -> Iterator[TaskManagerProcess]:
+    """Be the worker that launches what it was told to."""
+    where = Invitation(member_id, driver.service.address, driver.secret, host=host, listen_tcp=True)
+    process = TaskManagerProcess(where)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_directory_that_is_not_shared_is_refused_before_the_first_batch(
+    seed: int, tmp_path: Path, several: bool
+) -> None:
+    """A TaskManager whose directory only has the same name would keep the state on its own disk, until it is gone."""
+    at_driver, at_host = str(tmp_path / "driver"), str(tmp_path / "host")
+    if several:  # the first is shared, and the second is not
+        at_driver, at_host = f"{tmp_path / 'one'},{at_driver}", f"{tmp_path / 'one'},{at_host}"
+    config = TaskManagerConfig(at_host).to_json().encode()
+    async with cluster(
+        seed, task_managers=1, hosts=1, store=open_store(at_driver), config=config, elsewhere=True
+    ) as driver:
+        told = (await driver.begin(A))["launch"]
+        waiting = driver.beginning(A)
+        with process_on(A, told, driver) as process:
+            with pytest.raises(Invalid, match=rf"{re.escape(at_host)} on host {A} is not what the driver has there"):
+                await waiting
+            assert await asyncio.to_thread(process._process.wait, 30) == 1
+        assert [info.name async for info in driver.store.list() if "probe/" in info.name] == []
+        # The mount is repaired: the next run is not told of the last one's trouble.
+        assert "launch" in await driver.begin(A, run="run-2")
+
+
+async def test_a_directory_that_is_shared_is_found_and_nothing_of_the_proof_stays(seed: int, tmp_path: Path) -> None:
+    places = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+    config = TaskManagerConfig(places).to_json().encode()
+    async with cluster(
+        seed, task_managers=1, hosts=1, store=open_store(places), config=config, elsewhere=True
+    ) as driver:
+        told = (await driver.begin(A))["launch"]
+        with process_on(A, told, driver):
+            assert "assignments" in await driver.begin(A)
+        assert [info.name async for info in driver.store.list() if "probe/" in info.name] == []
+
+
+async def test_a_store_that_does_not_answer_proves_nothing(seed: int) -> None:
+    """An outage while a TaskManager enlists is no reason to refuse its place."""
+    runtime = Runtime.seeded(seed, SystemClock())
+    inner = MemoryStore()
+    rules = [FaultRule(Fault.UNAVAILABLE, verb, chance=1.0) for verb in ("put", "get")]
+    assert await mark_place(FaultyStore(inner, rules[:1]), runtime) == ()
+    marks = await mark_place(inner, runtime)
+    await check_place(FaultyStore(inner, rules[1:]), marks, A)
+    await check_place(inner, marks, A)
+    with pytest.raises(Invalid, match="is not what the driver has there"):
+        await check_place(MemoryStore(), marks, A)
