@@ -16,19 +16,19 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from dstl.checkpoint.manifest_format import ManifestRecord, encode_record, manifest_name
 from dstl.checkpoint.manifest_reader import ATTEMPTS, ManifestReader
-from dstl.errors import CorruptData, DstlError, Fenced, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
+from dstl.checkpoint.put_once import PutOnce, or_unknown
+from dstl.errors import CorruptData, DstlError, Fenced, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["ManifestLog"]
 
-_log = logging.getLogger(__name__)
 _FENCE_ROUNDS = 8
 
 
@@ -56,6 +56,7 @@ class ManifestLog(ManifestReader):
     ) -> None:
         super().__init__(store, runtime, attempts=attempts, skip_damaged=skip_damaged)
         self._runtime = runtime
+        self._puts = PutOnce(store, self._patience)
         self.epoch = 0
         self.next_sequence = 1
         self.boundary = 0
@@ -117,16 +118,22 @@ class ManifestLog(ManifestReader):
         self.is_unknown = True
         try:
             await self._commit(record, data)
-        except OutcomeUnknown:
+        except OutcomeUnknown as error:
             if await self._given_up(record):
                 self._go_on(record)
                 raise Unavailable(
-                    f"checkpoint {record.sequence} could not be stored in {self._store.location} and was given up"
+                    f"checkpoint {record.sequence} could not be stored in {self._store.location} and was given up: "
+                    f"{error}"
                 ) from None
         except DstlError:
             self.is_unknown = False
             raise
         return self._committed(record)
+
+    @property
+    def trouble(self) -> DstlError | None:
+        """What the store answered when it did not take our latest record at once; None where it has."""
+        return self._puts.trouble
 
     def _go_on(self, record: ManifestRecord) -> None:
         if self.epoch != record.epoch:
@@ -162,42 +169,15 @@ class ManifestLog(ManifestReader):
 
     async def _commit(self, record: ManifestRecord, data: bytes) -> None:
         """Create the record's object, or learn whose it is."""
-        name, sent = manifest_name(record.sequence), False
-        for attempt in range(self._patience.attempts):
-            if attempt:
-                await self._patience.pause(attempt)
-            try:
-                await self._store.put(name, data, if_absent=True)
-            except ObjectExists:
-                await self._or_unknown(record, self._check_ours(record))
-                sent = True
-            except Unavailable as error:
-                _log.warning("commit of record %d: %s", record.sequence, error)
-                continue
-            except OutcomeUnknown as error:
-                sent = True
-                _log.warning("commit of record %d, outcome unknown: %s", record.sequence, error)
-                continue
-            except DstlError as error:
-                if sent:
-                    raise OutcomeUnknown(f"what became of record {record.sequence} is unknown: {error}") from error
-                raise
-            if sent:
-                # A repeated request may have created a name anew that a newer driver had already cleaned away.
-                await self._or_unknown(record, self._check_not_overtaken(record))
-            return
-        if sent:
-            raise OutcomeUnknown(f"whether record {record.sequence} is in {self._store.location} is unknown")
-        raise Unavailable(f"{self._store.location} took no record in {self._patience.attempts} attempts")
-
-    async def _or_unknown(self, record: ManifestRecord, check: Awaitable[None]) -> None:
-        """Make a check of a record that was sent; one that cannot be made says nothing about the record."""
-        try:
-            await check
-        except Fenced:
-            raise
-        except DstlError as error:
-            raise OutcomeUnknown(f"what became of record {record.sequence} is unknown: {error}") from error
+        await self._puts.put(
+            manifest_name(record.sequence),
+            data,
+            f"record {record.sequence}",
+            check_ours=partial(self._check_ours, record),
+            taken=Fenced,
+            # A repeated request may have created a name anew that a newer driver had already cleaned away.
+            check_valid=partial(self._check_not_overtaken, record),
+        )
 
     async def _check_ours(self, record: ManifestRecord) -> None:
         """Raise where the record's name is somebody else's."""
@@ -225,8 +205,9 @@ class ManifestLog(ManifestReader):
         try:
             await self._commit(marker, encode_record(marker))
         except Fenced:
-            await self._or_unknown(record, self._check_ours(record))
-            await self._or_unknown(record, self._check_not_overtaken(record))
+            what = f"record {record.sequence}"
+            await or_unknown(what, partial(self._check_ours, record), Fenced)
+            await or_unknown(what, partial(self._check_not_overtaken, record), Fenced)
             return False
         except Unavailable as error:
             # The marker is certainly not there, and that says nothing about the record.

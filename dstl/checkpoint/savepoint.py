@@ -29,7 +29,7 @@ from dstl.checkpoint.savepoint_format import (
     marker_name,
 )
 from dstl.checkpoint.savepoint_objects import SavepointObjects
-from dstl.errors import DstlError, MissingState, ObjectExists, Unavailable
+from dstl.errors import DstlError, MissingState, ObjectExists, OutcomeUnknown
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
@@ -176,7 +176,10 @@ async def save_checkpoint(
         raise
     try:
         won = await objects.win(savepoint, name)
-    except Unavailable:
+    except OutcomeUnknown:
+        # It may be there, or come: what it names stays.
+        raise
+    except DstlError:
         await writer.withdraw()
         raise
     if not won:

@@ -17,7 +17,7 @@ from dstl.checkpoint.savepoint_format import (
     marker_name,
 )
 from dstl.checkpoint.savepoint_objects import SavepointObjects
-from dstl.errors import CorruptData, DstlError, Invalid, MissingState
+from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from handles.checkpoint import referenced_objects
@@ -157,7 +157,9 @@ def _some(names: list[str]) -> str:
 async def _begin(objects: SavepointObjects, own: EndMarker, name: str) -> bool:
     try:
         return await objects.win(own, name)
-    except CorruptData:
+    except OutcomeUnknown as error:
+        if not isinstance(error.__cause__, CorruptData):
+            raise
         # There is a marker that nobody can read: go by what the manifests need.
         return False
 

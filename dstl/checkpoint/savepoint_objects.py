@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from dstl.checkpoint.patience import Patience
+from dstl.checkpoint.put_once import PutOnce
 from dstl.checkpoint.savepoint_format import (
     SAVEPOINTS,
     EndMarker,
@@ -24,7 +24,6 @@ from dstl.store.base import ObjectInfo, ObjectStore
 
 __all__ = ["SavepointObjects"]
 
-_log = logging.getLogger(__name__)
 _ATTEMPTS = 8
 _LONGEST_PAUSE_S = 5.0
 _DELETE_TOGETHER = 1000
@@ -44,6 +43,7 @@ class SavepointObjects:
         self.store = store
         self.runtime = runtime
         self._patience = Patience(runtime, attempts=_ATTEMPTS, longest_s=_LONGEST_PAUSE_S)
+        self._puts = PutOnce(store, self._patience)
 
     async def get(self, name: str) -> bytes:
         """Return an object's bytes; a read that fails in passing is repeated.
@@ -91,24 +91,28 @@ class SavepointObjects:
             OutcomeUnknown: May be stored: delete nothing that it refers to.
         """
         object_name = descriptor_name(name) if isinstance(record, Savepoint) else marker_name(name)
-        data, sent = encode_record(record), False
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                await self.store.put(object_name, data, if_absent=True)
-            except ObjectExists:
-                found = await (self.descriptor(name) if isinstance(record, Savepoint) else self.marker(name))
-                return found is not None and found.put_id == record.put_id
-            except OutcomeUnknown as error:
-                sent = True
-                _log.warning("writing %s, outcome unknown: %s", object_name, error)
-            except Unavailable as error:
-                _log.warning("writing %s: %s", object_name, error)
-            else:
-                return True
-            await self._patience.pause(attempt)
-        if sent:
-            raise OutcomeUnknown(f"whether {object_name} is in {self.store.location} is unknown: look with list")
-        raise Unavailable(f"{self.store.location} did not take {object_name} in {_ATTEMPTS} attempts: try again later")
+        read = self.descriptor if isinstance(record, Savepoint) else self.marker
+
+        async def check_ours() -> None:
+            found = await read(name)
+            if found is None or found.put_id != record.put_id:
+                raise ObjectExists(f"{object_name} in {self.store.location} is another's")
+
+        try:
+            await self._puts.put(
+                object_name,
+                encode_record(record),
+                object_name,
+                check_ours=check_ours,
+                taken=ObjectExists,
+            )
+        except ObjectExists:
+            return False
+        except OutcomeUnknown as error:
+            raise OutcomeUnknown(f"{error}; look with list") from error.__cause__
+        except Unavailable as error:
+            raise Unavailable(f"{error}; try again later") from error.__cause__
+        return True
 
     async def descriptor(self, name: str) -> Savepoint:
         """Return a savepoint's descriptor.

@@ -16,7 +16,7 @@ from dstl.checkpoint.savepoint_format import Savepoint, descriptor_name
 from dstl.checkpoint.savepoint_objects import SavepointObjects
 from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
 from dstl.checkpoint.savepoint_verification import verify_savepoint
-from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
+from dstl.errors import AccessDenied, CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
@@ -244,6 +244,33 @@ async def test_a_descriptor_whose_fate_is_unknown_keeps_its_files(seed: int) -> 
     await faulty.drain()
     made = await SavepointObjects(inner, a_runtime()).descriptor("mine")
     assert without_empty(await state_in(made, inner)) == without_empty(states[-1])
+
+
+async def test_files_of_a_descriptor_that_is_stored_and_cannot_be_read_back_are_kept(seed: int) -> None:
+    """Its answer was lost, the repeated put finds the name taken, and the reads fail: nobody knows whose it is."""
+    job, inner = MemoryStore(), MemoryStore()
+    states = await a_job(job, seed)
+    lost = FaultRule(Fault.LOST_RESPONSE, "put", nth=(1,), only="savepoint.dstl")
+    away = FaultRule(Fault.UNAVAILABLE, "get", chance=1.0, only="savepoint.dstl")
+    with pytest.raises(OutcomeUnknown, match=r"not reached \(injected\); look with list"):
+        await create_savepoint(job, FaultyStore(inner, [lost, away]), a_runtime(), "mine")
+    made = await SavepointObjects(inner, a_runtime()).descriptor("mine")
+    assert set(made.objects()) <= set(await contents(inner))
+    assert without_empty(await state_in(made, inner)) == without_empty(states[-1])
+
+
+async def test_a_refusal_that_no_repetition_cures_leaves_no_files(seed: int) -> None:
+    class Refusing(MemoryStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            if if_absent:
+                raise AccessDenied(f"no put of {name}")
+            return await super().put(name, data)
+
+    job, target = MemoryStore(), Refusing()
+    await a_job(job, seed)
+    with pytest.raises(AccessDenied):
+        await create_savepoint(job, target, a_runtime(), "mine")
+    assert await contents(target) == {}
 
 
 async def test_what_a_crash_leaves_is_invisible_and_is_deleted_once_it_is_old(seed: int) -> None:

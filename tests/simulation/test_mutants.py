@@ -12,11 +12,12 @@ import pytest
 
 from dstl.changelog.ledger import LogLedger, Ownership
 from dstl.changelog.names import SegmentNames
-from dstl.checkpoint import cleaning_plan
+from dstl.checkpoint import cleaning_plan, manifest_log, put_once
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.coordinator import CheckpointCoordinator, _covers, _Operator
 from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.errors import Fenced, OutcomeUnknown, Unavailable
+from dstl.checkpoint.put_once import Check
+from dstl.errors import DstlError, Fenced, OutcomeUnknown, Unavailable
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
 from handles.shared_state_registry import SharedStateRegistry
@@ -187,10 +188,11 @@ def complete_set_becomes_incomplete(patch: Patch) -> None:
 def failed_read_back_taken_for_failed_commit(patch: Patch) -> None:
     """Found here: the commit is there, reading it back fails, and its segments are dropped."""
 
-    async def no_doubt(self: ManifestLog, record: object, check: object) -> None:
-        await check  # type: ignore[misc]
+    async def no_doubt(what: str, check: Check, taken: type[DstlError]) -> None:
+        await check()
 
-    patch.setattr(ManifestLog, "_or_unknown", no_doubt)
+    for module in (put_once, manifest_log):
+        patch.setattr(module, "or_unknown", no_doubt)
 
 
 def offered_bases_are_discarded(patch: Patch) -> None:
