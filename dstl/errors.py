@@ -3,11 +3,12 @@
 ::
 
     DstlError
-    ├── Unavailable            try again later: the service or store did not answer (retriable)
+    ├── Unavailable            try again later: the service or store did not answer
     │   ├── SlowDown           the store asks for less (503): back off, do not hedge
     │   └── TaskManagerLost    a TaskManager process is gone: restart the query
     ├── OutcomeUnknown         a write may or may not be there: never delete what it may have referenced
     ├── Fenced                 somebody newer has taken over: stop, write and delete nothing
+    │   └── Superseded         another attempt or batch of the same run has taken this attempt's place
     ├── Closed                 the object was closed before the call
     ├── Invalid                fix the code or the configuration (also a ValueError)
     │   ├── AccessDenied       the store refuses these credentials
@@ -16,7 +17,34 @@
     ├── MissingState           something that a checkpoint needs is not there
     │   └── ObjectNotFound     one object is not there
     ├── ObjectExists           put-if-absent found the name taken
-    └── CheckpointDeclined     this checkpoint failed, its bytes are kept; the batch may be run again (retriable)
+    └── CheckpointDeclined     this checkpoint failed, its bytes are kept; the batch may be run again
+
+A query that fails with one of them is helped by a restart, or is not (``restartable``; ``dstl.spark.restart`` goes by
+it). A restart begins a new run: it fences, looks up what became of unknown commits, has TaskManagers drop what no
+checkpoint holds, and Spark replays the batch. It brings no object back and changes no configuration.
+
+====================  =======  ========================================================================================
+error                 restart  where a query meets it, and what a new run changes
+====================  =======  ========================================================================================
+DstlError             yes      something unforeseen in another process (its class is in the message): unknown, so try
+Unavailable           yes      a store, a TaskManager or the driver's port did not answer: it may by then
+SlowDown              yes      the store throttled longer than was waited for
+TaskManagerLost       yes      another TaskManager takes the place, and is restored
+OutcomeUnknown        yes      the new run's fence decides what became of the commit
+Fenced                no       a newer driver or run works on the same state: two would only take turns
+Superseded            yes      an attempt came too late, four times; the new run's attempts have no rivals
+Closed                yes      the TaskManager was ending; another is there by then
+Invalid               no       code and configuration are the same again
+AccessDenied          no       so are the credentials
+UserCodeError         no       the processor sees the same rows again
+CorruptData           no       the object is as damaged as before: bring it back, or go back (the message says how)
+MissingState          no       the state or checkpoint is as missing as before
+ObjectNotFound        no       the object is as missing as before
+ObjectExists          no       the name is as taken as before
+CheckpointDeclined    yes      the batch is replayed, and its checkpoint made anew
+====================  =======  ========================================================================================
+
+A checkpoint that fails for a reason that no restart cures (``AccessDenied``, say) ends with that error's own class.
 
 Messages name the object, the checkpoint and the operator's next step, and never hold a secret.
 """
@@ -39,6 +67,7 @@ __all__ = [
     "ObjectNotFound",
     "OutcomeUnknown",
     "SlowDown",
+    "Superseded",
     "TaskManagerLost",
     "Unavailable",
     "UserCodeError",
@@ -55,16 +84,14 @@ class DstlError(Exception):
     """Root of the tree.
 
     Attributes:
-        retriable: True where the same call, or a restart of the query, may succeed without any change.
+        restartable: True where a query that failed with it may go well when it is started again as it is.
     """
 
-    retriable: ClassVar[bool] = False
+    restartable: ClassVar[bool] = True
 
 
 class Unavailable(DstlError):
     """A service or store did not do the work, and certainly will not. Operator action: try again later."""
-
-    retriable = True
 
 
 class SlowDown(Unavailable):
@@ -86,6 +113,17 @@ class OutcomeUnknown(DstlError):
 class Fenced(DstlError):
     """A newer driver, run or attempt has taken over. Operator action: stop this process; keep the newer one."""
 
+    restartable = False
+
+
+class Superseded(Fenced):
+    """Another attempt or batch of the same run has taken an attempt's place: this attempt's changes count for nothing.
+
+    Operator action: none. Spark runs the task again; where it gave up, a restart replays the batch.
+    """
+
+    restartable = True
+
 
 class Closed(DstlError):
     """The object was closed. Operator action: open a new one."""
@@ -93,6 +131,8 @@ class Closed(DstlError):
 
 class Invalid(DstlError, ValueError):
     """Code or configuration is wrong; trying again changes nothing. Operator action: as the message says."""
+
+    restartable = False
 
 
 class AccessDenied(Invalid):
@@ -109,9 +149,13 @@ class CorruptData(DstlError):
     Operator action: restore the named object from a replica, or choose an older checkpoint.
     """
 
+    restartable = False
+
 
 class MissingState(DstlError):
     """A checkpoint, or an object that it names, is not there. Operator action: as the message says."""
+
+    restartable = False
 
 
 class ObjectNotFound(MissingState):
@@ -121,11 +165,11 @@ class ObjectNotFound(MissingState):
 class ObjectExists(DstlError):
     """Put-if-absent found the name taken: somebody else's write, or our own whose answer was lost."""
 
+    restartable = False
+
 
 class CheckpointDeclined(DstlError):
     """A checkpoint failed or timed out; its changes are still held. Operator action: let the batch run again."""
-
-    retriable = True
 
 
 _BY_NAME: dict[str, type[DstlError]] = {}
@@ -141,9 +185,13 @@ _register(DstlError)
 
 
 def error_to_wire(error: BaseException) -> tuple[str, str]:
-    """Reduce an error to (kind, message) so that it can cross a socket without pickle."""
-    if isinstance(error, DstlError):
-        return type(error).__name__, str(error)
+    """Reduce an error to (kind, message) so that it can cross a socket without pickle.
+
+    Kinds are those of this module: a class that another module derives from one of them is told as that one.
+    """
+    for kind in type(error).__mro__:
+        if _BY_NAME.get(kind.__name__) is kind:
+            return kind.__name__, str(error)
     return "DstlError", f"{type(error).__name__}: {error}"
 
 

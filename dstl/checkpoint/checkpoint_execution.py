@@ -83,6 +83,7 @@ class CheckpointExecution:
             OutcomeUnknown: It may be there: the run cannot go on before that is known.
             TaskManagerLost: One is gone, and the checkpoint was aborted.
             CheckpointDeclined: It was aborted for another reason; what was persisted is kept for the next one.
+            DstlError: It was aborted for a reason that no restart cures; otherwise the same.
         """
         started = self._runtime.clock.now()
         requests = self._requests()
@@ -100,7 +101,9 @@ class CheckpointExecution:
             await self._fleet.abort()
             if isinstance(error, TaskManagerLost):
                 raise
-            raise CheckpointDeclined(f"the checkpoint of batch {trigger.batch_id} failed: {error}") from error
+            is_lasting = isinstance(error, DstlError) and not error.restartable
+            kind: type[Exception] = type(error) if is_lasting else CheckpointDeclined
+            raise kind(f"the checkpoint of batch {trigger.batch_id} failed: {error}") from error
         located = _located(checkpoint, persisted)
         await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time_ms)
         subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
@@ -146,9 +149,14 @@ class CheckpointExecution:
                 await self._log.commit(checkpoint, inlined, oldest=oldest)
         except TimeoutError:
             # The request that was cancelled may still be carried out.
+            why = (
+                f"the store does not take it ({self._log.trouble})"
+                if self._log.trouble
+                else "the store does not answer"
+            )
             raise OutcomeUnknown(
                 f"whether checkpoint {checkpoint.checkpoint_id} of batch {checkpoint.batch_id} is in "
-                f"{self._store.location} is unknown, for the store does not answer: restart the query, which finds out"
+                f"{self._store.location} is unknown, for {why}: restart the query, which finds out"
             ) from None
 
     def _estimated_recovery_s(self, checkpoint: CompletedCheckpoint) -> float:

@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from dstl.errors import CheckpointDeclined, DstlError, Fenced, Invalid, MissingState
+from dstl.errors import CheckpointDeclined, DstlError, Fenced, Invalid, MissingState, Superseded
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
 __all__ = ["Acknowledgement", "CheckpointCoordinator", "Decision", "TaskAttempt", "Trigger"]
@@ -247,7 +247,7 @@ class CheckpointCoordinator:
         operator = batch.operators[task.operator]
         began = operator.began.get(task.attempt_id)
         if began is None:
-            raise Fenced(f"attempt {task.attempt_id} of {task.operator} never began in batch {task.batch_id}")
+            raise Superseded(f"attempt {task.attempt_id} of {task.operator} never began in batch {task.batch_id}")
         accepted = operator.winners
         if accepted is None:
             accepted = operator.collected.setdefault(task.stage_id, {})
@@ -355,10 +355,10 @@ class CheckpointCoordinator:
         batch = self._batch
         if batch is None or task.batch_id > batch.batch_id:
             if now_ms is None:
-                raise Fenced(f"attempt {task.attempt_id} of {task.operator} never began in batch {task.batch_id}")
+                raise Superseded(f"attempt {task.attempt_id} of {task.operator} never began in batch {task.batch_id}")
             batch = self._open_batch(task, now_ms)
         if task.batch_id < batch.batch_id:
-            raise Fenced(f"batch {task.batch_id} is over: batch {batch.batch_id} has begun")
+            raise Superseded(f"batch {task.batch_id} is over: batch {batch.batch_id} has begun")
         _raise_failure(batch)
         return batch
 

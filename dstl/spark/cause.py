@@ -32,8 +32,8 @@ def cause(error: BaseException) -> DstlError | None:
             ``query.exception()``, a ``PythonException``, or a ``Py4JJavaError``.
 
     Returns:
-        The error, with its own class and message; None where it is none of DSTL's. An error that is DSTL's own, or was
-        raised from one, is returned as the very object. Safe to call from any thread.
+        The error, of its class in :mod:`dstl.errors`, with its message; None where it is none of DSTL's. An error that
+        is DSTL's own, or was raised from one, is returned as the very object. Safe to call from any thread.
     """
     seen: set[int] = set()
     link: BaseException | None = error
@@ -77,11 +77,16 @@ def _behind_frames(text: str, at: int) -> int:
 
 
 def _kinds() -> dict[str, type[DstlError]]:
-    """Return every error class that is loaded, by the name that a traceback shows."""
+    """Return every loaded class by the name that tracebacks show; another module's as the one that it derives from."""
     kinds: dict[str, type[DstlError]] = {}
     waiting: list[type[DstlError]] = [DstlError]
     while waiting:
         kind = waiting.pop()
-        kinds[f"{kind.__module__}.{kind.__qualname__}"] = kind
+        public = kind if kind.__module__ == DstlError.__module__ else kinds[_name(kind.__bases__[0])]
+        kinds[_name(kind)] = public
         waiting += kind.__subclasses__()
     return kinds
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,7 +1,9 @@
 """Restarting a query that has failed, by Flink's strategies.
 
 A query stops with an error whenever Spark gives a task up or a TaskManager dies with changes that no checkpoint has.
-Nothing is lost then: the next run goes on from the last checkpoint. :func:`run_with_restarts` starts it again.
+Nothing is lost then: the next run goes on from the last checkpoint. :func:`run_with_restarts` starts it again, where
+that helps: not after an error that would only come again (the table in :mod:`dstl.errors`), and not for ever where run
+after run fails before it has completed a batch.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from dstl.errors import Invalid
 from dstl.runtime import Clock, IoLoop, SystemClock
+from dstl.spark.cause import cause
 
 __all__ = [
     "ExponentialDelay",
@@ -28,7 +31,9 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-_NOT_RETRIABLE = ("dstl.errors.Invalid", "dstl.errors.UserCodeError", "dstl.errors.AccessDenied", "dstl.errors.Fenced")
+FRUITLESS_RUNS = 20
+"""So many runs in a row without a completed batch are enough: with :class:`ExponentialDelay` a quarter of an hour of
+pauses, and the time in which each run has waited for what is away."""
 
 
 class RestartStrategy(Protocol):
@@ -73,7 +78,7 @@ class FixedDelay:
 
 @dataclass
 class ExponentialDelay:
-    """Restarts for ever, with pauses that grow (Flink ``exponential-delay``).
+    """Restarts as long as it helps, with pauses that grow (Flink ``exponential-delay``).
 
     Attributes:
         initial_s: First pause, in seconds.
@@ -91,7 +96,7 @@ class ExponentialDelay:
     _last: float | None = field(default=None, init=False)
 
     def next_delay(self, now: float) -> float | None:
-        """Return the next pause; never gives up."""
+        """Return the next pause; never gives up by itself."""
         healthy = self._last is not None and now - self._last - self._delay >= self.reset_after_s
         fresh = self._last is None or healthy
         self._delay = self.initial_s if fresh else min(self.maximum_s, self._delay * self.multiplier)
@@ -127,6 +132,7 @@ def run_with_restarts(
     strategy: RestartStrategy,
     *,
     on_restart: Callable[[int, BaseException], None] | None = None,
+    fruitless_runs: int = FRUITLESS_RUNS,
     clock: Clock | None = None,
 ) -> int:
     """Start a query, wait for its end, and start it again as the strategy says.
@@ -135,6 +141,10 @@ def run_with_restarts(
         start: Starts the query: usually ``writer.start``, which may be called again and again.
         strategy: Decides after each failure.
         on_restart: Called before each restart with its number, from 1, and the error.
+        fruitless_runs: After so many runs in a row that failed without having completed a batch, no restart helps,
+            whatever the strategy says. More: rides out longer outages; fewer: what nobody has called hopeless ends
+            sooner. Batches are seen in ``query.recentProgress``, so ``spark.sql.streaming.numRecentProgressUpdates``
+            must not be 0.
         clock: Time; the machine's by default.
 
     Returns:
@@ -142,12 +152,13 @@ def run_with_restarts(
 
     Raises:
         StreamingQueryException: The strategy gave up, or the error cannot be cured by a restart (wrong configuration,
-            an error in user code, a newer driver has taken over).
+            an error in user code, a newer driver has taken over), or too many runs were fruitless.
+            :func:`dstl.spark.cause.cause` returns the typed error inside it.
         Invalid: ``start`` returned something else than a query.
     """
     clock = clock or SystemClock()
     waiting = IoLoop("dstl-restart")
-    restarts = 0
+    restarts = fruitless = 0
     try:
         while True:
             query = start()
@@ -157,8 +168,12 @@ def run_with_restarts(
                 query.awaitTermination()
                 return restarts
             except StreamingQueryException as error:
+                fruitless = 0 if _has_completed_a_batch(query) else fruitless + 1
                 delay = strategy.next_delay(clock.now()) if is_restartable(error) else None
                 if delay is None:
+                    raise
+                if fruitless >= fruitless_runs:
+                    _log.error("%d runs in a row failed without a completed batch: no restart helps", fruitless)
                     raise
                 restarts += 1
                 _log.warning("restart %d in %.1f s after: %s", restarts, delay, str(error).splitlines()[0])
@@ -170,6 +185,11 @@ def run_with_restarts(
 
 
 def is_restartable(error: BaseException) -> bool:
-    """Return False for errors that would only come again: configuration, user code, or a newer driver's fence."""
-    text = str(error)
-    return not any(kind in text for kind in _NOT_RETRIABLE)
+    """Return False for errors that would only come again; what is none of ours may pass."""
+    found = cause(error)
+    return found is None or found.restartable
+
+
+def _has_completed_a_batch(query: StreamingQuery) -> bool:
+    """Progress is also told of moments without a batch: those have added none to the sink."""
+    return any("addBatch" in progress.durationMs for progress in query.recentProgress)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dstl.changelog.storage import PersistResult, StateChangelogStorage
 from dstl.changelog.writer import StateChangelogWriter
-from dstl.errors import Fenced, Invalid, Unavailable
+from dstl.errors import Invalid, Superseded, Unavailable
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
 from dstl.taskmanager.timer_index import TimerIndex
@@ -233,10 +233,12 @@ class TaskManagerStateBackend:
         """Refuse an attempt that is over.
 
         Raises:
-            Fenced: Another attempt or batch has taken its place.
+            Superseded: Another attempt or batch has taken its place.
         """
         if key not in self._attempts:
-            raise Fenced(f"attempt {key[1]} of operator {key[0]} is over: another attempt or batch has taken its place")
+            raise Superseded(
+                f"attempt {key[1]} of operator {key[0]} is over: another attempt or batch has taken its place"
+            )
 
     def write(self, key: AttemptKey, partition: int, changes: pa.RecordBatch, metadata: bytes) -> None:
         """Append a part of an attempt's change set to its log and its overlay.
@@ -248,13 +250,13 @@ class TaskManagerStateBackend:
             metadata: The operator's states; goes into the log once per attempt, so that a segment explains itself.
 
         Raises:
-            Fenced: The attempt is over, or has been persisted.
+            Superseded: The attempt is over, or has been persisted.
             Invalid: The changes are of another partition or TaskManager, or not changes at all.
         """
         self.check_attempt(key)
         attempt = self._attempts[key]
         if attempt.persisted:
-            raise Fenced(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
+            raise Superseded(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
         self._check_key_groups(key, partition, changes)
         if attempt.writer is None:
             attempt.writer = self._writer_for(attempt, partition)
