@@ -28,6 +28,7 @@ _TOGETHER = 250
 _READ_TOGETHER = 16
 
 LiveWriterIds = Callable[[], Awaitable[Collection[str]]]
+Held = Callable[[], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ async def clean(
     grace_s: float,
     dry_run: bool = True,
     live_writer_ids: LiveWriterIds | None = None,
+    held: Held | None = None,
     max_deletions: int = 10_000,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CleanerReport:
@@ -85,6 +87,8 @@ async def clean(
         live_writer_ids: Asked once, after the list is complete: the writers of all TaskManagers that are connected,
             and of those whose segments a checkpoint that is being committed may name. None: nobody can be asked (the
             command line beside a running query), so what any writer may still hand out stays.
+        held: Asked once, after the list is complete: the names that the query's own savepoints read. None: nobody can
+            be asked, so what a savepoint that is being written in this location may read stays.
         max_deletions: Bound of this pass; the rest is left to the next.
         on_progress: Told (done, in all) of the deletions.
 
@@ -102,13 +106,24 @@ async def clean(
     scan = await log.scan()
     _check(store, log, scan)
     live = None if live_writer_ids is None else await live_writer_ids()
+    names = None if held is None else held()
     if now is None:
         now = max(runtime.clock.wall(), max((info.modified for info in listing), default=0.0))
     subsumed = await _subsumed(log, list(subsumed_candidates(scan, now, grace_s)))
     # Off the loop: the plan of a million objects would hold up a checkpoint.
     plan = await asyncio.get_running_loop().run_in_executor(
         None,
-        partial(plan_cleaning, listing, scan, subsumed, live, now=now, grace_s=grace_s, max_deletions=max_deletions),
+        partial(
+            plan_cleaning,
+            listing,
+            scan,
+            subsumed,
+            live,
+            names,
+            now=now,
+            grace_s=grace_s,
+            max_deletions=max_deletions,
+        ),
     )
     deleted = 0 if dry_run else await _delete(store, plan.deletions, on_progress)
     return CleanerReport(scan.query_id, dry_run, now, len(listing), sum(info.size for info in listing), plan, deleted)

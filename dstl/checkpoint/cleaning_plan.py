@@ -14,14 +14,17 @@ of a checkpoint's record    it is below the cleanup boundary, or its batch was r
 of a probe                  the grace period
 ==========================  ==========================================================================================
 
-Each needs the grace period as well, by the store's own clock.
+Each needs the grace period as well, by the store's own clock. And no savepoint may be reading it, which can take longer
+than any grace: the driver knows what its own hold. Where it cannot be asked, nothing but probes goes while a savepoint
+is being written in the location: files without a descriptor, the newest less than an hour old. A savepoint's own files
+are never touched.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import nsmallest
@@ -29,7 +32,8 @@ from heapq import nsmallest
 from dstl.changelog.names import SegmentName, parse_segment_name
 from dstl.checkpoint.manifest_format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest_scan import ManifestScan
-from dstl.checkpoint.savepoint_format import is_savepoint_object
+from dstl.checkpoint.savepoint_deletion import WRITING_GRACE_S
+from dstl.checkpoint.savepoint_format import SAVEPOINTS, descriptor_name, is_savepoint_object, marker_name
 from dstl.store.base import ObjectInfo
 from handles.checkpoint import referenced_objects
 
@@ -47,6 +51,7 @@ class Kept(StrEnum):
 
     REFERENCED = "a retained checkpoint needs it"
     YOUNG = "younger than the grace period"
+    HELD = "a savepoint that is being made may read it"
     PERHAPS_PENDING = "a running batch or materialization may still need it"
     LOG_RECORD = "record of the manifest log (fences and abort markers are never deleted)"
     OTHER_QUERY = "of another query"
@@ -79,10 +84,11 @@ class CleaningPlan:
 
 
 def plan_cleaning(
-    listing: Iterable[ObjectInfo],
+    listing: Collection[ObjectInfo],
     scan: ManifestScan,
     subsumed: Collection[int],
     live_writer_ids: Collection[str] | None,
+    held: Collection[str] | None,
     *,
     now: float,
     grace_s: float,
@@ -96,12 +102,15 @@ def plan_cleaning(
         scan: The manifest log, without damage.
         subsumed: Of :func:`subsumed_candidates`, those that were read and are records of checkpoints.
         live_writer_ids: Writers that may still hand out what they have stored; None where nobody could be asked.
+        held: What the query's savepoints read; None where nobody could be asked.
         now: Unix seconds by the store's clock.
         grace_s: Seconds that any object is left alone.
         max_deletions: Bound of one pass.
     """
     needed = {name for c in scan.retained for name in (*referenced_objects(c), manifest_name(c.checkpoint_id))}
     proofs = _Proofs(scan, live_writer_ids)
+    is_saving = held is None and _is_saving(listing, now)
+    held = frozenset(held or ())
     kept: Counter[Kept] = Counter()
     kept_bytes: Counter[Kept] = Counter()
 
@@ -120,6 +129,8 @@ def plan_cleaning(
                 reason = "a probe that was not finished" if _is_probe(info.name) else Kept.UNKNOWN
             if not isinstance(reason, Kept) and info.modified + grace_s > now:
                 reason = Kept.YOUNG
+            if not isinstance(reason, Kept) and (info.name in held or (is_saving and not _is_probe(info.name))):
+                reason = Kept.HELD
             # What is dead counts as left to the next pass until it is known to be among the first.
             why = reason if isinstance(reason, Kept) else Kept.BOUND
             kept[why] += 1
@@ -177,6 +188,19 @@ class _Proofs:
         elif modified + _MATERIALIZATION_S < self._retained_at:
             return "no checkpoint needs it and its materialization is over"
         return Kept.PERHAPS_PENDING
+
+
+def _is_saving(listing: Collection[ObjectInfo], now: float) -> bool:
+    """Return True where a savepoint's files were written a short while ago, and nothing has decided on it yet."""
+    newest: dict[str, float] = {}
+    decided: set[str] = set()
+    for info in listing:
+        if is_savepoint_object(info.name):
+            name = info.name[len(SAVEPOINTS) :].partition("/")[0]
+            newest[name] = max(newest.get(name, 0.0), info.modified)
+            if info.name in (descriptor_name(name), marker_name(name)):
+                decided.add(name)
+    return any(modified + WRITING_GRACE_S > now for name, modified in newest.items() if name not in decided)
 
 
 def _is_probe(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from dstl.checkpoint.cleaner import LiveWriterIds, clean
+from dstl.checkpoint.cleaner import Held, LiveWriterIds, clean
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.errors import DstlError
 from dstl.options import CheckpointOptions
@@ -25,6 +25,7 @@ class PeriodicCleaner:
         runtime: Clock and ids.
         log: The coordinator's manifest log: a driver that has been fenced deletes nothing.
         live_writer_ids: Asked by every pass; see :func:`~dstl.checkpoint.cleaner.clean`.
+        held: The same.
         options: Interval and grace.
     """
 
@@ -34,12 +35,14 @@ class PeriodicCleaner:
         runtime: Runtime,
         log: ManifestLog,
         live_writer_ids: LiveWriterIds,
+        held: Held,
         options: CheckpointOptions,
     ) -> None:
         self._store = store
         self._runtime = runtime
         self._log = log
         self._live_writer_ids = live_writer_ids
+        self._held = held
         self._options = options
         self._task: asyncio.Task[None] | None = None
 
@@ -65,6 +68,7 @@ class PeriodicCleaner:
                     grace_s=self._options.clean_grace_s,
                     dry_run=False,
                     live_writer_ids=self._live_writer_ids,
+                    held=self._held,
                 )
                 _log.info("the cleaner has passed: %s", report)
             except DstlError as error:

@@ -36,6 +36,7 @@ class RetainedObjects:
         self._registry = SharedStateRegistry()
         self._freed: list[str] = []
         self._holds = 0
+        self._held: dict[Hold, frozenset[str]] = {}
         self._deletions: set[asyncio.Task[None]] = set()
 
     def retain(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
@@ -49,14 +50,23 @@ class RetainedObjects:
         self._forget([checkpoint.checkpoint_id for checkpoint in checkpoints])
 
     def hold(self, checkpoint: CompletedCheckpoint) -> Hold:
-        """Keep a retained checkpoint's objects until :meth:`release`, even if it is subsumed."""
+        """Keep a retained checkpoint's objects until :meth:`release`, even if it is subsumed.
+
+        Neither this object deletes them, nor the cleaner that asks :meth:`held`.
+        """
         self._holds += 1
         # The registry's holders are numbers; a checkpoint's is above zero.
         self._registry.register(-self._holds, _held(checkpoint))
+        self._held[-self._holds] = frozenset(_held(checkpoint))
         return -self._holds
+
+    def held(self) -> set[str]:
+        """Return the names that a hold keeps, for the cleaner: no manifest that is retained may name them any more."""
+        return set().union(*self._held.values())
 
     def release(self, hold: Hold) -> None:
         """Let go of a hold."""
+        self._held.pop(hold, None)
         self._forget([hold])
 
     async def settled(self) -> None:

@@ -140,7 +140,7 @@ class CoordinatorService:
             materialization=materialization,
             max_parallelism=max_parallelism,
         )
-        self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, options)
+        self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, self._objects.held, options)
         self._retired: set[str] = set()
         self._opening = asyncio.Lock()
         self._checkpointing = asyncio.Lock()

@@ -16,6 +16,7 @@ from dstl.checkpoint.cleaning_plan import Kept
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, TaskAttempt
 from dstl.checkpoint.manifest_format import encode_record, manifest_name, manifest_sequence
 from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
@@ -717,6 +718,47 @@ async def test_a_savepoints_objects_are_called_so(world: World) -> None:
     report = await world.clean()
     assert (report.plan.kept[Kept.SAVEPOINT], report.plan.kept[Kept.UNKNOWN]) == (3, 1)
     assert set(ours) <= set(await names(world.store))
+
+
+@pytest.mark.parametrize("in_driver", [True, False], ids=["the driver's cleaner", "gc"])
+async def test_a_savepoint_that_takes_longer_than_any_grace_loses_nothing_that_it_reads(
+    world: World, in_driver: bool
+) -> None:
+    """Its checkpoint is subsumed meanwhile; gc knows of it from the files that it writes."""
+    objects = RetainedObjects(world.store)
+    read = await world.put()
+    held = await world.commit(0, read)
+    scan = await world.log.scan()
+    objects.retain(scan.retained)
+    hold = objects.hold(scan.retained[-1])
+    newest = await world.commit(1)
+    await world.commit(2, oldest=newest)
+    for passes in range(5):
+        await world.clock.advance(30 * DAY)
+        await world.store.put(f"savepoints/mine/{'0' * 32}/{passes:06d}.base", b"a file")
+        await world.clock.advance(3000)
+        report = await world.clean(held=objects.held if in_driver else None)
+        assert not report.plan.deletions
+        assert report.plan.kept[Kept.HELD] == 2
+    assert await world.has(read)
+    assert await world.has(manifest_name(held))
+    objects.release(hold)
+    await world.store.put("savepoints/mine/savepoint.dstl", b"its descriptor")
+    assert (await world.clean(held=objects.held if in_driver else None)).deleted == 2
+    assert not await world.has(read)
+    assert len(await names(world.store, "savepoints/")) == 6
+
+
+async def test_what_a_savepoint_was_given_up_with_holds_nothing_up_for_ever(world: World) -> None:
+    orphan = await world.put()
+    await world.commit(0)
+    await world.clock.advance(2 * GRACE)
+    await world.store.put(f"savepoints/crashed/{'0' * 32}/000000.base", b"a file")
+    assert (await world.clean()).plan.kept[Kept.HELD] == 1
+    await world.clock.advance(3500)
+    assert (await world.clean()).plan.kept[Kept.HELD] == 1
+    await world.clock.advance(200)
+    assert [each.info.name for each in (await world.clean()).plan.deletions] == [orphan]
 
 
 async def test_random_neighbours_never_lose_an_object(seed: int) -> None:

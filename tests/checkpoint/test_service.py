@@ -18,6 +18,7 @@ from service_world import (
     without_empty,
 )
 
+from dstl.checkpoint.manifest_format import manifest_name
 from dstl.errors import (
     CheckpointDeclined,
     DstlError,
@@ -32,6 +33,8 @@ from dstl.options import CheckpointOptions, UploadOptions
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from dstl.testing.manual_clock import ManualClock
+from handles.checkpoint import referenced_objects
 from handles.key_group import partition_of
 
 TWO = {"counts": 4, "sums": 3}
@@ -161,7 +164,7 @@ async def test_a_task_manager_lost_with_acknowledged_changes_fails_the_batch_and
         await driver.members["tm-1"].kill()
         with pytest.raises(TaskManagerLost, match=r"tm-1.*restart the query") as raised:
             await driver.task(driver.who("run-1", "counts", 1, 1), events["counts"], model["counts"])
-        assert raised.value.retriable
+        assert raised.value.restartable
         await driver.run_batch("run-2", 1, events, model)
         await check_durable(store, model)
         assert driver.restores[-1].bytes > 0
@@ -361,7 +364,7 @@ async def test_a_store_that_takes_nothing_declines_the_checkpoint_and_the_batch_
         store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only=".seg")]
         with pytest.raises(CheckpointDeclined, match="batch 1 failed") as raised:
             await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
-        assert raised.value.retriable
+        assert raised.value.restartable
         store.rules = []
         # One task is tried again, as Spark does: the changes of the others are still there.
         async with driver.attempt(driver.who("run-1", "sums", 1, 0), events["sums"], model["sums"]) as again:
@@ -391,6 +394,17 @@ async def test_a_checkpoint_that_takes_too_long_is_declined_and_no_task_manager_
         for uid, written in events.items():
             apply(model[uid], written)
         await check_durable(store, model)
+
+
+async def test_a_commit_that_runs_out_of_time_says_what_the_store_answered(seed: int) -> None:
+    """A full disk, say: the message named the deadline alone."""
+    rng, model, store = random.Random(seed), {}, FaultyStore(MemoryStore())
+    options = CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=5.0)
+    async with open_driver(store, seed, checkpoints=options) as driver:
+        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+        store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/")]
+        with pytest.raises(OutcomeUnknown, match=r"does not take it \(.*not reached \(injected\)\): restart the query"):
+            await driver.run_batch("run-1", 1, some_events(rng, 1), {uid: dict(v) for uid, v in model.items()})
 
 
 @pytest.mark.parametrize("lands", [True, False])
@@ -527,6 +541,30 @@ async def test_nothing_that_a_retained_checkpoint_needs_is_deleted_in_a_long_run
         await check_durable(store, model)
         names = [info.name async for info in store.list("manifests/")]
         assert any("0000000000000000001." in name for name in names), "the first fence was deleted"
+
+
+async def test_the_cleaner_leaves_what_a_long_savepoint_reads(seed: int) -> None:
+    """Its checkpoint is subsumed, its objects are older than any grace; only the hold keeps them."""
+    rng, model, clock = random.Random(seed), {}, ManualClock()
+    store = MemoryStore(clock=clock)
+    options = CheckpointOptions(clean_interval_s=0.02, task_manager_timeout_s=5.0)
+    async with open_driver(store, seed, checkpoints=options) as driver:
+        for batch in range(2):
+            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+        checkpoint, hold = driver.service.hold()
+        for batch in range(2, 7):
+            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+        assert checkpoint not in driver.service.completed
+        for old in range(2):
+            orphan = f"probe/{old:032x}"
+            await store.put(orphan, b"")
+            await clock.advance(10 * 86_400)
+            async with asyncio.timeout(10):
+                while orphan in {info.name async for info in store.list("probe/")}:  # noqa: ASYNC110 - it polls
+                    await asyncio.sleep(0.01)
+        for name in (*referenced_objects(checkpoint), manifest_name(checkpoint.checkpoint_id)):
+            await store.head(name)
+        driver.service.release(hold)
 
 
 async def test_an_operator_cannot_be_added_once_a_query_has_run(seed: int) -> None:
