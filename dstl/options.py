@@ -339,7 +339,8 @@ class S3Options(_Options):
 
     multipart_threshold: int = Field(default=32 << 20, ge=5 << 20, le=5 << 30)
     """Objects of at least this many bytes go up in parts, several at once. Smaller: faster single objects, but two
-    requests more each (a PUT costs $5 per million); larger: a retry repeats more bytes."""
+    requests more each (a PUT costs $5 per million); larger: a retry repeats more bytes. Manifests and savepoints'
+    descriptors are put on condition that their name is free, and go up whole whatever their size."""
 
     multipart_part_size: int = Field(default=16 << 20, ge=5 << 20, le=5 << 30)
     """Bytes of one part (at most 10,000 parts make an object). Smaller: more requests; larger: less at once."""

@@ -23,12 +23,14 @@ class S3Store:
     """An object store under a prefix of one bucket.
 
     Invariants:
-        1. ``if_absent`` is ``If-None-Match: *``, decided by S3 (for an object in parts: by its completing request).
-           After a lost answer the name may be taken by ourselves: the caller compares what it reads back.
+        1. ``if_absent`` is ``If-None-Match: *``, decided by S3, on one PutObject whatever the size: servers that honour
+           it there may ignore it where an upload in parts is completed, and what the probe has seen of a small object
+           must hold for a large one. After a lost answer the name may be taken by ourselves: the caller compares what
+           it reads back.
         2. Every body carries its CRC-32C, which S3 checks before it stores and keeps with the object, and which is
            compared once more in the answer.
         3. One request per call, no retry by the SDK; objects from ``multipart_threshold`` on take one per part and
-           two more. ``requests`` counts them.
+           two more, unless they are put ``if_absent``. ``requests`` counts them.
 
     Deleting is idempotent, so a lost answer to it is ``Unavailable``: do it again. The SDK is imported by the first
     request, in a thread; making the client then takes the loop about 50 ms, once. Does not survive a fork.
@@ -71,10 +73,8 @@ class S3Store:
         target = self._target(name)
         condition = {"IfNoneMatch": "*"} if if_absent else {}
         view = memoryview(data).cast("B")
-        if len(view) >= self._threshold:
-            answer = await self._parts.upload(
-                target, view, what=self._url(name), creating=self._encryption, completing=condition
-            )
+        if len(view) >= self._threshold and not if_absent:
+            answer = await self._parts.upload(target, view, what=self._url(name), creating=self._encryption)
         else:
             body = data if isinstance(data, bytes) else bytes(view)
             checksum = checksum_of(body)

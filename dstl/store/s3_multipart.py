@@ -53,7 +53,6 @@ class MultipartUploader:
         *,
         what: str,
         creating: Mapping[str, Any],
-        completing: Mapping[str, Any],
     ) -> dict[str, Any]:
         """Upload one object and return the SDK's answer to the completing request.
 
@@ -62,7 +61,6 @@ class MultipartUploader:
             body: The bytes; must not change until the call ends.
             what: The object, for messages.
             creating: Further parameters of the first request (encryption).
-            completing: Further parameters of the last one (``IfNoneMatch``).
         """
         with translating(f"CreateMultipartUpload {what}"):
             created = await self._client.call(
@@ -72,9 +70,7 @@ class MultipartUploader:
         try:
             parts = await self._parts(upload, body, what)
             with translating(f"CompleteMultipartUpload {what}", writes=True):
-                return await self._client.call(
-                    "complete_multipart_upload", **upload, **completing, MultipartUpload={"Parts": parts}
-                )
+                return await self._client.call("complete_multipart_upload", **upload, MultipartUpload={"Parts": parts})
         except BaseException:
             self._abort(upload)
             raise

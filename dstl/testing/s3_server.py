@@ -35,7 +35,8 @@ class ServerFault:
 
     Attributes:
         kind: ``"error"`` answers with ``status`` and ``code`` and does nothing; ``"lost"`` does the work and then
-            breaks the connection; ``"reset"`` breaks it without doing anything.
+            breaks the connection; ``"reset"`` breaks it without doing anything; ``"unconditional"`` does the work
+            whatever ``If-None-Match`` says, as some servers do.
         method: HTTP method it applies to; empty for all.
         path: Part of the request's path and query; empty for all.
         times: How many requests it still applies to.
@@ -163,6 +164,9 @@ class S3Server:
                 fault = self._next_fault(method, path)
             if self.latency_s:
                 time.sleep(self.latency_s)
+            if fault is not None and fault.kind == "unconditional":
+                environ.pop("HTTP_IF_NONE_MATCH", None)
+                fault = None
             if fault is None:
                 return application(environ, start)
             # The body is read in any case: a client that is still sending would see the wrong failure.

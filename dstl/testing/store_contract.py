@@ -153,6 +153,8 @@ class StoreContract:
         with pytest.raises(ObjectExists):
             await store.put("large", bytes(self.big), if_absent=True)
         assert await store.get("large", ByteRange(0, 100)) == data[:100]
+        await store.put("other", memoryview(data))
+        assert await store.get("other") == data
 
     async def test_lists_are_sorted_by_the_whole_name(self, store: ObjectStore) -> None:
         # "-" and "." sort before "/", so walking directory by directory in their order would be wrong.

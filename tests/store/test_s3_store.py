@@ -18,13 +18,14 @@ from dstl.errors import (
     Closed,
     DstlError,
     Invalid,
+    ObjectExists,
     ObjectNotFound,
     OutcomeUnknown,
     SlowDown,
     Unavailable,
 )
 from dstl.options import S3Options
-from dstl.store import S3Store
+from dstl.store import S3Store, probe
 from dstl.store.s3_client import S3Client, _models
 from dstl.testing.s3_server import S3Server
 
@@ -198,12 +199,33 @@ async def test_encryption_and_owner_are_asked_for(s3_bucket: str, s3_options: S3
         assert one.headers["x-amz-server-side-encryption-bucket-key-enabled"] == "true"
 
 
+async def test_a_large_object_is_put_as_conditionally_as_the_probe_has_tried_it(
+    store: S3Store, s3_server: S3Server
+) -> None:
+    """Some servers honour If-None-Match where one request makes the object, and ignore it where parts are completed."""
+    s3_server.fail("unconditional", method="POST", times=100)
+    await probe(store)
+    s3_server.log.clear()
+    await store.put("manifest", BIG, if_absent=True)
+    (request,) = s3_server.log
+    assert (request.method, request.headers["if-none-match"]) == ("PUT", "*")
+    with pytest.raises(ObjectExists):
+        await store.put("manifest", BIG[::-1], if_absent=True)
+    assert await store.get("manifest") == BIG
+
+
+async def test_a_server_that_ignores_conditions_is_refused_by_name(store: S3Store, s3_server: S3Server) -> None:
+    s3_server.fail("unconditional", method="PUT", times=100)
+    with pytest.raises(Invalid, match=r"cannot use s3://.*/job: the store ignores conditional puts"):
+        await probe(store)
+
+
 async def test_a_failed_part_is_certain_and_aborts(
     store: S3Store, s3_bucket: str, s3_options: S3Options, s3_server: S3Server
 ) -> None:
     s3_server.fail("lost", method="PUT", path="partNumber=2")
     with pytest.raises(Unavailable, match="UploadPart"):
-        await store.put("large", BIG, if_absent=True)
+        await store.put("large", BIG)
     await store.close()
     assert await _uploads(s3_bucket, s3_options) == []
     assert s3_server.requests["POST"] == 1  # created, never completed
@@ -230,7 +252,7 @@ async def test_a_lost_answer_to_the_completion_is_unknown_and_the_abort_harmless
 ) -> None:
     s3_server.fail("lost", method="POST", path="uploadId")
     with pytest.raises(OutcomeUnknown, match="CompleteMultipartUpload"):
-        await store.put("large", BIG, if_absent=True)
+        await store.put("large", BIG)
     assert await store.get("large") == BIG
 
 
