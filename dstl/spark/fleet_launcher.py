@@ -11,7 +11,6 @@ from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 __all__ = ["FleetLauncher"]
 
 _log = logging.getLogger(__name__)
-_MOST_REPLACEMENTS = 100
 _MOST_STILLBORN = 5
 
 
@@ -46,18 +45,20 @@ class FleetLauncher:
     def replace(self, member_id: str) -> None:
         """Start another TaskManager in place of one that is gone. Idempotent.
 
-        After a hundred of them, or five in a row of which none has registered, it gives up, for then something ends
-        every one: queries wait in vain and say so.
+        After five in a row of which none has registered it gives up, for then something ends every one: queries wait
+        in vain and say so. Those that are lost later are lost to a query's work, which ends where that goes on.
         """
         with self._lock:
             gone = self._processes.pop(member_id, None)
             if gone is None or self._stopped:
                 return
             self._stillborn += 1
-            if self._stillborn <= _MOST_STILLBORN and self._started - self._size < _MOST_REPLACEMENTS:
+            if self._stillborn <= _MOST_STILLBORN:
                 self._launch()
             else:
-                _log.error("%d TaskManagers have died: no more are started; see what they wrote", self._started)
+                _log.error(
+                    "%d TaskManagers in a row ended early: no more are started; see what they wrote", self._stillborn
+                )
         gone.stop(timeout=0.0)
 
     def stop(self) -> None:

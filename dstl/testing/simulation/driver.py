@@ -23,7 +23,7 @@ __all__ = ["DriverActor", "DriverOptions", "QueryFailed"]
 
 _MOST_FAILURES = 4  # spark.task.maxFailures
 _HEARTBEAT_S = 60.0
-_MOST_REPLACEMENTS = 100  # as the launcher: then something ends every one
+_MOST_REPLACEMENTS = 100  # then something ends every one
 
 
 class QueryFailed(Exception):
@@ -296,7 +296,7 @@ class DriverActor:
             if self._members < _MOST_REPLACEMENTS:
                 self._start_task_manager()
             else:
-                # The launcher gives up and every query of this driver fails, for as long as somebody restarts it.
+                # Every query of this driver fails, for as long as somebody restarts it.
                 self.process.post(self.process.kill)
 
     def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
