@@ -284,7 +284,7 @@ class LatencyStore:
     """
 
     def __init__(self, inner: ObjectStore, model: LatencyModel) -> None:
-        self._inner = inner
+        self.inner = inner
         self._model = model
         self._idle: list[_Connection] = []
         self._late: set[asyncio.Task[ObjectInfo]] = set()
@@ -294,7 +294,7 @@ class LatencyStore:
     @property
     def location(self) -> str:
         """The inner store's."""
-        return self._inner.location
+        return self.inner.location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object after the time that the model takes for it.
@@ -320,29 +320,29 @@ class LatencyStore:
             self.rejected += 1
             raise SlowDown(f"503 SlowDown for {name}: the store asks for less; lower the rate")
         self.bytes_sent += size
-        return await self._inner.put(name, data, if_absent=if_absent)
+        return await self.inner.put(name, data, if_absent=if_absent)
 
     async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
         """Return an object's bytes after one commit time and the transfer."""
-        data = await self._inner.get(name, byte_range)
+        data = await self.inner.get(name, byte_range)
         await asyncio.sleep(self._model.read(len(data)))
         return data
 
     async def head(self, name: str) -> ObjectInfo:
         """Return size and age of an object after one commit time."""
         await asyncio.sleep(self._model.small())
-        return await self._inner.head(name)
+        return await self.inner.head(name)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield objects in name order, after one commit time."""
         await asyncio.sleep(self._model.small())
-        async for info in self._inner.list(prefix, start_after=start_after):
+        async for info in self.inner.list(prefix, start_after=start_after):
             yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects after one commit time."""
         await asyncio.sleep(self._model.small())
-        await self._inner.delete(names)
+        await self.inner.delete(names)
 
     async def close(self) -> None:
         """Forget connections and wait for late objects. Idempotent; the inner store stays open."""
@@ -369,4 +369,4 @@ class LatencyStore:
 
     async def _create_late(self, after: float, name: str, data: bytes | memoryview, if_absent: bool) -> ObjectInfo:
         await asyncio.sleep(after)
-        return await self._inner.put(name, data, if_absent=if_absent)
+        return await self.inner.put(name, data, if_absent=if_absent)

@@ -5,6 +5,8 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.store import InstrumentedStore, MemoryStore, ObjectStore, ShardedStore, open_store, shard_names
+from dstl.testing.faulty_store import FaultyStore
+from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
 from dstl.testing.store_contract import StoreContract
 
 
@@ -75,6 +77,10 @@ async def test_what_lies_in_the_wrong_location_is_not_seen() -> None:
 async def test_wrappers_are_looked_through() -> None:
     assert shard_names(InstrumentedStore(ShardedStore(_stores(2)))) == ("s0", "s1")
     assert shard_names(InstrumentedStore(MemoryStore())) == ("s0",)
+    parameters = LatencyParameters(sizes=((1000, 1.0),), body_med=30.0, body_sig=0.3, bw_med=80.0, bw_sig=0.3)
+    slow = LatencyStore(ShardedStore(_stores(2)), LatencyModel(parameters, seed=1))
+    assert shard_names(slow) == ("s0", "s1"), "the model hides the shards from their writers"
+    assert shard_names(FaultyStore(InstrumentedStore(ShardedStore(_stores(3))))) == ("s0", "s1", "s2")
 
 
 def test_the_same_location_twice_is_refused() -> None:
