@@ -17,7 +17,7 @@ from typing import Any
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
-from dstl.errors import CorruptData, Invalid, Unavailable
+from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store, shard_names
@@ -73,7 +73,8 @@ async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
             break
         try:
             lifeline = await AsyncConnection.open(invitation.coordinator, invitation.secret, role=Role.TASK_MANAGER)
-        except Unavailable:
+        except DstlError:
+            # Nobody listens there any more, or another application.
             break
         _log.warning("TaskManager %s had been given up, and enlists again", invitation.member_id)
     _log.info("the coordinator has ended: so does TaskManager %s", invitation.member_id)

@@ -173,7 +173,7 @@ async def test_a_process_that_hangs_while_it_is_prepared_is_given_up_and_holds_n
         async with asyncio.timeout(40):
             with pytest.raises(DstlError, match=r"0 of 1 TaskManagers registered") as raised:
                 await driver.batch("run-2", 1, {b"k": b"0"})
-        assert raised.value.retriable
+        assert raised.value.restartable
         assert not driver.service._opening.locked()
         os.kill(driver.pids[-1], signal.SIGCONT)
         await until(lambda: has_ended(driver.pids[-1]), "end of the process")

@@ -1,0 +1,96 @@
+"""A restore takes as long as it likes while it comes further, and is given up when it stands still."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dstl.checkpoint.restore_watch import RestoreWatch
+from dstl.errors import Invalid
+from dstl.taskmanager.client import Address
+from dstl.taskmanager.protocol import Secret
+from dstl.taskmanager.server import Peer, Reply, RpcServer
+from materializer.progress import RestoreStatus, status_to_wire
+
+SECRET = Secret(b"s" * 32)
+STALL_S = 1.0
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dstl.checkpoint.restore_watch._INTERVAL_S", 0.02)
+    monkeypatch.setattr("dstl.checkpoint.restore_watch._ANSWER_S", 0.2)
+
+
+@asynccontextmanager
+async def restoring(answers: Iterator[int | BaseException | None]) -> AsyncIterator[Address]:
+    """A TaskManager that is asked how far it is: so many bytes, nothing yet, an error, or silence at the end."""
+
+    async def progress(peer: Peer, call: dict[str, object], payload: memoryview) -> Reply:
+        try:
+            done = next(answers)
+        except StopIteration:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable") from None
+        if isinstance(done, BaseException):
+            raise done
+        status = None if done is None else RestoreStatus(done, 10_000, 1.0, 0.0, None, {"op": (done, 10_000)})
+        return {"progress": status_to_wire(status) if status is not None else None}, b""
+
+    server = RpcServer(SECRET, {"restore_progress": progress})
+    port = await server.listen_tcp("127.0.0.1")
+    try:
+        yield Address("127.0.0.1", port)
+    finally:
+        await server.close()
+
+
+async def test_a_slow_restore_is_waited_for_while_bytes_are_applied() -> None:
+    told: list[int] = []
+    watch = RestoreWatch(SECRET, lambda status: told.append(status.done), STALL_S)
+    async with restoring(iter(range(10_000))) as address:
+        assert await watch.watched("tm", address, asyncio.sleep(3 * STALL_S, "restored")) == "restored"
+    assert told == sorted(told)
+    assert len(told) > 10
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [[5000] * 1000, [None] * 1000, [Invalid("no such call")] * 1000, []],
+    ids=["the same bytes", "nothing yet", "an error", "silence"],
+)
+async def test_a_restore_that_stands_still_is_given_up(answers: list[int | BaseException | None]) -> None:
+    cancelled = asyncio.Event()
+
+    async def restore() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with restoring(iter(answers)) as address, asyncio.timeout(10):
+        with pytest.raises(TimeoutError, match=r"TaskManager tm stands still for 1 s"):
+            await RestoreWatch(SECRET, None, STALL_S).watched("tm", address, restore())
+    assert cancelled.is_set()
+
+
+async def test_a_question_that_fails_is_asked_again() -> None:
+    def some() -> Iterator[int | BaseException]:
+        for done in range(10_000):
+            yield done
+            if done % 5 == 0:
+                yield Invalid("not now")
+
+    async with restoring(some()) as address:
+        watch = RestoreWatch(SECRET, None, STALL_S)
+        assert await watch.watched("tm", address, asyncio.sleep(2 * STALL_S, "restored")) == "restored"
+
+
+async def test_what_the_restore_raises_is_raised() -> None:
+    async def restore() -> None:
+        raise Invalid("of a later version")
+
+    async with restoring(iter([])) as address:
+        with pytest.raises(Invalid, match="of a later version"):
+            await RestoreWatch(SECRET, None, STALL_S).watched("tm", address, restore())
