@@ -548,7 +548,7 @@ async def test_the_cleaner_leaves_what_a_long_savepoint_reads(seed: int) -> None
     rng, model, clock = random.Random(seed), {}, ManualClock()
     store = MemoryStore(clock=clock)
     options = CheckpointOptions(clean_interval_s=0.02, task_manager_timeout_s=5.0)
-    async with open_driver(store, seed, checkpoints=options) as driver:
+    async with open_driver(store, seed, inline_threshold=0, checkpoints=options) as driver:
         for batch in range(2):
             await driver.run_batch("run-1", batch, some_events(rng, batch), model)
         checkpoint, hold = driver.service.hold()
