@@ -12,6 +12,7 @@
     ├── Closed                 the object was closed before the call
     ├── Invalid                fix the code or the configuration (also a ValueError)
     │   ├── AccessDenied       the store refuses these credentials
+    │   ├── NotDeterministic   a partition was computed twice, with other results, and both are used
     │   └── UserCodeError      a processor raised; carries its traceback, key and operator
     ├── CorruptData            stored bytes are not what was written; detected before use
     ├── MissingState           something that a checkpoint needs is not there
@@ -63,6 +64,7 @@ __all__ = [
     "Fenced",
     "Invalid",
     "MissingState",
+    "NotDeterministic",
     "ObjectExists",
     "ObjectNotFound",
     "OutcomeUnknown",
@@ -137,6 +139,16 @@ class Invalid(DstlError, ValueError):
 
 class AccessDenied(Invalid):
     """The store refuses the credentials or the role. Operator action: grant what the message names."""
+
+
+class NotDeterministic(Invalid):
+    """Two actions, or two branches of one, computed a partition with different changes. The batch is aborted and the
+    state is as before it. Two attempts of one *task* that differ are a :class:`CheckpointDeclined`: there Spark uses
+    the output of one alone, so a restart, which runs the batch again, helps.
+
+    Operator action: make the processor a function of the set of rows, or ``persist()`` the DataFrame before its second
+    use.
+    """
 
 
 class UserCodeError(Invalid):

@@ -2,77 +2,44 @@
 
 A micro-batch is a checkpoint. Every task of every stateful operator begins, works and acknowledges; the
 acknowledgement that completes the expected set triggers the checkpoint and waits for it. Spark retries tasks, runs
-speculative copies and re-runs whole batches, so each kind of extra message has a defined answer:
+speculative copies, computes a DataFrame twice and re-runs whole batches, so each kind of extra message has a defined
+answer:
 
-==================================================  =====================================================
-a message                                            its answer
-==================================================  =====================================================
-of a run that another has replaced                   ``Fenced``
-of a batch before the current one                    ``Fenced``
-of a batch before the newest checkpoint's            ``Fenced``: its driver has planned it long ago
-of a batch whose predecessor has no checkpoint       ``MissingState``: nothing sound to build on
-second acknowledgement with the same changes         counted once
-of a speculative copy that began before the first    superseded: its changes are dropped, its task ends well
-of a retry that began after it                       replaces it (Spark has dropped the first one's output)
-of another stage, no stage's set being complete      counts in a set of its own: sets are never mixed half-way
-of another stage, the operator's set being complete  equal changes are counted once, others replace a partition's
-after the checkpoint, replacing one partition        the checkpoint is made again from the same parent
-any, the set being complete                          waits for the checkpoint: Spark may commit the batch once it ends
-==================================================  =====================================================
+======================================================  ============================================================
+a message                                               its answer
+======================================================  ============================================================
+of a run that another has replaced                      ``Fenced``
+of a batch before the current one                       ``Fenced``
+of a batch before the newest checkpoint's               ``Fenced``: its driver has planned it long ago
+of a batch whose predecessor has no checkpoint, but     the checkpoint is made first: all that it needs is still there
+every partition acknowledged in this run
+of a batch whose predecessor has no checkpoint          ``MissingState``: nothing sound to build on
+acknowledgement with changes that count already         counted once, of whatever attempt, task or stage
+with other changes than another task's of its           the batch fails, ``NotDeterministic``: Spark uses both outputs
+partition: another stage or union branch
+with other changes than an attempt of its own task      replaces it: Spark has dropped the other's output
+whose connection had ended when this one began
+with other changes than any other of its own task       the batch fails, ``CheckpointDeclined``: Spark may keep either
+after the checkpoint, replacing an attempt              the checkpoint is made again from the same parent
+any, every partition being acknowledged                 waits for the checkpoint: Spark may commit once it ends
+any, the batch having failed                            the batch's error, until another run begins
+======================================================  ============================================================
+
+Partitions may be acknowledged by tasks of different stages: an action that consumes its input piece by piece
+(``toLocalIterator``, ``take`` and then all) has a stage for each piece, and all of them agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 
-from dstl.errors import CheckpointDeclined, DstlError, Fenced, Invalid, MissingState, Superseded
+from dstl.checkpoint.acknowledgements import Acknowledgement, Acknowledgements, TaskAttempt
+from dstl.errors import DstlError, Fenced, Invalid, MissingState, Superseded
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
 __all__ = ["Acknowledgement", "CheckpointCoordinator", "Decision", "TaskAttempt", "Trigger"]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAttempt:
-    """One execution of one task.
-
-    Attributes:
-        query_id: Spark's query id: stable over restarts.
-        run_id: Spark's run id: new at every start.
-        operator: The operator's uid.
-        batch_id: The micro-batch.
-        slot: The task's index in its stage; not the partition, because a union shifts it.
-        stage_id: Spark's stage id.
-        attempt_id: Spark's task attempt id: unique in the application.
-        invocation: Of our function; one attempt calls it once, unless partitions were merged behind the operator.
-    """
-
-    query_id: str
-    run_id: str
-    operator: str
-    batch_id: int
-    slot: int
-    stage_id: int
-    attempt_id: int
-    invocation: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
-    """A task says that its change set is complete and held by the TaskManagers.
-
-    Attributes:
-        task: Who.
-        partition: The operator's partition that the task's keys belong to; None where it had no row.
-        digest: Digest of the change set, empty where there is none: equal digests are equal changes.
-        event_time_ms: Latest event time among its rows, Unix milliseconds; None where there is none.
-    """
-
-    task: TaskAttempt
-    partition: int | None
-    digest: bytes
-    event_time_ms: int | None = None
 
 
 class Decision(Enum):
@@ -80,7 +47,6 @@ class Decision(Enum):
 
     GO_ON = "the set is not complete yet: the task may end"
     WAIT = "the set is complete: the task waits for the checkpoint"
-    SUPERSEDED = "another attempt's changes count: the task may end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,55 +68,12 @@ class Trigger:
     winners: Mapping[str, tuple[int, ...]]
 
 
-_Set = dict[tuple[int, int], tuple[Acknowledgement, int]]
-"""Accepted acknowledgements and when they came, by stage and slot."""
-
-
-@dataclass(slots=True)
-class _Operator:
-    parallelism: int
-    began: dict[int, int] = field(default_factory=dict)
-    invocations: dict[int, str] = field(default_factory=dict)
-    collected: dict[int, _Set] = field(default_factory=dict)
-    winners: _Set | None = None
-
-    @property
-    def best(self) -> _Set:
-        """The complete set, or else the one that has most."""
-        if self.winners is not None:
-            return self.winners
-        return max(self.collected.values(), key=len, default={})
-
-    @property
-    def is_complete(self) -> bool:
-        # It stays so: another stage's attempt only ever takes the place of the same partition's, and may be the one
-        # that the offset of a task without rows was read off.
-        return self.winners is not None
-
-
-def _covers(accepted: _Set, parallelism: int) -> bool:
-    """True where every partition has acknowledged.
-
-    A task without rows does not know its partition, but tasks of one union branch are as far from their partitions as
-    those with rows are. (A DataFrame that is in a union with itself has two branches in one stage.)
-    """
-    partitions = {ack.partition for ack, _ in accepted.values() if ack.partition is not None}
-    rowless = [(stage, slot) for (stage, slot), (ack, _) in accepted.items() if ack.partition is None]
-    if not partitions:
-        return len(rowless) >= parallelism
-    offsets = {(s, slot - ack.partition) for (s, slot), (ack, _) in accepted.items() if ack.partition is not None}
-    for stage, slot in rowless:
-        partitions |= {slot - offset for s, offset in offsets if s == stage and 0 <= slot - offset < parallelism}
-    return len(partitions) >= parallelism
-
-
 @dataclass(slots=True)
 class _Batch:
     batch_id: int
     parent: CompletedCheckpoint | None
-    operators: dict[str, _Operator]
+    operators: dict[str, Acknowledgements]
     time_ms: int
-    clock: int = 0
     version: int = 0
     completed_version: int = 0
     failure: DstlError | None = None
@@ -158,6 +81,11 @@ class _Batch:
     @property
     def is_complete(self) -> bool:
         return all(op.is_complete for op in self.operators.values())
+
+    @property
+    def is_overdue(self) -> bool:
+        """True where changes count that no checkpoint of the batch has, if there is one."""
+        return self.completed_version not in (0, self.version)
 
 
 class CheckpointCoordinator:
@@ -211,12 +139,15 @@ class CheckpointCoordinator:
         """The processing time of the current batch: the same for all its tasks, however often they run."""
         return self._batch.time_ms if self._batch else 0
 
-    def begin(self, task: TaskAttempt, now_ms: int) -> CompletedCheckpoint | None:
+    def begin(
+        self, task: TaskAttempt, now_ms: int, is_alive: Callable[[int], bool] = lambda attempt_id: True
+    ) -> CompletedCheckpoint | None:
         """Let a task work and return the checkpoint it builds on; None for an empty state.
 
         Args:
             task: Who asks.
             now_ms: Unix milliseconds; the first task's becomes the batch's time, unless the batch has run before.
+            is_alive: Tells of an attempt id whether that attempt can still be running.
 
         Raises:
             Fenced: Its run or batch is over.
@@ -225,60 +156,28 @@ class CheckpointCoordinator:
             DstlError: The batch has already failed.
         """
         batch = self._batch_of(task, now_ms)
-        operator = batch.operators[task.operator]
-        if operator.invocations.setdefault(task.attempt_id, task.invocation) != task.invocation:
-            raise Invalid(
-                f"one Spark task runs several partitions of operator {task.operator!r}, as a coalesce() behind it has "
-                "it: take it out, or write repartition() instead"
-            )
-        batch.clock += 1
-        operator.began[task.attempt_id] = batch.clock
+        batch.operators[task.operator].begin(task, is_alive)
         return batch.parent
 
     def acknowledge(self, ack: Acknowledgement) -> Decision:
-        """Count a task's change set, or say why not.
+        """Count a task's change set.
 
         Raises:
             Fenced: Its run, batch or attempt is over.
+            NotDeterministic, CheckpointDeclined: It differs from another attempt's: the batch has failed.
             DstlError: The batch has already failed.
         """
         task = ack.task
         batch = self._batch_of(task)
         operator = batch.operators[task.operator]
-        began = operator.began.get(task.attempt_id)
-        if began is None:
+        if not operator.began(task.attempt_id):
             raise Superseded(f"attempt {task.attempt_id} of {task.operator} never began in batch {task.batch_id}")
-        accepted = operator.winners
-        if accepted is None:
-            accepted = operator.collected.setdefault(task.stage_id, {})
-        decision = self._accept(batch, accepted, ack, began)
-        if operator.winners is None and _covers(accepted, operator.parallelism):
-            operator.winners = accepted
-            operator.collected.clear()
-        return Decision.WAIT if batch.is_complete else decision
-
-    def _accept(self, batch: _Batch, accepted: _Set, ack: Acknowledgement, began: int) -> Decision:
-        task = ack.task
-        own = (task.stage_id, task.slot)
-        rivals = {
-            key: other
-            for key, other in accepted.items()
-            if key == own or (ack.partition is not None and other[0].partition == ack.partition)
-        }
-        for other, since in rivals.values():
-            if (other.partition, other.digest) == (ack.partition, ack.digest):
-                return Decision.GO_ON
-            if other.task.attempt_id != task.attempt_id and began < since:
-                return Decision.SUPERSEDED
-        if ack.partition is None and not rivals and batch.operators[task.operator].winners is not None:
-            # No row in another stage than the one that counts: there is nothing to replace.
-            return Decision.GO_ON
-        for key in rivals:
-            del accepted[key]
-        batch.clock += 1
-        batch.version += 1
-        accepted[own] = (ack, batch.clock)
-        return Decision.GO_ON
+        try:
+            batch.version += operator.add(ack)
+        except DstlError as error:
+            batch.failure = error
+            _raise_failure(batch)
+        return Decision.WAIT if batch.is_complete else Decision.GO_ON
 
     def trigger(self) -> Trigger | None:
         """Return the checkpoint that is due, or None where none is: the set is incomplete or already checkpointed.
@@ -290,21 +189,31 @@ class CheckpointCoordinator:
         if batch is None or not batch.is_complete or batch.version == batch.completed_version:
             return None
         _raise_failure(batch)
-        winners = {
-            uid: tuple(ack.task.attempt_id for _, (ack, _) in sorted((operator.winners or {}).items()))
-            for uid, operator in batch.operators.items()
-        }
+        winners = {uid: operator.winners() for uid, operator in batch.operators.items()}
         parent = batch.parent.checkpoint_id if batch.parent else None
         return Trigger(self._run or "", batch.batch_id, batch.version, parent, winners)
 
+    def overdue(self, task: TaskAttempt) -> Trigger | None:
+        """Return the checkpoint that has to be made before this task's batch can begin; None where there is none.
+
+        Spark has committed the batch before, which every partition acknowledged and whose checkpoint failed unseen (a
+        sink may catch errors). Its changes are there until a task of the next batch opens its state.
+        """
+        batch = self._batch
+        if (
+            batch is None
+            or task.run_id != self._run
+            or task.batch_id != batch.batch_id + 1
+            or batch.failure is not None
+        ):
+            return None
+        return self.trigger()
+
     def event_times(self) -> dict[str, int]:
         """Return, by operator, the latest event time that the counted attempts of the current batch have seen."""
-        latest: dict[str, int] = {}
-        for uid, operator in (self._batch.operators if self._batch else {}).items():
-            seen = [ack.event_time_ms for ack, _ in operator.best.values() if ack.event_time_ms is not None]
-            if seen:
-                latest[uid] = max(seen)
-        return latest
+        operators = self._batch.operators if self._batch else {}
+        latest = {uid: operator.latest_event_time_ms for uid, operator in operators.items()}
+        return {uid: time_ms for uid, time_ms in latest.items() if time_ms is not None}
 
     def complete(self, trigger: Trigger, checkpoint: CompletedCheckpoint, retain: int) -> list[CompletedCheckpoint]:
         """Take a committed checkpoint and return those that are subsumed by it, newest first.
@@ -344,7 +253,7 @@ class CheckpointCoordinator:
         Every further message of the batch raises ``error``; the next batch is not touched, for a completed checkpoint
         has lost nothing.
         """
-        if self._batch is not None and any(op.best for op in self._batch.operators.values()):
+        if self._batch is not None and any(op.any for op in self._batch.operators.values()):
             self._batch.failure = error
 
     def _batch_of(self, task: TaskAttempt, now_ms: int | None = None) -> _Batch:
@@ -374,12 +283,14 @@ class CheckpointCoordinator:
                 "savepoint"
             )
         before = [c for c in self._completed if c.batch_id == task.batch_id - 1]
+        if self._batch is not None and self._batch.batch_id == task.batch_id - 1 and self._batch.is_overdue:
+            before = []  # what it has been replaced by since is what Spark has kept
         if not before and self._batch is None and self._accept_older:
             before = [c for c in self._completed if c.batch_id < task.batch_id]
         if not before and task.batch_id != 0:
             # An empty state is sound for batch 0 alone: every later batch has a predecessor with effects.
             raise self._no_parent(task.batch_id)
-        operators = {uid: _Operator(parallelism) for uid, parallelism in self._parallelism.items()}
+        operators = {uid: Acknowledgements(parallelism) for uid, parallelism in self._parallelism.items()}
         parent = before[-1] if before else None
         self._batch = _Batch(task.batch_id, parent, operators, self._time_of(task.batch_id, parent, now_ms))
         return self._batch
@@ -392,20 +303,26 @@ class CheckpointCoordinator:
         return max(now_ms, parent.batch_time_ms or 0) if parent else now_ms
 
     def _no_parent(self, batch_id: int) -> DstlError:
-        batch = self._batch
-        if batch is not None and batch.batch_id == batch_id - 1:
+        """Return what to say where the batch before has no checkpoint: how to let Spark run that one again."""
+        last, batch = batch_id - 1, self._batch
+        why = f"batch {batch_id} needs the checkpoint of batch {last}, which Spark has committed, and there is none"
+        if batch is not None and batch.batch_id == last:
             missing = ", ".join(
-                f"{uid} ({len(op.best)} of {op.parallelism} tasks)"
+                f"{uid} ({op.covered} of {op.parallelism} tasks)"
                 for uid, op in batch.operators.items()
                 if not op.is_complete
             )
-            return CheckpointDeclined(
-                f"batch {batch.batch_id} ended without a checkpoint; tasks missing: {missing or 'none'}"
-                ". The sink must consume the whole output: limit() or head() in foreachBatch leaves tasks out"
-            )
+            failed = f"; it has failed: {batch.failure}" if batch.failure is not None else ""
+            why += f": batch {last} ended with tasks missing: {missing or 'none'}{failed}"
         held = ", ".join(str(c.batch_id) for c in self._completed) or "none"
+        if last == 0 or any(c.batch_id == last - 1 for c in self._completed):
+            return MissingState(
+                f"{why} (held: {held}). A sink must consume the whole output: limit() or head() in foreachBatch leaves "
+                f"tasks out. Nothing is lost: mend the sink, remove commits/{last} and offsets/{batch_id} from the "
+                f"query's checkpointLocation, so that Spark runs batch {last} again, and restart"
+            )
         return MissingState(
-            f"batch {batch_id} needs the checkpoint of batch {batch_id - 1}, and there is none (held: {held}). Spark's "
+            f"{why} (held: {held}). Spark's "
             "checkpoint directory and the state location do not belong together, or one of them was cleared: "
             "restore both, or start with a new directory and a new location"
         )

@@ -119,6 +119,11 @@ class Fleet:
         return len(self._members) >= self._wanted
 
     @property
+    def has_all_owners(self) -> bool:
+        """True while every key group has its TaskManager, so that none is missing but a spare."""
+        return len(self._owners()) >= self._size
+
+    @property
     def member_hosts(self) -> Sequence[str]:
         """The members' hosts, in the order of :attr:`pids`."""
         return [member.address.host for member in self._members.values()]

@@ -135,6 +135,17 @@ class ManifestLog(ManifestReader):
         """What the store answered when it did not take our latest record at once; None where it has."""
         return self._puts.trouble
 
+    async def check_leads(self) -> None:
+        """Look whether the log is still this driver's.
+
+        Raises:
+            Fenced: A newer driver has taken it over.
+            Unavailable: The store did not answer.
+        """
+        # A record of ours may be at the next number while what became of it is unknown.
+        if (tail := await self.tail()) >= self.next_sequence + self.is_unknown:
+            raise Fenced(f"{self._store.location} was taken over: record {tail} is a newer driver's; stop this one")
+
     def _go_on(self, record: ManifestRecord) -> None:
         if self.epoch != record.epoch:
             raise Fenced(f"record {record.sequence} is of epoch {record.epoch}; this driver has begun {self.epoch}")

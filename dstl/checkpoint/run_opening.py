@@ -13,7 +13,7 @@ from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.savepoint_format import Savepoint
 from dstl.checkpoint.savepoint_restore import SavepointRestore
 from dstl.checkpoint.state_catalogue import StateCatalogue
-from dstl.errors import CorruptData, Invalid, MissingState
+from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
 from dstl.runtime import Runtime
 from handles.checkpoint import CompletedCheckpoint
 
@@ -76,6 +76,8 @@ class RunOpening:
         self._max_parallelism = max_parallelism
         self._fall_back = fall_back
         self._savepoint: tuple[SavepointRestore, Savepoint | None] | None = None
+        self._fenced_for: str | None = None
+        self._refused: tuple[str, DstlError] | None = None
 
     async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
         """Let the query begin with a savepoint's state; None where it has checkpoints of its own, which come first.
@@ -93,6 +95,8 @@ class RunOpening:
     async def open(self, task: TaskAttempt, operators: Mapping[str, int]) -> OpenedRun:
         """Fence every older driver off, choose the checkpoint, and bring the TaskManagers to it.
 
+        A run fences once, however many of its tasks try to open it, and what it was refused for stays refused.
+
         Args:
             task: The first of its run.
             operators: Parallelism of each operator.
@@ -105,13 +109,43 @@ class RunOpening:
             TaskManagerLost: A TaskManager is missing.
             Unavailable: The store did not answer.
         """
+        if self._refused is not None and self._refused[0] == task.run_id:
+            error = self._refused[1]
+            raise type(error)(*error.args)
+        try:
+            return await self._open(task, operators)
+        except (Fenced, Invalid, MissingState) as error:
+            self._refused = task.run_id, error
+            raise
+
+    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> dict[str, Any]:
+        """Bring every TaskManager to a checkpoint, as :meth:`Fleet.prepare` does.
+
+        Raises:
+            Fenced: It cannot be, because another driver has taken the location over and needs its objects no more.
+            DstlError: As :meth:`Fleet.prepare`.
+        """
+        try:
+            return await self._fleet.prepare(query_id, parent)
+        except (CorruptData, MissingState) as error:
+            try:
+                await self._log.check_leads()
+            except Fenced as fenced:
+                raise fenced from error
+            except DstlError as unknown:
+                _log.warning("whether another driver has taken %s over is unknown: %s", self._location, unknown)
+            raise
+
+    async def _open(self, task: TaskAttempt, operators: Mapping[str, int]) -> OpenedRun:
         owner = await self._log.owner()
         if owner and owner != task.query_id:
             raise Invalid(
                 f"{self._location} belongs to query {owner}; this is query {task.query_id}. Give this query a "
                 "location of its own, or start it with the checkpoint directory of its predecessor"
             )
-        await self._log.fence(task.query_id)
+        if self._fenced_for != task.run_id or self._log.is_unknown:
+            await self._log.fence(task.query_id)
+            self._fenced_for = task.run_id
         skipped: list[str] = []
         found = await self._found(task, operators, skipped)
         coordinator, parent, restored = await self._prepared(task, operators, found, skipped)
@@ -176,7 +210,7 @@ class RunOpening:
             self._catalogue.open(parent)
             self._fleet.begin_run()
             try:
-                return coordinator, parent, await self._fleet.prepare(task.query_id, parent)
+                return coordinator, parent, await self.prepare(task.query_id, parent)
             except (CorruptData, MissingState) as error:
                 older = [c for c in found if parent is not None and c.checkpoint_id < parent.checkpoint_id]
                 if not self._fall_back or not older:

@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from dstl.checkpoint.attempt_register import ActiveRun, AttemptRegister
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
-from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt
+from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
 from dstl.checkpoint.fleet import Fleet, FleetChanged
 from dstl.checkpoint.launch_plan import LaunchPlan
 from dstl.checkpoint.manifest_log import ManifestLog
@@ -57,6 +58,7 @@ class CoordinatorService:
         task_managers_elsewhere: TaskManagers run on other hosts: before it serves, each has to show that it sees this
             very store.
         executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
+        active_run: See :class:`AttemptRegister`.
         merge_registries: See :class:`StateCatalogue`.
         allow_non_restored_state: See :class:`StateCatalogue`.
         on_event: Called with every report, on the coordinator's loop; must not block.
@@ -86,6 +88,7 @@ class CoordinatorService:
         task_manager_config: bytes = b"",
         task_managers_elsewhere: bool = False,
         executor_hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
+        active_run: ActiveRun | None = None,
         on_progress: ProgressListener | None = None,
     ) -> None:
         self._store = store
@@ -141,7 +144,9 @@ class CoordinatorService:
             max_parallelism=max_parallelism,
         )
         self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, self._objects.held, options)
+        self._attempts = AttemptRegister(active_run)
         self._retired: set[str] = set()
+        self._tried: set[str] = set()
         self._opening = asyncio.Lock()
         self._checkpointing = asyncio.Lock()
         self.server = RpcServer(
@@ -153,7 +158,7 @@ class CoordinatorService:
                 "acknowledge": self._acknowledge,
             },
             callers={Role.TASK_MANAGER: {"enlist", "register"}, Role.WORKER: {"begin", "acknowledge"}},
-            watched=frozenset({"begin"}),
+            watched=frozenset({"begin", "acknowledge"}),
         )
         self._address: Address | None = None
         self._closing = False
@@ -239,7 +244,7 @@ class CoordinatorService:
         return self._coordinator.completed if self._coordinator else ()
 
     async def _begin(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        task = _task(call)
+        task = await self._placed(_task(call))
         self._note_worker(int(call["pid"]))
         coordinator, parent, losses = None, None, 0
         while coordinator is None:
@@ -257,6 +262,8 @@ class CoordinatorService:
                     losses += 1
                     if losses == _MOST_LOSSES:
                         raise TaskManagerLost(*error.args) from error
+            if coordinator is not None:
+                self._attempts.begun(task, peer)
         return {
             "parent": parent.checkpoint_id if parent else None,
             "watermark": parent.watermark_ms if parent else None,
@@ -271,25 +278,39 @@ class CoordinatorService:
 
     async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:
         coordinator = await self._opened(task)
-        parent = coordinator.begin(task, self._now_ms())
+        if coordinator.overdue(task) is not None:
+            await self._checkpoint(coordinator, lambda: coordinator.overdue(task))
+        parent = coordinator.begin(task, self._now_ms(), self._attempts.is_alive)
         if not self._fleet.holds(parent.checkpoint_id if parent else None):
-            await self._fleet.prepare(task.query_id, parent)
+            await self._runs.prepare(task.query_id, parent)
         return coordinator, parent
 
     async def _acknowledge(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        task = _task(call)
+        task = await self._placed(_task(call))
         coordinator = self._running(task)
+        self._attempts.speaks(task, peer)
         self._catalogue.report(task.operator, call["registry"])
         ack = Acknowledgement(task, call["partition"], bytes(call["digest"]), call["event_time_ms"])
         decision = coordinator.acknowledge(ack)
         if decision is Decision.WAIT:
-            async with self._checkpointing:
+
+            def due() -> Trigger | None:
                 # Meanwhile the run may have ended, or the batch have failed with another's checkpoint.
-                decision = self._running(task).acknowledge(ack)
-                trigger = coordinator.trigger()
-                if decision is Decision.WAIT and trigger is not None:
-                    self._on_event(await self._execution.run(coordinator, trigger, self._query_id))
+                self._running(task).acknowledge(ack)
+                return coordinator.trigger()
+
+            await self._checkpoint(coordinator, due)
         return {"decision": decision.name}, b""
+
+    async def _checkpoint(self, coordinator: CheckpointCoordinator, due: Callable[[], Trigger | None]) -> None:
+        """Make the checkpoint that is due once those under way have ended, if one is."""
+        async with self._checkpointing:
+            trigger = due()
+            if trigger is not None:
+                self._on_event(await self._execution.run(coordinator, trigger, self._query_id))
+
+    async def _placed(self, task: TaskAttempt) -> TaskAttempt:
+        return await self._attempts.placed(task, self._coordinator.run_id if self._coordinator else None, self._retired)
 
     def _running(self, task: TaskAttempt) -> CheckpointCoordinator:
         coordinator = self._coordinator
@@ -315,10 +336,11 @@ class CoordinatorService:
         async with self._checkpointing:
             # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
             if self._coordinator is not None:
-                self._retired.add(self._coordinator.run_id or "")
                 self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
+        self._retired |= self._tried - {task.run_id}
+        self._tried = {task.run_id}
         opened = await self._runs.open(task, self._operators)
         self._objects.retain(opened.found)
         self._coordinator, self._query_id = opened.coordinator, task.query_id
@@ -354,7 +376,7 @@ class CoordinatorService:
         if self._closing:
             return
         _log.warning("TaskManager %s is gone", member_id)
-        if self._coordinator is not None:
+        if self._coordinator is not None and not self._fleet.has_all_owners:
             self._coordinator.fail_batch(
                 TaskManagerLost(f"TaskManager {member_id} died with changes of the running batch: restart the query")
             )

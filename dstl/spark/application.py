@@ -104,6 +104,17 @@ def executor_hosts(session: SparkSession) -> ExecutorHosts:
     return ExecutorHosts(len(hosts), time.time() - latest_ms / 1000)
 
 
+def active_run(session: SparkSession, query_id: str) -> str | None:
+    """Return the run id of a query that this driver runs, of whatever session; None where it runs no longer.
+
+    Tasks are not told it where the user has set a job group of their own: Spark says it by the group alone.
+    """
+    jvm: Any = session._jvm
+    active = session._jsparkSession.sharedState().activeStreamingQueries()
+    query = active.get(jvm.java.util.UUID.fromString(query_id))
+    return None if query is None else str(query.runId().toString())
+
+
 def shared_secret(path: str | None) -> Secret:
     """Return the secret that a file holds; without a file a new random one."""
     return Secret.generate() if path is None else Secret.from_file(path)

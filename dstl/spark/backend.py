@@ -31,6 +31,7 @@ from dstl.options import (
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application import (
     LOOPBACK,
+    active_run,
     check_grace,
     check_operator_name,
     check_pyspark,
@@ -215,6 +216,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
                 executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
                 if cluster.launch and not local
                 else None,
+                active_run=lambda query_id: asyncio.to_thread(active_run, session, query_id),
                 merge_registries=merge_registries,
                 allow_non_restored_state=allow_non_restored_state,
                 on_event=self._on_event,

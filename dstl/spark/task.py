@@ -170,7 +170,8 @@ def _identity(operator: str) -> dict[str, Any]:
         )
     return {
         "query": context.getLocalProperty("sql.streaming.queryId"),
-        "run": context.getLocalProperty("spark.jobGroup.id"),
+        # Unless the user has set a group of their own: then the coordinator asks the driver's Spark.
+        "run": context.getLocalProperty("spark.jobGroup.id") or "",
         "operator": operator,
         "batch": int(batch),
         "slot": context.partitionId(),

@@ -40,7 +40,7 @@ class Peer:
         role: In which capacity the peer has come; None before its handshake.
         framing: How its frames are written.
         on_lost: Called once, without arguments, when the connection ends; None until a handler sets it.
-        is_gone: True once the connection has ended while one of its calls is being handled; only those that the
+        is_gone: True once the connection has ended. While one of its calls is being handled, only those that the
             server watches for find out.
     """
 
@@ -172,6 +172,7 @@ class RpcServer:
         finally:
             self._connections.pop(task, None)
             self._strangers.pop(task, None)
+            peer.is_gone = True
             writer.close()
             if peer.on_lost is not None:
                 peer.on_lost()

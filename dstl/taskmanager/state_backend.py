@@ -1,8 +1,9 @@
 """The state of one TaskManager: committed tables, the log, and overlays of what is not committed yet.
 
 Base tables never contain uncommitted state. What a task writes is its *attempt*: appended to the log and kept as a
-pending overlay. When the checkpoint of its batch completes, the overlays that count are set aside, and they are folded
-into the tables when the next batch begins; until then the same batch can be run again from the same parent.
+pending overlay. When the checkpoint of its batch completes, the overlays that count are noted, and they are folded
+into the tables when the next batch begins; until then the same batch can be run again from the same parent, and none of
+its attempts is dropped.
 """
 
 from __future__ import annotations
@@ -317,7 +318,10 @@ class TaskManagerStateBackend:
         located: Mapping[str, SegmentHandle],
         time_ms: int | None = None,
     ) -> None:
-        """Take notice that the manifest is durable: the coordinator owns what it names, losers are dropped.
+        """Take notice that the manifest is durable: the coordinator owns what it names.
+
+        The batch's other attempts stay as they are until a later batch begins: Spark may be running some of them for a
+        second action or a retry, and may need what others have acknowledged for the checkpoint to be made again.
 
         Args:
             checkpoint_id: The checkpoint.
@@ -339,7 +343,6 @@ class TaskManagerStateBackend:
                 self._writers[attempt.operator, attempt.partition] = attempt.writer
         self._completed = (checkpoint_id, keys)
         self._pending = (contribution.pending, time_ms)
-        self._drop([key for key in self._attempts if key not in set(keys)])
 
     def abort(self) -> None:
         """Take notice that the last persisted checkpoint failed: its changes are ours again and stay pending."""

@@ -13,6 +13,7 @@ from dstl.changelog.change_set import OP_DELETE, OP_PUT
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
+from dstl.checkpoint.attempt_register import ActiveRun
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import DstlError
@@ -153,6 +154,7 @@ class Driver:
         allow_non_restored_state: bool = False,
         on_progress: ProgressListener | None = None,
         fall_back: bool = False,
+        active_run: ActiveRun | None = None,
         **batching: object,
     ) -> None:
         self.store = store
@@ -182,6 +184,7 @@ class Driver:
             on_event=self.reports.append,
             on_task_manager_lost=self._lost,
             on_progress=on_progress,
+            active_run=active_run,
         )
 
     async def start(self) -> "Driver":

@@ -11,7 +11,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from manifest_samples import QUERY, checkpoint
 
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
-from dstl.errors import CheckpointDeclined, Fenced, Invalid, MissingState, TaskManagerLost
+from dstl.errors import (
+    CheckpointDeclined,
+    DstlError,
+    Fenced,
+    Invalid,
+    MissingState,
+    NotDeterministic,
+    TaskManagerLost,
+)
 from handles.checkpoint import CompletedCheckpoint
 
 
@@ -24,6 +32,7 @@ class Cluster:
         self.attempts = count(100)
         self.sequence = count(2)
         self.run = "run-1"
+        self.gone: set[int] = set()
         self.coordinator.open_run(self.run, [])
 
     def task(
@@ -33,7 +42,7 @@ class Cluster:
 
     def begun(self, slot: int, *, batch: int = 0, stage: int = 1, operator: str = "op") -> TaskAttempt:
         task = self.task(slot, batch=batch, stage=stage, operator=operator)
-        self.coordinator.begin(task, 1000 + batch)
+        self.coordinator.begin(task, 1000 + batch, lambda attempt: attempt not in self.gone)
         return task
 
     def ack(self, task: TaskAttempt, digest: bytes | None = None, partition: int | None = -1) -> Decision:
@@ -101,7 +110,21 @@ def test_a_batch_whose_predecessor_has_no_checkpoint_is_refused() -> None:
         cluster.begun(0, batch=7)
     cluster.batch(0)
     cluster.begun(0, batch=1)
-    with pytest.raises(CheckpointDeclined, match=r"batch 1 ended without a checkpoint.*op \(0 of 2 tasks\)"):
+    with pytest.raises(MissingState, match=r"batch 1 ended.*op \(0 of 2 tasks\).*remove commits/1 and offsets/2"):
+        cluster.begun(0, batch=2)
+
+
+def test_after_a_restart_the_error_names_the_batch_that_spark_has_to_run_again() -> None:
+    cluster = Cluster()
+    cluster.batch(0)
+    cluster.coordinator.open_run("run-2", cluster.coordinator.completed)
+    cluster.run = "run-2"
+    with pytest.raises(MissingState, match=r"remove commits/1 and offsets/2 .*so that Spark runs batch 1 again"):
+        cluster.begun(0, batch=2)
+    cluster.batch(1)
+    cluster.coordinator.open_run("run-3", [])
+    cluster.run = "run-3"
+    with pytest.raises(MissingState, match="do not belong together"):
         cluster.begun(0, batch=2)
 
 
@@ -124,14 +147,50 @@ def test_the_same_changes_count_once() -> None:
     assert winners(cluster)[0] == first.attempt_id
 
 
-def test_55328_a_speculative_copy_is_superseded() -> None:
-    """apache/spark#55328, and 5 of reliability 3.4: of two copies of a task exactly one counts."""
+def test_55328_of_two_copies_of_a_task_that_agree_exactly_one_counts() -> None:
+    """apache/spark#55328, and 5 of reliability 3.4."""
     cluster = Cluster()
     first, copy = cluster.begun(0), cluster.begun(0)
-    assert cluster.ack(first, b"first") is Decision.GO_ON
-    assert cluster.ack(copy, b"other") is Decision.SUPERSEDED
-    cluster.run_tasks([1])
-    assert winners(cluster)[0] == first.attempt_id
+    assert cluster.ack(copy) is Decision.GO_ON
+    assert cluster.ack(first) is Decision.GO_ON
+    assert cluster.run_tasks([1]) is Decision.WAIT
+    assert winners(cluster)[0] == copy.attempt_id
+
+
+def test_two_copies_of_a_task_that_may_both_be_kept_and_differ_fail_the_batch() -> None:
+    """A zombie acknowledged first, or a slow sink: the state was one attempt's and the output the other's."""
+    cluster = Cluster()
+    zombie, kept = cluster.begun(0), cluster.begun(0)
+    cluster.ack(zombie, b"of the zombie")
+    with pytest.raises(
+        CheckpointDeclined, match=r"'op', partition 0: attempts 100 and 101 of one task.*determin"
+    ) as no:
+        cluster.ack(kept, b"of the one that Spark keeps")
+    assert no.value.retriable, "a replay has no rival"
+    for call in (lambda: cluster.begun(0), lambda: cluster.ack(zombie, b"of the zombie")):
+        with pytest.raises(CheckpointDeclined, match="attempts 100 and 101"):
+            call()
+
+
+def test_an_attempt_that_ended_after_its_rival_had_begun_may_have_been_kept() -> None:
+    """A speculative copy's original ends well, and its worker is reaped, before the copy is killed."""
+    cluster = Cluster()
+    kept = cluster.begun(0)
+    cluster.ack(kept, b"kept")
+    copy = cluster.begun(0)
+    cluster.gone.add(kept.attempt_id)
+    with pytest.raises(CheckpointDeclined, match="Restart the query"):
+        cluster.ack(copy, b"of the copy")
+
+
+def test_an_attempt_is_not_replaced_while_another_that_agreed_with_it_lives() -> None:
+    cluster = Cluster()
+    first, second = cluster.begun(0), cluster.begun(0)
+    cluster.ack(first, b"same")
+    cluster.ack(second, b"same")
+    cluster.gone.add(first.attempt_id)
+    with pytest.raises(CheckpointDeclined):
+        cluster.ack(cluster.begun(0), b"other")
 
 
 def test_a_speculative_copy_of_a_complete_set_waits_like_the_others() -> None:
@@ -139,15 +198,17 @@ def test_a_speculative_copy_of_a_complete_set_waits_like_the_others() -> None:
     cluster = Cluster()
     copy = cluster.begun(1)
     assert cluster.run_tasks([0, 1]) is Decision.WAIT
-    assert cluster.ack(copy, b"other") is Decision.WAIT
+    assert cluster.ack(copy) is Decision.WAIT
     trigger = cluster.coordinator.trigger()
     assert trigger is not None
     assert copy.attempt_id not in trigger.winners["op"]
 
 
-def test_a_retry_replaces_the_attempt_that_spark_has_dropped() -> None:
+def test_a_retry_replaces_the_attempt_whose_worker_has_died() -> None:
     cluster = Cluster()
-    cluster.ack(cluster.begun(0), b"first")
+    first = cluster.begun(0)
+    cluster.ack(first, b"first")
+    cluster.gone.add(first.attempt_id)
     retry = cluster.begun(0)
     assert cluster.ack(retry, b"second") is Decision.GO_ON
     cluster.run_tasks([1])
@@ -158,25 +219,74 @@ def test_a_replacement_after_the_checkpoint_makes_it_again_from_the_same_parent(
     cluster = Cluster()
     cluster.batch(0)
     cluster.batch(1)
+    cluster.gone.update(range(100, 200))  # the executors are lost with their output: the stage is run again
     retry = cluster.begun(1, batch=1, stage=1)
     assert cluster.ack(retry, b"again") is Decision.WAIT
     trigger = cluster.coordinator.trigger()
     assert trigger is not None
     assert (trigger.batch_id, trigger.parent) == (1, 2)
     assert retry.attempt_id in trigger.winners["op"]
+    assert cluster.coordinator.overdue(cluster.task(0, batch=2)) == trigger
+    with pytest.raises(MissingState, match="batch 2 needs the checkpoint of batch 1"):
+        cluster.begun(0, batch=2)  # the one there is belongs to output that Spark has dropped
     assert [c.checkpoint_id for c in cluster.complete(trigger)] == [3]
     assert [c.checkpoint_id for c in cluster.coordinator.completed] == [2, 4]
     assert cluster.coordinator.trigger() is None
+    assert cluster.coordinator.overdue(cluster.task(0, batch=2)) is None
+    cluster.begun(0, batch=2)
 
 
-def test_an_action_that_left_tasks_out_does_not_count_for_the_next() -> None:
-    """``limit()`` in foreachBatch, then a whole action: its tasks alone make the checkpoint."""
+def test_the_actions_of_a_batch_cover_its_partitions_together() -> None:
+    """``take(1)`` and then all, or ``toLocalIterator``: a stage for each piece, and no piece is the whole."""
     cluster = Cluster(op=3)
     cluster.run_tasks([0, 1], stage=1)
     assert cluster.run_tasks([0, 1], stage=2) is Decision.GO_ON
     assert cluster.coordinator.trigger() is None
-    assert cluster.run_tasks([2], stage=2) is Decision.WAIT
-    assert winners(cluster) == (102, 103, 104)
+    assert cluster.run_tasks([2], stage=3) is Decision.WAIT
+    assert winners(cluster) == (100, 101, 104)
+
+
+@pytest.mark.parametrize("first_with_rows", [0, 1, 2])
+def test_a_stage_without_rows_is_placed_by_the_other_stages(first_with_rows: int) -> None:
+    cluster = Cluster(op=3)
+    for slot in range(3):
+        assert cluster.coordinator.trigger() is None
+        at = slot if slot == first_with_rows else None
+        decision = cluster.ack(cluster.begun(slot, stage=slot), partition=at)
+    assert decision is Decision.WAIT
+    assert winners(cluster) == (100, 101, 102)
+
+
+def test_a_stage_without_rows_is_not_placed_where_the_other_stages_are_shifted_differently() -> None:
+    cluster = Cluster(op=3)
+    cluster.ack(cluster.begun(0, stage=1), partition=0)
+    cluster.ack(cluster.begun(4, stage=2), partition=1)
+    # Partition 2 in a stage like the first, none of the operator's own in one like the second.
+    assert cluster.ack(cluster.begun(2, stage=3), partition=None) is Decision.GO_ON
+    assert cluster.coordinator.trigger() is None
+
+
+def test_a_checkpoint_that_failed_unseen_is_made_before_the_next_batch_begins() -> None:
+    """A sink that catches the error of its action: Spark commits the batch."""
+    cluster = Cluster()
+    cluster.run_tasks([0, 1])
+    following = cluster.task(0, batch=1)
+    trigger = cluster.coordinator.overdue(following)
+    assert trigger is not None
+    assert trigger.winners == {"op": (100, 101)}
+    assert cluster.coordinator.overdue(cluster.task(0, batch=0)) is None
+    cluster.complete(trigger)
+    assert cluster.coordinator.overdue(following) is None
+    cluster.coordinator.begin(following, 0)
+
+
+def test_a_failed_batch_is_not_completed_behind_its_back() -> None:
+    cluster = Cluster()
+    cluster.run_tasks([0, 1])
+    cluster.coordinator.fail_batch(TaskManagerLost("gone"))
+    assert cluster.coordinator.overdue(cluster.task(0, batch=1)) is None
+    with pytest.raises(MissingState, match=r"it has failed: gone.*remove commits/0 and offsets/1"):
+        cluster.begun(0, batch=1)
 
 
 def test_a_second_action_with_the_same_changes_makes_no_second_checkpoint() -> None:
@@ -188,15 +298,58 @@ def test_a_second_action_with_the_same_changes_makes_no_second_checkpoint() -> N
     assert cluster.coordinator.trigger() is None
 
 
-def test_a_second_action_with_shifted_slots_replaces_partition_by_partition() -> None:
-    """Found in review: slot 1 of the second action is partition 0, and threw out partition 1's changes."""
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_second_action_that_differs_fails_the_batch_for_both_outputs_are_used(is_complete: bool) -> None:
+    """Whether the first one's workers live or not; slot 1 of the second action is partition 0."""
     cluster = Cluster(op=3)
-    cluster.batch(0)
+    cluster.run_tasks([0, 1, 2] if is_complete else [0])
+    if is_complete:
+        cluster.complete()
+    cluster.gone.update(range(100, 103))
     shifted = cluster.begun(1, stage=2)
-    assert cluster.ack(shifted, b"changed", partition=0) is Decision.WAIT
-    trigger = cluster.coordinator.trigger()
-    assert trigger is not None
-    assert sorted(trigger.winners["op"]) == [101, 102, shifted.attempt_id]
+    with pytest.raises(NotDeterministic, match=r"'op', partition 0: attempt 100 .*persist\(\)") as caught:
+        cluster.ack(shifted, b"changed", partition=0)
+    assert not caught.value.retriable
+    with pytest.raises(NotDeterministic, match="attempt 100 "):
+        cluster.begun(2, stage=2)
+    # Spark runs the batch again, from the same parent, and the first one's checkpoint is none.
+    cluster.coordinator.open_run("run-2", cluster.coordinator.completed)
+    cluster.run = "run-2"
+    for slot in range(3):
+        task = cluster.task(slot, stage=3)
+        assert cluster.coordinator.begin(task, 0) is None
+        cluster.ack(task, b"%d now" % slot)
+    assert len(cluster.complete()) == is_complete
+
+
+def test_a_retry_that_differs_from_what_another_action_has_used_fails_the_batch() -> None:
+    cluster = Cluster(op=2)
+    first = cluster.begun(0, stage=1)
+    cluster.ack(first, b"same")
+    cluster.ack(cluster.begun(0, stage=2), b"same")
+    cluster.gone.add(first.attempt_id)
+    with pytest.raises(NotDeterministic):
+        cluster.ack(cluster.begun(0, stage=1), b"other")
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_a_partition_with_rows_in_one_action_and_none_in_another_is_not_deterministic(rows_first: bool) -> None:
+    cluster = Cluster(op=3)
+    stages = (1, 2) if rows_first else (2, 1)
+    for stage in stages:
+        cluster.ack(cluster.begun(5, stage=stage), partition=0)
+    acks = [(1, 1), (2, None)] if rows_first else [(2, None), (1, 1)]
+    cluster.ack(cluster.begun(6, stage=acks[0][0]), partition=acks[0][1])
+    with pytest.raises(NotDeterministic, match="partition 1"):
+        cluster.ack(cluster.begun(6, stage=acks[1][0]), partition=acks[1][1])
+
+
+def test_the_empty_partition_of_a_stage_is_compared_once_its_place_is_known() -> None:
+    cluster = Cluster(op=3)
+    cluster.ack(cluster.begun(1, stage=1), partition=1)
+    assert cluster.ack(cluster.begun(6, stage=2), partition=None) is Decision.GO_ON
+    with pytest.raises(NotDeterministic, match="partition 1"):
+        cluster.ack(cluster.begun(5, stage=2), partition=0)
 
 
 def test_a_task_of_an_older_stage_does_not_void_the_newer_ones_acknowledgements() -> None:
@@ -205,7 +358,7 @@ def test_a_task_of_an_older_stage_does_not_void_the_newer_ones_acknowledgements(
     cluster.run_tasks([0], stage=1)
     cluster.run_tasks([0, 1], stage=2)
     zombie = cluster.begun(1, stage=1)
-    cluster.ack(zombie, b"old")
+    cluster.ack(zombie)
     assert cluster.run_tasks([2], stage=2) is Decision.WAIT
     assert zombie.attempt_id not in winners(cluster)
 
@@ -220,6 +373,27 @@ def test_two_stages_of_one_job_that_both_compute_the_operator_do_not_disturb_eac
     cluster.complete()
     assert cluster.run_tasks([1], stage=1) is Decision.WAIT
     assert cluster.coordinator.trigger() is None
+
+
+def test_an_empty_partition_of_a_union_with_itself_is_not_counted_for_another() -> None:
+    """Only partition 3 has rows, and its two tasks are at work: an empty checkpoint was made meanwhile."""
+    cluster = Cluster(op=4)
+    for slot in (0, 1, 2, 4, 5, 6):
+        assert cluster.ack(cluster.begun(slot), partition=None) is Decision.GO_ON
+    assert cluster.coordinator.trigger() is None
+    last = cluster.begun(7)
+    assert cluster.ack(last, partition=3) is Decision.WAIT
+    assert last.attempt_id in winners(cluster)
+    assert len(winners(cluster)) == 4
+
+
+def test_the_branches_of_a_union_with_itself_have_to_agree() -> None:
+    cluster = Cluster(op=2)
+    first = cluster.begun(0)
+    cluster.ack(first, partition=0)
+    cluster.gone.add(first.attempt_id)
+    with pytest.raises(NotDeterministic):
+        cluster.ack(cluster.begun(2), b"other", partition=0)
 
 
 def test_empty_partitions_are_told_apart_by_the_branch_they_are_in() -> None:
@@ -373,8 +547,12 @@ class History(RuleBasedStateMachine):
         self.runs = 1
         self.open: list[tuple[TaskAttempt, int]] = []
         self.acked: dict[int, tuple[str, int, bytes]] = {}
+        self.gone: set[int] = set()
+        self.ended_before: dict[int, set[int]] = {}
+        self.agreed: dict[tuple[str, int], list[TaskAttempt]] = {}
+        self.content: dict[tuple[str, int], bytes] = {}
         self.empty: set[tuple[str, int]] = set()
-        self.failed = False
+        self.failed: type[DstlError] | None = None
         self.last: Trigger | None = None
 
     @rule(operator=st.sampled_from(["op", "other"]), partition=st.integers(0, 2))
@@ -385,10 +563,11 @@ class History(RuleBasedStateMachine):
             partition + self.offset, batch=self.batch, stage=self.stage, operator=operator, run=self.cluster.run
         )
         if self.failed:
-            with pytest.raises(TaskManagerLost):
+            with pytest.raises(self.failed):
                 self.coordinator.begin(task, self.batch)
             return
-        parent = self.coordinator.begin(task, self.batch)
+        parent = self.coordinator.begin(task, self.batch, lambda attempt: attempt not in self.gone)
+        self.ended_before[task.attempt_id] = set(self.gone)
         assert (parent.batch_id if parent else -1) == self.batch - 1
         self.open.append((task, partition))
 
@@ -404,11 +583,38 @@ class History(RuleBasedStateMachine):
                 self.coordinator.acknowledge(ack)
             return
         if self.failed:
-            with pytest.raises(TaskManagerLost):
+            with pytest.raises(self.failed):
                 self.coordinator.acknowledge(ack)
+            return
+        error = self._expected(task, partition, digest)
+        if error is not None:
+            with pytest.raises(error):
+                self.coordinator.acknowledge(ack)
+            self.failed = error
             return
         self.coordinator.acknowledge(ack)
         self.acked[task.attempt_id] = (task.operator, partition, digest)
+
+    def _expected(self, task: TaskAttempt, partition: int, digest: bytes) -> type[DstlError] | None:
+        """Which error two attempts that differ lead to; where they agree, the newcomer joins the others."""
+        place = (task.operator, partition)
+        agreed = self.agreed.setdefault(place, [])
+        if self.content.setdefault(place, digest) == digest:
+            agreed.append(task)
+            return None
+        if any((other.stage_id, other.slot) != (task.stage_id, task.slot) for other in agreed):
+            return NotDeterministic
+        if any(other.attempt_id not in self.ended_before[task.attempt_id] for other in agreed):
+            return CheckpointDeclined
+        self.content[place], self.agreed[place] = digest, [task]
+        return None
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def a_worker_dies(self, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(self.open))
+        self.open.remove(victim)
+        self.gone.add(victim[0].attempt_id)
 
     @rule()
     def checkpoint(self) -> None:
@@ -435,7 +641,8 @@ class History(RuleBasedStateMachine):
     @rule(empty=st.sets(st.tuples(st.sampled_from(["op", "other"]), st.integers(0, 2))), offset=st.integers(0, 4))
     def next_batch(self, empty: set[tuple[str, int]], offset: int) -> None:
         self.batch, self.stage, self.offset = self.batch + 1, self.stage + 1, offset
-        self.empty, self.failed = empty, False
+        self.empty, self.failed = empty, None
+        self.agreed, self.content = {}, {}
         self.begin("op", 0)
 
     @rule(offset=st.integers(0, 4))
@@ -453,7 +660,8 @@ class History(RuleBasedStateMachine):
         latest = held[-1].batch_id if held else -1
         can_go_back = again and (latest == 0 or any(c.batch_id == latest - 1 for c in held))
         self.batch = latest if can_go_back else latest + 1
-        self.stage, self.failed, self.last, self.empty = self.stage + 1, False, None, empty
+        self.stage, self.failed, self.last, self.empty = self.stage + 1, None, None, empty
+        self.agreed, self.content = {}, {}
         if held and not can_go_back:
             assert held[-1].batch_id == self.batch - 1
 
@@ -466,7 +674,7 @@ class History(RuleBasedStateMachine):
             if task.attempt_id in self.acked and (task.run_id, task.batch_id) == (self.cluster.run, self.batch)
         ]
         if acked_here:
-            self.failed = True
+            self.failed = TaskManagerLost
 
     @invariant()
     def keeps_two_batches_once_there_were_two(self) -> None:

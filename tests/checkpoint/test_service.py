@@ -25,6 +25,7 @@ from dstl.errors import (
     Fenced,
     Invalid,
     MissingState,
+    NotDeterministic,
     OutcomeUnknown,
     TaskManagerLost,
     Unavailable,
@@ -481,20 +482,25 @@ async def test_tasks_that_were_left_out_are_named(seed: int) -> None:
         for uid, slots in (("counts", 4), ("sums", 2)):
             for slot in range(slots):
                 await driver.task(driver.who("run-1", uid, 1, slot), {}, model[uid])
-        with pytest.raises(CheckpointDeclined, match=r"sums \(2 of 3 tasks\).*limit\(\)"):
+        with pytest.raises(MissingState, match=r"sums \(2 of 3 tasks\).*limit\(\).*remove commits/1") as raised:
             await driver.task(driver.who("run-1", "counts", 2, 0), {}, model["counts"])
+        assert not raised.value.retriable
+        # As it says: Spark runs batch 1 again, in a new run, and nothing is lost.
+        with pytest.raises(MissingState, match="remove commits/1 and offsets/2"):
+            await driver.task(driver.who("run-2", "counts", 2, 0), {}, model["counts"])
+        await driver.run_batch("run-3", 1, some_events(rng, 1), model)
+        await driver.run_batch("run-3", 2, some_events(rng, 2), model)
+        await check_durable(store, model)
 
 
-async def test_a_speculative_copy_that_comes_second_changes_nothing(seed: int) -> None:
+async def test_a_speculative_copy_that_agrees_changes_nothing(seed: int) -> None:
     rng, store, model = random.Random(seed), MemoryStore(), {}
     events = some_events(rng, 1)
     async with open_driver(store, seed) as driver:
         await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        slow = driver.who("run-1", "counts", 1, 0)
-        other = dict.fromkeys(events["counts"], b"of the loser")
-        async with driver.attempt(slow, other, model["counts"]) as twin:
+        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"]) as twin:
             await driver.task(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"])
-            assert await twin.acknowledge() == "SUPERSEDED"
+            assert await twin.acknowledge() == "GO_ON"
         rest = [("counts", slot) for slot in range(1, 4)] + [("sums", slot) for slot in range(3)]
         for uid, slot in rest:
             await driver.task(driver.who("run-1", uid, 1, slot), events[uid], model[uid])
@@ -503,30 +509,236 @@ async def test_a_speculative_copy_that_comes_second_changes_nothing(seed: int) -
         await check_durable(store, model)
         await driver.run_batch("run-1", 2, some_events(rng, 2), model)
         await check_durable(store, model)
+        assert len(driver.checkpoints) == 3
 
 
-async def test_a_second_action_replaces_one_partition_and_keeps_the_others(seed: int) -> None:
+@pytest.mark.parametrize("which_first", ["zombie", "kept"])
+async def test_state_never_belongs_to_another_output_than_the_one_that_spark_keeps(which_first: str, seed: int) -> None:
+    """A zombie's acknowledgement counted, or a speculative copy's replaced that of the attempt that won."""
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    keys = [f"key-{n}".encode() for n in range(40)]
+    async with open_driver(store, seed, operators={"op": 2}) as driver:
+        await driver.run_batch("run-1", 0, some_events(rng, 0, {"op": 2}), model)
+        before = model["op"]
+        first, second = driver.who("run-1", "op", 1, 0), driver.who("run-1", "op", 1, 0)
+        async with driver.attempt(first, dict.fromkeys(keys, b"first"), before) as one:
+            if which_first == "kept":
+                assert await one.acknowledge() == "GO_ON"  # and is slow in its sink
+            async with driver.attempt(second, dict.fromkeys(keys, b"second"), before) as two:
+                if which_first == "zombie":
+                    assert await one.acknowledge() == "GO_ON"
+                with pytest.raises(CheckpointDeclined, match=r"partition 0.*not deterministic") as raised:
+                    await two.acknowledge()
+                assert raised.value.retriable
+            with pytest.raises(CheckpointDeclined, match="not deterministic"):
+                await driver.task(driver.who("run-1", "op", 1, 1), dict.fromkeys(keys, b"third"), before)
+        assert [c.batch_id for c in await retained(store)] == [0]
+        await driver.run_batch("run-2", 1, {"op": dict.fromkeys(keys, b"again")}, model)
+        await check_durable(store, model)
+
+
+async def test_a_retry_of_a_worker_that_died_after_its_acknowledgement_takes_its_place(seed: int) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    keys = [f"key-{n}".encode() for n in range(40)]
+    async with open_driver(store, seed, operators={"op": 2}) as driver:
+        await driver.run_batch("run-1", 0, some_events(rng, 0, {"op": 2}), model)
+        before = dict(model["op"])
+        await driver.task(driver.who("run-1", "op", 1, 0), dict.fromkeys(keys, b"of the dead"), before)
+        await asyncio.sleep(0.02)
+        await driver.run_batch("run-1", 1, {"op": dict.fromkeys(keys, b"of the living")}, model)
+        await check_durable(store, model)
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fails(
+    at_once: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two writes in foreachBatch: each acknowledgement of the second ended all of its tasks that were at work."""
+    monkeypatch.setattr("service_world.MAX_PARALLELISM", 256)
+    store, model = MemoryStore(), {}
+    # Some partitions have no rows; those of the second action are the same, its workers are other ones.
+    written = {f"key-{n}".encode(): b"%d" % n for n in range(300)}
+    async with open_driver(store, seed, operators={"op": 200}, max_parallelism=256) as driver:
+
+        async def action(stage: int) -> list[str]:
+            cores = asyncio.Semaphore(16)
+
+            async def task(slot: int) -> str:
+                who = driver.who("run-1", "op", 0, slot, stage=stage)
+                async with cores, driver.attempt(who, written, {}) as attempt:
+                    # The second action is a little slower.
+                    await asyncio.sleep(0.01 * stage)
+                    await attempt.read(list(written)[:1])
+                    return await attempt.acknowledge()
+
+            return await asyncio.gather(*map(task, range(200)))
+
+        if at_once:
+            await asyncio.gather(action(1), action(2))
+        else:
+            await action(1)
+            assert set(await action(2)) == {"WAIT"}
+        assert [report.batch_id for report in driver.checkpoints] == [0]
+        apply(model.setdefault("op", {}), written)
+        await check_durable(store, model)
+
+
+async def test_a_second_action_that_differs_fails_the_batch_and_a_replay_is_right(seed: int) -> None:
+    """Its first checkpoint is there and durable: what a later run goes on from is that of the replay."""
     rng, store, model = random.Random(seed), MemoryStore(), {}
     events = some_events(rng, 1)
     async with open_driver(store, seed) as driver:
         await driver.run_batch("run-1", 0, some_events(rng, 0), model)
         before = {uid: dict(values) for uid, values in model.items()}
-        await driver.run_batch("run-1", 1, events, model)
+        await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
         mine = {k: v for k, v in events["counts"].items() if partition_of(key_group(k), MAX_PARALLELISM, 4) == 1}
-        changed = dict.fromkeys(mine, b"of the second action")
         again = driver.who("run-1", "counts", 1, 1, stage=9)
-        assert await driver.task(again, changed, before["counts"]) == "WAIT"
-        for uid, values in before.items():
-            model[uid] = dict(values)
-            apply(model[uid], events[uid])
-        # The replaced attempt's own changes are gone, and the other partitions' are there.
-        for key in mine:
-            model["counts"].pop(key, None)
-        model["counts"].update({k: v for k, v in before["counts"].items() if k in mine})
-        apply(model["counts"], changed)
-        await check_durable(store, model)
+        with pytest.raises(NotDeterministic, match=r"'counts', partition 1.*persist\(\)") as raised:
+            await driver.task(again, dict.fromkeys(mine, b"of the second action"), before["counts"])
+        assert not raised.value.retriable
+        with pytest.raises(NotDeterministic):
+            await driver.task(driver.who("run-1", "counts", 1, 2, stage=9), events["counts"], before["counts"])
+        assert [c.batch_id for c in await retained(store)] == [0, 1]
+    for run in ("run-2", "run-3"):
+        async with open_driver(store, seed + len(run)) as successor:
+            replayed = {uid: dict(values) for uid, values in before.items()}
+            await successor.run_batch(run, 1, some_events(rng, 1), replayed)
+            await check_durable(store, replayed)
+            if run == "run-3":
+                await successor.run_batch(run, 2, some_events(rng, 2), replayed)
+                await check_durable(store, replayed)
+
+
+async def test_output_that_is_consumed_piece_by_piece_is_one_checkpoint_once_all_is_consumed(seed: int) -> None:
+    """``toLocalIterator``: a stage for each partition. Spark committed the batch, and no run could ever go on."""
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    async with open_driver(store, seed) as driver:
+        for batch in range(3):
+            events = some_events(rng, batch)
+            for uid, many in TWO.items():
+                for slot in range(many):
+                    who = driver.who("run-1", uid, batch, slot, stage=slot)
+                    await driver.task(who, events[uid], model.get(uid, {}))
+            assert len(driver.checkpoints) == batch + 1, "it is durable before Spark commits the batch"
+            for uid, written in events.items():
+                apply(model.setdefault(uid, {}), written)
+            await check_durable(store, model)
+
+
+async def test_a_sink_that_catches_the_error_of_a_checkpoint_costs_nothing(seed: int) -> None:
+    """Spark commits the batch all the same; its checkpoint is made before the next one begins."""
+    rng, store, model = random.Random(seed), FaultyStore(MemoryStore()), {}
+    events = some_events(rng, 1)
+    async with open_driver(store, seed, inline_threshold=0) as driver:
+        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+        store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only=".seg")]
+        with pytest.raises(CheckpointDeclined):
+            await driver.run_batch("run-1", 1, events, {uid: dict(values) for uid, values in model.items()})
+        with pytest.raises(CheckpointDeclined, match="the checkpoint of batch 1 failed"):
+            await driver.task(driver.who("run-1", "counts", 2, 0), {}, model["counts"])
+        store.rules = []
+        for uid, written in events.items():
+            apply(model[uid], written)
         await driver.run_batch("run-1", 2, some_events(rng, 2), model)
         await check_durable(store, model)
+        assert [report.batch_id for report in driver.checkpoints] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("why", ["no checkpoint", "no store"])
+async def test_a_run_that_cannot_be_opened_leaves_one_fence_however_many_tasks_try(why: str, seed: int) -> None:
+    """Fences are never deleted, and every scan reads them: 5 restarts with 4 tries of 4 tasks left 80."""
+    store, model = FaultyStore(MemoryStore()), {}
+    async with open_driver(store, seed, inline_threshold=0) as driver:
+        await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}}, model)
+    before = len([info async for info in store.list("manifests/")])
+    batch, error, runs, tries = (5, MissingState, 5, 16) if why == "no checkpoint" else (1, Unavailable, 1, 2)
+    async with open_driver(store, seed + 1) as driver:
+        if why == "no store":
+            store.rules = [FaultRule(Fault.UNAVAILABLE, "get", chance=1.0, only=".seg")]
+        for run in range(runs):
+            for slot in range(tries):
+                with pytest.raises(error):
+                    await driver.task(driver.who(f"run-{2 + run}", "counts", batch, slot % 4), {}, {})
+        assert len([info async for info in store.list("manifests/")]) == before + runs
+        store.rules = []
+        # What may pass is tried again within the run; what may not, in another one.
+        await driver.run_batch("run-2" if why == "no store" else "run-9", 1, {"counts": {b"b": b"2"}}, model)
+        await check_durable(store, model)
+
+
+async def test_a_spare_task_manager_that_dies_fails_nothing(seed: int) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    events = some_events(rng, 1)
+    async with open_driver(store, seed, replace=False) as driver:
+        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+        await driver._launch()
+        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"]) as attempt:
+            await attempt.acknowledge()
+        await driver.members["tm-2"].kill()
+        assert driver.lost == ["tm-2"]
+        await driver.run_batch("run-1", 1, events, model)
+        await check_durable(store, model)
+
+
+async def test_a_run_whose_opening_failed_is_over_once_another_has_begun(seed: int) -> None:
+    """A late task of it would have taken the location from its successor."""
+    store, model = MemoryStore(), {}
+    async with open_driver(store, seed) as driver:
+        await driver.run_batch("run-1", 0, {}, model)
+        with pytest.raises(MissingState):
+            await driver.task(driver.who("run-2", "counts", 7, 0), {}, {})
+        await driver.run_batch("run-3", 1, {}, model)
+        for run in ("run-1", "run-2"):
+            with pytest.raises(Fenced, match=rf"run {run} .*is over"):
+                await driver.task(driver.who(run, "counts", 1, 0), {}, {})
+        await driver.run_batch("run-3", 2, {}, model)
+
+
+async def test_a_task_that_names_a_job_group_of_the_users_belongs_to_the_active_run(seed: int) -> None:
+    """``setJobGroup`` in foreachBatch: two groups fenced each other, and one outlived its run's failure."""
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    active: list[str | None] = ["run-1"]
+
+    async def active_run(query_id: str) -> str | None:
+        assert query_id == "query-1"
+        return active[0]
+
+    async with open_driver(store, seed, active_run=active_run) as driver:
+        for batch, group in enumerate(["run-1", "orders", "audit", "run-1", ""]):
+            await driver.run_batch(group, batch, some_events(rng, batch), model)
+        late = driver.attempt(driver.who("orders", "counts", 5, 0), {}, model["counts"])
+        async with late as attempt:
+            active[0] = "run-2"
+            await driver.run_batch("orders", 5, some_events(rng, 5), model)
+            with pytest.raises(Fenced, match="never began"):
+                await attempt.acknowledge()
+        assert len(driver.restores) == 2
+        assert [c.run_id for c in await retained(store)][-1] == "run-2"
+        with pytest.raises(Fenced, match=r"run-1 .*is over"):
+            await driver.task(driver.who("run-1", "counts", 5, 0), {}, {})
+        active[0] = None
+        with pytest.raises(Fenced, match="query-1 is not running any more"):
+            await driver.task(driver.who("orders", "counts", 6, 0), {}, {})
+        await check_durable(store, model)
+
+
+async def test_a_driver_that_finds_objects_gone_because_another_has_gone_on_is_fenced(seed: int) -> None:
+    """A TaskManager that comes late restores what the newer driver needs no more: that is no damage."""
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    options = CheckpointOptions(retained=2, task_manager_timeout_s=5.0)
+    async with open_driver(store, seed, inline_threshold=0) as old:
+        await old.run_batch("run-1", 0, some_events(rng, 0), model)
+        await old.run_batch("run-1", 1, some_events(rng, 1), model)
+        stale = {uid: dict(values) for uid, values in model.items()}
+        async with open_driver(store, seed + 1, inline_threshold=0, checkpoints=options) as new:
+            for batch in range(2, 5):
+                await new.run_batch("run-2", batch, some_events(rng, batch), model)
+            gone = {name for c in old.service.completed for name in referenced_objects(c)}
+            await store.delete(sorted(gone - {n for c in new.service.completed for n in referenced_objects(c)}))
+            await store.delete([name for name in sorted(gone) if name.endswith(".seg")])
+            await old.members["tm-1"].kill()
+            with pytest.raises(Fenced, match="taken over"):
+                await old.task(old.who("run-1", "counts", 2, 0), {}, stale["counts"])
 
 
 async def test_nothing_that_a_retained_checkpoint_needs_is_deleted_in_a_long_run(seed: int) -> None:

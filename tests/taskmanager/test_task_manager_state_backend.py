@@ -92,9 +92,32 @@ async def test_of_two_speculative_attempts_one_counts_and_the_other_leaves_no_tr
             parent = await w.checkpoint([winner], batch, parent)
             model = after(model, [winner])
             assert await w.restored(parent) == model
+            w.write(loser, [(key_of(1, 3), b"still at work")])
+            log_coverage(parent)  # raises where a log has a gap
+            w.open("a", 0, batch + 1, parent)
             with pytest.raises(Fenced):
                 w.write(loser, [(key_of(1, 3), b"too late")])
-            log_coverage(parent)  # raises where a log has a gap
+            assert content(w.backend.table("a")) == model["a"]
+
+
+@virtual
+async def test_nothing_at_work_is_ended_by_the_checkpoint_of_its_batch() -> None:
+    """A second action, or a stage retry: each acknowledgement that made the checkpoint again ended all others."""
+    async with world() as w:
+        first = [w.open("b", p, 0, None) for p in range(4)]
+        again = [w.open("b", p, 0, None) for p in range(4)]
+        for task in (*first, *again):
+            w.write(task, [(key_of(groups_of("b", task.partition)[0], 1), b"equal")])
+        await w.checkpoint(first, 0, None)
+        for task in again:
+            w.backend.check_attempt(task.key)
+        # What was acknowledged is there for another checkpoint of the batch, in any mixture.
+        mixed = await w.checkpoint([first[0], again[1], first[2], again[3]], 0, None)
+        assert await w.restored(mixed) == after({}, first)
+        w.open("b", 0, 1, mixed)
+        for task in (*first, *again):
+            with pytest.raises(Fenced, match="is over"):
+                w.backend.check_attempt(task.key)
 
 
 @virtual
@@ -386,8 +409,6 @@ class StateBackendMachine(RuleBasedStateMachine):
         assert self.run(self.world.restored(checkpoint)) == model
         self.retained.append((checkpoint, model))
         self.completed = (checkpoint, winners)
-        self.over += [task for task in self.live if task not in winners]
-        self.live = list(winners)
 
     @precondition(lambda self: self.completed is not None)
     @rule()
