@@ -166,7 +166,8 @@ def _identity(operator: str) -> dict[str, Any]:
     if context is None or batch is None:
         raise Invalid(
             f"operator {operator!r} runs outside a micro-batch of a streaming query. With Spark Connect, an action "
-            "inside foreachBatch does: write the DataFrame itself to a sink"
+            "inside foreachBatch does: write the DataFrame itself to a sink. An action in a thread of your own does, "
+            "too: wrap what the thread runs in pyspark.inheritable_thread_target"
         )
     return {
         "query": context.getLocalProperty("sql.streaming.queryId"),

@@ -561,13 +561,13 @@ async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fail
     async with open_driver(store, seed, operators={"op": 200}, max_parallelism=256) as driver:
 
         async def action(stage: int) -> list[str]:
-            cores = asyncio.Semaphore(16)
+            cores = asyncio.Semaphore(40)
 
             async def task(slot: int) -> str:
                 who = driver.who("run-1", "op", 0, slot, stage=stage)
                 async with cores, driver.attempt(who, written, {}) as attempt:
-                    # The second action is a little slower.
-                    await asyncio.sleep(0.01 * stage)
+                    # The second action is slower: some of its tasks are at work when the first's checkpoint is made.
+                    await asyncio.sleep(0.01 if stage == 1 else 0.4)
                     await attempt.read(list(written)[:1])
                     return await attempt.acknowledge()
 

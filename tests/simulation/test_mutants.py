@@ -13,8 +13,9 @@ import pytest
 from dstl.changelog.ledger import LogLedger, Ownership
 from dstl.changelog.names import SegmentNames
 from dstl.checkpoint import cleaning_plan, manifest_log, put_once
+from dstl.checkpoint.acknowledgements import Acknowledgements
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
-from dstl.checkpoint.coordinator import CheckpointCoordinator, _covers, _Operator
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest_log import ManifestLog
 from dstl.checkpoint.put_once import Check
 from dstl.errors import DstlError, Fenced, OutcomeUnknown, Unavailable
@@ -175,14 +176,9 @@ def old_batch_voids_newer_checkpoints(patch: Patch) -> None:
     patch.setattr(CheckpointCoordinator, "_open_batch", open_batch)
 
 
-def complete_set_becomes_incomplete(patch: Patch) -> None:
-    """Found here: a second action takes a task's place, the set counts as incomplete, and the batch ends without a
-    checkpoint."""
-    patch.setattr(
-        _Operator,
-        "is_complete",
-        property(lambda self: self.winners is not None and _covers(self.winners, self.parallelism)),
-    )
+def second_action_need_not_agree(patch: Patch) -> None:
+    """State belongs to the first action's output, and Spark has kept another one of the second's."""
+    patch.setattr(Acknowledgements, "_differing", lambda self, own, ack: iter(()))
 
 
 def failed_read_back_taken_for_failed_commit(patch: Patch) -> None:
@@ -248,7 +244,7 @@ MUTANTS = [
     Mutant(subsuming_ignores_other_holders),
     Mutant(cleaner_asks_for_no_proof, requests={FaultKind.SLOW: 0.4}),
     Mutant(old_batch_voids_newer_checkpoints, nemesis=TWO_DRIVERS, mean_s=0.3),
-    Mutant(complete_set_becomes_incomplete, tasks={FaultKind.ABANDONED_STAGE: 0.8, FaultKind.REORDERED_ROWS: 0.5}),
+    Mutant(second_action_need_not_agree, tasks={FaultKind.SECOND_ACTION: 0.5, FaultKind.CHANGING_OUTPUT: 0.3}),
     Mutant(
         failed_read_back_taken_for_failed_commit,
         requests={FaultKind.LOST_RESPONSE: 0.2, FaultKind.SHORT_GET: 0.5},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from dstl.checkpoint.manifest_scan import retained_of
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState
 from dstl.runtime import LoopClock, Runtime
+from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.spark import OPERATIONS, WRITERS, decode_value, key_group_of, keys_of
 from dstl.testing.simulation.store import RawStore
 from dstl.testing.simulation.worker import TaskSpec
@@ -62,7 +63,8 @@ class Auditor:
         self._names: dict[int, frozenset[str]] = {}
         self._held: frozenset[str] = frozenset()
         self._highest = self._boundary = 0
-        self._acknowledged: set[bytes] = set()
+        self._acknowledged: dict[bytes, bytes] = {}
+        self._kept: dict[int, Mapping[tuple[str, int], Sequence[TaskSpec]]] = {}
         self._digests: dict[str, int] = {}
         self._put_ids: dict[int, str] = {}
         self._epochs: dict[int, int] = {}
@@ -226,14 +228,16 @@ class Auditor:
                 f"{decode_value(value)}, not {decode_value(expected)}",
             )
 
-    def acknowledging(self, spec: TaskSpec) -> None:
-        """A task is about to acknowledge: only from now on may its changes count."""
-        self._acknowledged.add(spec.writer)
+    def acknowledging(self, spec: TaskSpec, digest: bytes) -> None:
+        """A task is about to acknowledge changes of this digest: only from now on may they count."""
+        self._acknowledged[spec.writer] = digest
 
     def task_error(self, spec: TaskSpec, error: BaseException) -> None:
         """A task has failed: only with an error that a fault may lead to (I21)."""
         self._world.trace("task-error", f"{spec.run} {spec.batch} {spec.attempt} {type(error).__name__}")
         unexpected = not isinstance(error, DstlError) or type(error) is DstlError or isinstance(error, Invalid)
+        if "not deterministic" in str(error):
+            unexpected = not self._world.plan.per_task.get(FaultKind.CHANGING_OUTPUT)
         lost = isinstance(error, (MissingState, CorruptData)) and not self._world.may_corrupt
         if unexpected or lost:
             self.fail("I21" if unexpected else "I6", f"attempt {spec.attempt} of batch {spec.batch}: {error!r}")
@@ -251,11 +255,19 @@ class Auditor:
         if len(self._world.drivers) == 1:
             self.fail("I11", f"{driver} has fenced itself: {error}")
 
-    def batch_committed(self, driver: str, batch: int) -> None:
-        """Spark has committed a batch: its effects must be durable (I8)."""
-        self._world.trace("committed", f"{driver} {batch}")
+    def batch_committed(self, driver: str, batch: int, kept: Mapping[tuple[str, int], Sequence[TaskSpec]]) -> None:
+        """Spark has committed a batch with the output of these attempts: its effects must be durable (I8)."""
+        self._kept[batch] = kept
+        world = self._world
+        world.trace("committed", f"{driver} {batch}")
         if not any(each.batch_id == batch for each in self.retained()):
             self.fail("I8", f"{driver} has committed batch {batch}, and no checkpoint holds it")
+        elif world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
+            newest = next(each for each in reversed(self.retained()) if each.batch_id == batch)
+            check = self._check_restored(newest, dict(world.store.objects), parts=1)
+            # Not in the driver's context, with which it would end.
+            task = world.loop.create_task(check, context=world.context)
+            self._checking = [each for each in self._checking if not each.done()] + [task]
 
     def process_error(self, message: str, error: BaseException | None) -> None:
         """Something failed in the background and nobody has dealt with it (I21)."""
@@ -317,7 +329,8 @@ class Auditor:
     def _check_writers(
         self, checkpoint: CompletedCheckpoint, operator: str, parallelism: int, writers: Mapping[bytes, bytes]
     ) -> None:
-        """Every key was written last by an attempt that has acknowledged, one per partition (R5)."""
+        """Every key was written last by an attempt that has acknowledged, one per partition, and whose changes are
+        those of the attempt whose output Spark has kept (R5)."""
         logs, batch, groups = self._world.logs, checkpoint.batch_id, checkpoint.max_parallelism
         chosen: dict[int, bytes] = {}
         for key in {logs.key_of(operation): None for operation in logs.range_of(batch)}:
@@ -330,6 +343,18 @@ class Auditor:
                     f"{writer!r}, another key of its partition by {winner!r}; only an attempt that acknowledged counts",
                 )
                 return
+        for (uid, partition), specs in self._kept.get(batch, {}).items():
+            left = chosen.get(partition, b"") if uid == operator else b""
+            for spec in specs:
+                # Two drivers may run a batch; what the other one's sink has is not this checkpoint's.
+                counts = bool(left) and spec.run == checkpoint.run_id
+                if counts and self._acknowledged.get(spec.writer) != self._acknowledged[left]:
+                    self.fail(
+                        "R5",
+                        f"in checkpoint {checkpoint.checkpoint_id} of batch {batch} partition {partition} of "
+                        f"{operator} is as {left!r} left it, and Spark has kept the output of {spec.writer!r}",
+                    )
+                    return
 
     def orphans(self) -> list[str]:
         """Return the objects that no manifest in the store names."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Fenced
@@ -64,6 +65,8 @@ class DriverActor:
         self.service: CoordinatorService | None = None
         self._world = world
         self._rng = world.rng(process.name)
+        self._spark = world.rng(f"{process.name}:actions")  # apart, so that what was drawn before it came stays
+        self._kept: dict[tuple[str, int], list[TaskSpec]] = {}
         self._runs = self._stages = self._attempts = self._members = self._started_workers = 0
         self._running: dict[int, _Running] = {}
         self._retired: list[Worker] = []
@@ -137,13 +140,14 @@ class DriverActor:
             await self._batch(run, batch)
             await asyncio.sleep(self._disk())
             logs.commit(batch)
-            world.check.batch_committed(self.process.name, batch)
+            world.check.batch_committed(self.process.name, batch, self._kept)
             await asyncio.sleep(self._rng.uniform(0.0, 0.3))
             batch, end = batch + 1, None
 
     async def _batch(self, run: str, batch: int) -> None:
-        """Run the stages of a batch, and sometimes one of them twice."""
+        """Run the stages of a batch, and sometimes one of them twice, one after the other or both at once."""
         world, rng = self._world, self._rng
+        self._kept = {}
         if world.plan.task_fault(rng, FaultKind.ABANDONED_STAGE):
             world.count(FaultKind.ABANDONED_STAGE)
             abandoned = asyncio.ensure_future(self._stage(run, batch, self.options.operators[0]))
@@ -154,41 +158,67 @@ class DriverActor:
         if world.plan.task_fault(rng, FaultKind.SECOND_ACTION):
             world.count(FaultKind.SECOND_ACTION)
             actions = 2
-        for _ in range(actions):
-            stages = [partial(self._stage, run, batch, operator) for operator in self.options.operators]
-            if self.options.together:
-                together = [asyncio.ensure_future(stage()) for stage in stages]
-                try:
-                    await asyncio.gather(*together)
-                finally:
-                    for each in together:
-                        each.cancel()
-                    await asyncio.gather(*together, return_exceptions=True)
-            else:
-                for stage in stages:
-                    await stage()
+        if world.plan.task_fault(self._spark, FaultKind.SECOND_ACTION_BESIDE):
+            world.count(FaultKind.SECOND_ACTION_BESIDE)
+            await self._together([partial(self._action, run, batch) for _ in range(2)])
+        else:
+            for _ in range(actions):
+                await self._action(run, batch)
+
+    async def _action(self, run: str, batch: int) -> None:
+        """Run the stages of one action."""
+        stages = [partial(self._stage, run, batch, operator) for operator in self.options.operators]
+        if self.options.together:
+            await self._together(stages)
+        else:
+            for stage in stages:
+                await stage()
+
+    async def _together(self, works: Sequence[Callable[[], Coroutine[Any, Any, None]]]) -> None:
+        """Run all at once; the first that fails ends the others."""
+        together = [asyncio.ensure_future(work()) for work in works]
+        try:
+            await asyncio.gather(*together)
+        finally:
+            for each in together:
+                each.cancel()
+            await asyncio.gather(*together, return_exceptions=True)
 
     async def _stage(self, run: str, batch: int, operator: str) -> None:
-        """Run all tasks of one operator.
+        """Run all tasks of one operator; sometimes some of them again, as when an executor's output is lost.
 
         Raises:
             QueryFailed: One of them failed too often.
         """
         self._stages += 1
         stage, slots = self._stages, range(self.options.parallelism)
-        tasks = [asyncio.ensure_future(self._task(run, batch, operator, stage, slot)) for slot in slots]
         try:
-            await asyncio.gather(*tasks)
+            kept = await self._tasks(run, batch, operator, stage, slots)
+            if self._world.plan.task_fault(self._spark, FaultKind.STAGE_RERUN):
+                self._world.count(FaultKind.STAGE_RERUN)
+                lost = self._spark.sample(slots, self._spark.randrange(1, len(slots) + 1))
+                kept |= await self._tasks(run, batch, operator, stage, lost)
+            for slot, spec in kept.items():
+                self._kept.setdefault((operator, slot), []).append(spec)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for running in list(self._running.values()):
                 if running.spec.stage == stage:
                     self._forget(running)
 
-    async def _task(self, run: str, batch: int, operator: str, stage: int, slot: int) -> None:
-        """Run attempts of one task until one has ended well."""
+    async def _tasks(
+        self, run: str, batch: int, operator: str, stage: int, slots: Iterable[int]
+    ) -> dict[int, TaskSpec]:
+        """Run tasks of a stage and return the attempt of each whose output is kept."""
+        tasks = {slot: asyncio.ensure_future(self._task(run, batch, operator, stage, slot)) for slot in slots}
+        try:
+            return dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+
+    async def _task(self, run: str, batch: int, operator: str, stage: int, slot: int) -> TaskSpec:
+        """Run attempts of one task until one has ended well, and return it: its output is the task's."""
         world, rng = self._world, self._rng
         failures = 0
         while True:
@@ -216,7 +246,7 @@ class DriverActor:
                 world.count(FaultKind.LOST_RESULT)
                 error = ConnectionError("the task's result was lost (simulated)")
             if error is None:
-                return
+                return next(each.spec for each in attempts if each.ended.done() and each.ended.result() is None)
             failures += 1
             if failures >= _MOST_FAILURES:
                 raise QueryFailed(f"task {slot} of {operator} failed {failures} times") from error

@@ -48,6 +48,9 @@ class FaultKind(StrEnum):
     REORDERED_ROWS = "reordered-rows"
     DUPLICATE_ACKNOWLEDGEMENT = "duplicate-acknowledgement"
     STALE_ACKNOWLEDGEMENT = "stale-acknowledgement"
+    SECOND_ACTION_BESIDE = "second-action-beside-the-first"
+    STAGE_RERUN = "stage-run-again-in-part"
+    CHANGING_OUTPUT = "changes-that-differ-by-attempt"
     RESTART_IN_DRIVER = "query-restart-in-driver"
     RESCALE = "rescale"
 
@@ -87,6 +90,8 @@ _PER_TASK = (
     FaultKind.DUPLICATE_ACKNOWLEDGEMENT,
     FaultKind.STALE_ACKNOWLEDGEMENT,
 )
+_LATER = (FaultKind.SECOND_ACTION_BESIDE, FaultKind.STAGE_RERUN, FaultKind.CHANGING_OUTPUT)
+"""Drawn last, so that the plans of seeds that were worth keeping stay what they were."""
 
 
 @dataclass
@@ -145,7 +150,7 @@ def draw_plan(rng: random.Random) -> FaultPlan:
         # The commit protocol alone, as hard as it can be: elsewhere so many faults let nothing get that far.
         per_request = {kind: rng.uniform(0.1, 0.35) for kind in rng.sample(_OF_COMMITS, 2)}
         only = "manifests/"
-    return FaultPlan(
+    plan = FaultPlan(
         per_request=per_request,
         only=only,
         per_task=some(_PER_TASK, 0.02, 0.10),
@@ -154,3 +159,5 @@ def draw_plan(rng: random.Random) -> FaultPlan:
         survives_cancel=rng.choice((0.1, 0.5, 0.9)),
         longest_delay_s=rng.choice((5.0, 30.0, 90.0)),
     )
+    plan.per_task = {**plan.per_task, **some(_LATER, 0.02, 0.10)}
+    return plan

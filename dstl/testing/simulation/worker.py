@@ -115,7 +115,11 @@ class Worker:
                 parent=begun["parent"],
                 parallelism=spec.parallelism,
             )
-        digest = hashlib.blake2b(digest_size=16)
+        changed: list[bytes] = []
+        if plan.task_fault(rng, FaultKind.CHANGING_OUTPUT):
+            # A processor that is not a function of its rows: what it writes of the writer counts as a difference.
+            world.count(FaultKind.CHANGING_OUTPUT)
+            changed.append(spec.writer)
         for owned, owner in owners:
             groups = {key: key_group_of(key, world.logs.max_parallelism) for key in spec.operations}
             keys = [key for key, group in groups.items() if group in owned]
@@ -132,18 +136,18 @@ class Worker:
             for key, value in zip(keys, values, strict=True):
                 world.check.read(spec, key, value or b"")
             written = [(value or b"") + encode_value(spec.operations[k]) for k, value in zip(keys, values, strict=True)]
-            await self._write(owner, spec, who, groups, keys, written, digest, failing)
+            await self._write(owner, spec, who, groups, keys, written, changed, failing)
         await asyncio.sleep(rng.uniform(0.0, 0.01))
         acknowledgement = {
             **identity,
             "partition": partition,
             # Not of the writer's name: attempts with equal operations have equal changes, as far as Spark can tell.
-            "digest": digest.digest() if partition is not None else b"",
+            "digest": _digest(changed) if partition is not None else b"",
             "event_time_ms": None,
             "registry": _REGISTRY,
         }
         self._fail_at(5, failing)
-        world.check.acknowledging(spec)
+        world.check.acknowledging(spec, acknowledgement["digest"])
         if plan.task_fault(rng, FaultKind.STALE_ACKNOWLEDGEMENT):
             self.process.spawn(self._acknowledge_later(acknowledgement, FaultKind.STALE_ACKNOWLEDGEMENT), "stale")
         if plan.task_fault(rng, FaultKind.DUPLICATE_ACKNOWLEDGEMENT):
@@ -159,7 +163,7 @@ class Worker:
         groups: Mapping[bytes, int],
         keys: Sequence[bytes],
         values: Sequence[bytes],
-        digest: Any,
+        changed: list[bytes],
         failing: int,
     ) -> None:
         """Send the change set in one part or two."""
@@ -167,7 +171,7 @@ class Worker:
         for part in (slice(0, cut), slice(cut, None)):
             if keys[part]:
                 data = _changes([groups[key] for key in keys[part]], keys[part], values[part], spec.writer)
-                digest.update(repr((keys[part], values[part])).encode())
+                changed += [key + value for key, value in zip(keys[part], values[part], strict=True)]
                 await self._call(owner, "write", data, **who, partition=spec.slot, metadata=_METADATA)
                 self._fail_at(4, failing)
 
@@ -201,6 +205,11 @@ class Worker:
         if step == failing:
             self._world.count(FaultKind.TASK_FAILURE)
             raise Unavailable(f"the task failed at step {step} (simulated)")
+
+
+def _digest(changed: Sequence[bytes]) -> bytes:
+    """Return the digest of a change set, whatever the order in which it was written."""
+    return hashlib.blake2b(repr(sorted(changed)).encode(), digest_size=16).digest()
 
 
 def _changes(groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes], writer: bytes) -> bytes:
