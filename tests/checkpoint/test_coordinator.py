@@ -668,12 +668,7 @@ class History(RuleBasedStateMachine):
     @rule()
     def lose_a_task_manager(self) -> None:
         self.coordinator.fail_batch(TaskManagerLost("gone"))
-        acked_here = [
-            task
-            for task, _ in self.open
-            if task.attempt_id in self.acked and (task.run_id, task.batch_id) == (self.cluster.run, self.batch)
-        ]
-        if acked_here:
+        if any(self.agreed.values()):
             self.failed = TaskManagerLost
 
     @invariant()
