@@ -29,6 +29,7 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid
+from dstl.state.exact_sums import exact_sums
 from dstl.state.groups import Groups
 from dstl.state.row_writer import arrow_schema
 from dstl.state.type_groups import INTEGERS, MICROSECONDS
@@ -208,6 +209,11 @@ class Extreme:
 
     def _floats(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
         numbers = values.to_numpy(zero_copy_only=False)
+        zeros = np.flatnonzero(numbers == 0)
+        if len(zeros):
+            # Of equal zeros -0.0 counts as the smaller: which one came first must not show.
+            wins = np.signbit(numbers[zeros]) != self._largest
+            zeros = np.concatenate((zeros[~wins], zeros[wins]))
         if self._largest:
             found = np.full(count, -np.inf, numbers.dtype)
             with np.errstate(invalid="ignore"):
@@ -216,6 +222,10 @@ class Extreme:
             found = np.full(count, np.nan, numbers.dtype)
             with np.errstate(invalid="ignore"):
                 np.fmin.at(found, codes, numbers)  # a number wins over a NaN
+        if len(zeros):
+            chosen = zeros[found[codes[zeros]] == 0]
+            found[codes[chosen]] = numbers[chosen]
+        found[np.isnan(found)] = np.nan
         return pa.array(found, values.type, mask=_missing(codes, count))
 
     def _others(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
@@ -298,7 +308,7 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     mask = missing if missing.any() else None
     if pa.types.is_floating(kind):
         numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return pa.array(np.bincount(codes, weights=numbers, minlength=groups.count), mask=mask)
+        return pa.array(exact_sums(numbers, codes, groups.count), mask=mask)
     if pa.types.is_integer(kind):
         whole = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
         if not len(whole) or max(int(whole.max()), -int(whole.min())) * len(whole) < _EXACT:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
 from dstl.taskmanager.client import Connection
 from dstl.taskmanager.columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
@@ -42,7 +42,7 @@ class StateClient:
     def __init__(self, owners: Sequence[tuple[KeyGroupRange, Connection]], operator: str, attempt: int) -> None:
         self._owners = list(owners)
         self._who: dict[str, Any] = {"operator": operator, "attempt": attempt}
-        self._digest = hashlib.blake2b(digest_size=16)
+        self._digest = ChangeDigest()
         self._partition: int | None = None
 
     def open(self, batch: int, parent: CheckpointId | None, parallelism: int) -> None:
@@ -56,7 +56,7 @@ class StateClient:
 
     @property
     def digest(self) -> bytes:
-        """Digest of everything written so far; empty where nothing was."""
+        """Digest of everything written so far, whatever its order and parts; empty where nothing was."""
         return self._digest.digest() if self._partition is not None else b""
 
     @property
@@ -76,6 +76,7 @@ class StateClient:
             Fenced: Another attempt has taken this one's place.
         """
         self._partition = partition
+        self._digest.update(changes)
         key_groups = changes.column("key_group")
         for owned, connection in self._owners:
             part = changes
@@ -87,9 +88,9 @@ class StateClient:
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, part.schema) as writer:
                     writer.write_batch(part)
-                data = memoryview(sink.getvalue())
-                self._digest.update(data)
-                connection.call("write", data, **self._who, partition=partition, metadata=metadata)
+                connection.call(
+                    "write", memoryview(sink.getvalue()), **self._who, partition=partition, metadata=metadata
+                )
 
     def fetch_many(
         self, states: Sequence[int], key_groups: Sequence[int], keys: Sequence[bytes]
