@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -36,6 +37,17 @@ def test_a_slow_checkpoint_is_a_warning_and_an_alarm(caplog: pytest.LogCaptureFi
         in caplog.text
     )
     assert [alarm.seconds for alarm in alarms] == [1.5]
+
+
+def test_rows_that_were_dropped_as_late_are_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    report = dataclasses.replace(checkpoint(0.5), late_rows={"sessions": 3, "windows": 4})
+    with caplog.at_level(logging.INFO, "dstl.checkpoints"):
+        CheckpointLog()(report)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert "operator 'windows' dropped 4 rows of batch 5" in caplog.text
+    recorder = MemoryRecorder()
+    CheckpointMetrics(recorder)(report)
+    assert recorder.snapshot()["numLateRecordsDropped"] == 7
 
 
 def test_a_restore_is_logged_with_what_it_read(caplog: pytest.LogCaptureFixture) -> None:

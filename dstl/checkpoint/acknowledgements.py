@@ -50,12 +50,14 @@ class Acknowledgement:
         partition: The operator's partition that the task's keys belong to; None where it had no row.
         digest: Digest of the change set, empty where there is none: equal digests are equal changes.
         event_time_ms: Latest event time among its rows, Unix milliseconds; None where there is none.
+        late_rows: Rows that it has dropped because they came behind the watermark.
     """
 
     task: TaskAttempt
     partition: int | None
     digest: bytes
     event_time_ms: int | None = None
+    late_rows: int = 0
 
 
 _Task = tuple[int, int]
@@ -102,6 +104,11 @@ class Acknowledgements:
         """The latest event time that was seen, Unix milliseconds; None where there is none."""
         seen = [d.ack.event_time_ms for d in self._done.values() if d.ack.event_time_ms is not None]
         return max(seen, default=None)
+
+    @property
+    def late_rows(self) -> int:
+        """How many rows the counted attempts have dropped because they came behind the watermark."""
+        return sum(self._done[key].ack.late_rows for key in self._counted())
 
     @property
     def covered(self) -> int:
@@ -160,12 +167,16 @@ class Acknowledgements:
 
     def winners(self) -> tuple[int, ...]:
         """Return the attempts whose changes count: one for each partition, those without rows included."""
+        return tuple(self._done[key].attempts[0] for key in self._counted())
+
+    def _counted(self) -> list[_Task]:
+        """Return the task that counts for each partition, by partition."""
         chosen = {at: next(iter(tasks)) for at, tasks in self._partitions.items()}
         for key in sorted(self._rowless):
             # Where no offset is known there are no rows either: every task stands for itself.
             for at in self._places(key) or ([] if self._offsets else [key[1]]):
                 chosen.setdefault(at, key)
-        return tuple(self._done[key].attempts[0] for _, key in sorted(chosen.items()))
+        return [key for _, key in sorted(chosen.items())]
 
     def _differing(self, own: _Task, ack: Acknowledgement) -> Iterator[tuple[Acknowledgement, Acknowledgement]]:
         """Yield the tasks that have computed one partition for different uses, with different changes.

@@ -119,6 +119,7 @@ class CheckpointExecution:
             len(located),
             sum(len(part.materializations) for part in persisted.parts),
             self._estimated_recovery_s(checkpoint),
+            coordinator.late_rows(),
         )
 
     def _assembled(

@@ -215,6 +215,12 @@ class CheckpointCoordinator:
         latest = {uid: operator.latest_event_time_ms for uid, operator in operators.items()}
         return {uid: time_ms for uid, time_ms in latest.items() if time_ms is not None}
 
+    def late_rows(self) -> dict[str, int]:
+        """Return, by operator, how many rows the counted attempts of the current batch have dropped as late."""
+        operators = self._batch.operators if self._batch else {}
+        counts = {uid: operator.late_rows for uid, operator in operators.items()}
+        return {uid: count for uid, count in counts.items() if count}
+
     def complete(self, trigger: Trigger, checkpoint: CompletedCheckpoint, retain: int) -> list[CompletedCheckpoint]:
         """Take a committed checkpoint and return those that are subsumed by it, newest first.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["CheckpointReport", "RestoreReport", "SavepointReport"]
 
@@ -22,6 +23,8 @@ class CheckpointReport:
         inlined: Segments that were written inside the manifest.
         materializations: Finished ones that it is the first to name.
         estimated_recovery_seconds: How long restoring it would take, at the rate of the last restore.
+        late_rows: By operator, how many rows of the batch were dropped because they came behind the watermark;
+            operators without any are left out.
     """
 
     checkpoint_id: int
@@ -33,6 +36,7 @@ class CheckpointReport:
     inlined: int
     materializations: int = 0
     estimated_recovery_seconds: float = 0.0
+    late_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,7 +290,9 @@ class CoordinatorService:
         coordinator = self._running(task)
         self._attempts.speaks(task, peer)
         self._catalogue.report(task.operator, call["registry"])
-        ack = Acknowledgement(task, call["partition"], bytes(call["digest"]), call["event_time_ms"])
+        ack = Acknowledgement(
+            task, call["partition"], bytes(call["digest"]), call["event_time_ms"], call.get("late_rows", 0)
+        )
         decision = coordinator.acknowledge(ack)
         if decision is Decision.WAIT:
 

@@ -27,6 +27,8 @@ Report = CheckpointReport | RestoreReport
 class CheckpointLog:
     """Writes one line for every checkpoint and restore to the logger ``dstl.checkpoints``; a slow one is a warning.
 
+    Another warning says how many rows an operator has dropped, because they came behind the watermark.
+
     Args:
         slow_after_s: A checkpoint that took longer is a warning. Lower: trouble is seen earlier; higher: fewer alarms.
         on_slow: Called with the report of such a checkpoint; must not block.
@@ -62,6 +64,14 @@ class CheckpointLog:
             report.full_bytes,
             report.estimated_recovery_seconds,
         )
+        for operator, count in report.late_rows.items():
+            _log.warning(
+                "operator %r dropped %d rows of batch %d, which came behind the watermark: a longer delay in "
+                "withWatermark() takes later ones",
+                operator,
+                count,
+                report.batch_id,
+            )
         if slow and self._on_slow is not None:
             self._on_slow(report)
 
@@ -84,6 +94,8 @@ class CheckpointMetrics:
             self._recorder.gauge("lastRestoredBytes", report.bytes)
             return
         self._recorder.increment("numberOfCompletedCheckpoints")
+        for count in report.late_rows.values():
+            self._recorder.increment("numLateRecordsDropped", count)
         self._recorder.observe("checkpointSeconds", report.seconds)
         self._recorder.observe("checkpointRequests", report.requests)
         self._recorder.gauge("lastCompletedCheckpointId", report.checkpoint_id)

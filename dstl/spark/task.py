@@ -111,6 +111,7 @@ class OperatorTask:
             partition=partition,
             digest=state.digest,
             event_time_ms=runner.max_event_time_ms,
+            late_rows=runner.late_rows,
             registry=registry.to_wire(),
         )
 

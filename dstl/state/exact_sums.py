@@ -30,17 +30,19 @@ def exact_sums(numbers: _Doubles, codes: npt.NDArray[np.int64], count: int) -> _
         count: How many groups there are.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        plain = _added(numbers, codes, count)
         rows = int(np.bincount(codes, minlength=count).max(initial=0))
-        if rows > 2:
-            finite = np.isfinite(numbers)
-            # What is not finite makes the same of its group in any order.
-            kept = numbers if finite.all() else np.where(finite, numbers, 0.0)
-            sums = _finite_sums(kept, codes, count, math.ceil(math.log2(rows)))
-            if kept is not numbers:
+        if rows <= 2:
+            plain = _added(numbers, codes, count)
+        else:
+            bits = math.ceil(math.log2(rows))
+            if math.isfinite(numbers.sum()):
+                plain = _finite_sums(numbers, codes, count, bits)
+            else:
+                finite = np.isfinite(numbers)
+                plain = _finite_sums(np.where(finite, numbers, 0.0), codes, count, bits)
+                # What is not finite makes the same of its group in any order.
                 rest = _added(np.where(finite, 0.0, numbers), codes, count)
-                sums = np.where(rest == 0, sums, rest)
-            plain = sums
+                plain = np.where(rest == 0, plain, rest)
         plain[np.isnan(plain)] = np.nan
     return plain
 
@@ -53,12 +55,13 @@ def _finite_sums(numbers: _Doubles, codes: npt.NDArray[np.int64], count: int, bi
         order = np.lexsort((numbers, codes))
         return _added(numbers[order], codes[order], count)
     sums: list[_Doubles] = []
-    rest = numbers
+    rest, slices, left = numbers, np.empty_like(numbers), np.empty_like(numbers)
     while True:
         cut = math.ldexp(1.5, max(place, _LOWEST))
-        slices = (rest + cut) - cut
+        np.add(rest, cut, out=slices)
+        slices -= cut
         sums.append(_added(slices, codes, count))
-        rest = rest - slices
+        rest = np.subtract(rest, slices, out=left)
         if not rest.any():
             break
         place = min(place - (_BITS - bits - 1), _place(rest, bits))

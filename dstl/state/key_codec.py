@@ -163,6 +163,13 @@ class KeyCodec:
             return pack_columns(list(map(_canonical_column, columns)), types, count)
         return pa.array(self.encode_columns(columns, count), pa.binary())
 
+    def canonical(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the key columns with one NaN and one zero: whose row came first must not show.
+
+        Inside structs and arrays they stay as they are.
+        """
+        return list(map(_canonical_column, columns))
+
     def starts(self, columns: Sequence[pa.Array], count: int) -> list[int]:
         """Return the row numbers at which a new key begins in ``count`` rows sorted by key; the first is 0."""
         if count == 0:

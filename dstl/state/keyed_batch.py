@@ -137,7 +137,7 @@ class BatchReader:
         key_columns = [self._column(batch, name) for name in self._keys.names]
         starts = self._keys.starts(key_columns, count)
         first = pa.array(starts)
-        taken = [column.take(first) for column in key_columns]
+        taken = self._keys.canonical([column.take(first) for column in key_columns])
         keys = self._keys.encode_columns(taken, len(starts))
         key_groups = self._column(batch, KEY_GROUP_COLUMN).take(first).to_pylist()
         if self._style == "pandas":

@@ -41,7 +41,7 @@ class TaskInput:
         send: Takes each part of the change set, in order, as a batch of ``CHANGE_SCHEMA``. When the run's last output
             has been taken, everything has been sent.
         sequence: Grows from batch to batch over the job's whole life, restarts and savepoints included, and is the
-            same when a batch runs again: the checkpoint's number.
+            same when a batch runs again: one above the parent checkpoint's number.
         key_groups: The partition's key groups, for expired timers.
         processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
         watermark_ms: Event-time watermark, 0 before there is one: timers up to it are due.

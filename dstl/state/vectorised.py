@@ -98,12 +98,14 @@ class VectorisedRunner:
 
     Attributes:
         max_event_time_ms: Always None: these operators know no event time.
+        late_rows: Always 0, therefore.
 
     Raises:
         Invalid: A type that cannot be a key or a state, or a state schema that cannot follow the stored one.
     """
 
     max_event_time_ms: int | None = None
+    late_rows: int = 0
 
     def __init__(
         self,
@@ -160,7 +162,8 @@ class VectorisedRunner:
         key_groups = np.asarray(rows.column(KEY_GROUP_COLUMN).combine_chunks())[first].astype(np.uint16)
         order = np.argsort(key_groups, kind="stable")
         groups, first, key_groups = groups.reordered(order), first[order], key_groups[order]
-        keys = rows.select(self._keys.names).take(pa.array(first)).combine_chunks()
+        found = rows.select(self._keys.names).take(pa.array(first)).combine_chunks()
+        keys = pa.table(self._keys.canonical(found.columns), names=found.column_names)
         inputs = rows.select(self._input_names)
         for start, stop, part_rows, part_groups in self._calls(inputs, groups):
             part_keys = _batch_of(keys.slice(start, stop - start))

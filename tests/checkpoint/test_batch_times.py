@@ -148,6 +148,17 @@ async def test_a_batch_runs_again_with_the_times_and_the_sequence_that_it_had() 
         await driver.close()
 
 
+async def test_late_rows_are_in_the_report_of_their_batch_by_operator() -> None:
+    driver = await Timed(MemoryStore(), seed=1, operators={"a": 2, "b": 1}).start()
+    for uid, slot, late in (("a", 0, 3), ("a", 1, 4), ("a", 0, 3), ("b", 0, 0)):
+        async with driver.attempt(driver.who("run-1", uid, 0, slot), {}, {}) as attempt:
+            await attempt.acknowledge(late_rows=late)
+    assert [report.late_rows for report in driver.checkpoints] == [{"a": 7}]
+    await driver.batch("run-1", 1, {}, {})
+    assert driver.checkpoints[-1].late_rows == {}
+    await driver.close()
+
+
 def task(batch: int, run: str = "run") -> TaskAttempt:
     return TaskAttempt("query", run, "op", batch, 0, 1, batch)
 

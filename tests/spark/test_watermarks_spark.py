@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.spark import StateBackend
+from dstl.spark.listener import CheckpointReport
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -89,18 +90,28 @@ def test_a_watermark_never_falls_and_late_rows_and_windows_are_those_of_spark(
     # A straggler far behind, an empty batch, and the straggler again: each set the watermark back.
     runs = [[[1], [1000], [1001], [5], [], [7], [1002]], [[6], [1003], *event_times(rng, 5, 1000)]]
     want, ours = [], []
+    late: dict[int, int] = {}
     for number, times in enumerate(runs):
         for rows in rows_of(times, rng):
             source.add(rows)
         want += source.collect(native, "native")
         # Each run is a driver of its own.
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+            backend.add_listener(lambda report: late.update(dropped(report)))
             ours += source.collect(backend.groupBy(df, "k").transformWithState(*what), "ours")
         assert sorted(ours) == sorted(want), f"run {number}"
     assert any(row[2] == "window" for row in want)
+    assert sum(map(len, (batch for times in runs for batch in times))) == sum(late.values()) + sum(
+        row[2] == "row" for row in want
+    )
+    assert late[3] == 1
     # The watermark is also that of an aggregation of Spark's.
     marks = aggregation_marks(source, df.groupBy(F.window("t", "10 seconds"), "k").count(), tmp_path)
     assert {row[0]: row[5] for row in ours if row[2] == "row"}.items() <= marks.items()
+
+
+def dropped(report: Any) -> dict[int, int]:
+    return {report.batch_id: sum(report.late_rows.values())} if isinstance(report, CheckpointReport) else {}
 
 
 def aggregation_marks(source: Any, df: DataFrame, directory: Path) -> dict[int, int]:
