@@ -48,7 +48,7 @@ def twice(out: DataFrame) -> list[Row]:
 
 
 def twice_at_once(out: DataFrame) -> list[Row]:
-    collect = inheritable_thread_target(out.collect)
+    collect = inheritable_thread_target(out.sparkSession)(out.collect)
     with ThreadPoolExecutor(2) as pool:
         first, second = (each.result() for each in [pool.submit(collect), pool.submit(collect)])
     assert sorted(first) == sorted(second)
