@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +94,7 @@ def every_class() -> list[type[DstlError]]:
 
 
 def made(kind: type[DstlError]) -> DstlError:
-    return kind("object", "why") if issubclass(kind, materializer.file_bases.UnusableObject) else kind("why")
+    return kind("what", "why") if inspect.isfunction(kind.__init__) else kind("why")
 
 
 def test_a_query_that_fails_twice_is_started_three_times() -> None:

@@ -23,6 +23,7 @@ from dstl.options import (
 )
 from dstl.runtime import Runtime, SystemClock
 from dstl.store import open_store
+from dstl.taskmanager import launcher
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation, launch_detached
 from dstl.taskmanager.protocol import Secret
@@ -101,10 +102,7 @@ async def process_driver(where: Path, seed: int, retry_s: float) -> AsyncIterato
 
 
 def has_ended(pid: int) -> bool:
-    try:
-        return os.waitpid(pid, os.WNOHANG) != (0, 0)
-    except ChildProcessError:
-        return True
+    return all(process.pid != pid or process.poll() is not None for process in launcher._detached)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
