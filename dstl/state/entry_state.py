@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dstl.errors import Invalid
+from dstl.state.call_error import why_unusable
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import EntryWrites, Overlay
@@ -57,6 +58,12 @@ class EntryState:
         self._points: dict[bytes, bytes | None] = {}
         self._at = -1
         self._writes: EntryWrites | None = None
+        self._deleted = False
+
+    def retire(self) -> None:
+        """Refuse every use from now on but iteration, which finds nothing, as in Spark."""
+        self._deleted = True
+        self._window = KeyWindow()  # one that never has a key
 
     def open_window(self) -> None:
         """Forget the keys of the window before. The overlay may only be drained between two windows."""
@@ -79,10 +86,7 @@ class EntryState:
                 self._whole.clear()
             self._points, self._writes, self._at = {}, None, index
         if index < 0:
-            raise Invalid(
-                f"state {self.descriptor.name!r} is used where there is no grouping key: use states in "
-                "handleInputRows, handleExpiredTimer and handleInitialState only"
-            )
+            raise Invalid(why_unusable(self.descriptor.name, deleted=self._deleted))
         return index
 
     def _entries(self) -> dict[bytes, bytes] | None:
@@ -159,6 +163,8 @@ class EntryState:
 
     def _items(self) -> Iterator[Entry]:
         """Iterate over the current key's entries in user-key order, as they are now."""
+        if self._deleted:
+            return iter(())
         whole = self._entries()
         if whole is not None:
             return iter(sorted(whole.items()))

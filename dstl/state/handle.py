@@ -217,17 +217,28 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
     def deleteIfExists(self, stateName: str) -> None:
         """Delete a state of an earlier version of the processor, for all keys; nothing happens where there is none.
 
-        It is done once, when the query starts.
+        It is done once, when the query starts. A state that the same ``init`` has declared before refuses every use
+        from then on; declared after, it starts empty with each start of the query.
 
         Raises:
-            Invalid: Called outside ``init``, or for a state that the same ``init`` declares.
+            Invalid: Called outside ``init``.
         """
         self._only_in_init("deleteIfExists", stateName)
         self._registry.remove(stateName)
+        made: PointState | EntryState | None = self._made.pop(stateName, None)
+        if made is not None:
+            made.retire()
+            self.points = [state for state in self.points if state is not made]
+            self.entries = [state for state in self.entries if state is not made]
 
     def end_init(self) -> None:
-        """Refuse declarations from now on."""
+        """Refuse declarations from now on.
+
+        Raises:
+            Invalid: A state was declared that the driver has not seen.
+        """
         self._in_init = False
+        self._registry.end_declarations()
 
     def open_window(self, keys: list[bytes], key_groups: list[int]) -> None:
         """Take these keys in hand and fetch what the point states have for them: one call."""

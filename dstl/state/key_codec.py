@@ -84,7 +84,7 @@ class KeyCodec:
             self._kind = "whole"
 
     def encode(self, key: Any) -> bytes:
-        """Return the bytes of one key: a tuple, list or ``Row``, or a dict by name.
+        """Return the bytes of one key: a tuple, list or ``Row``, a dict by name, or of one column a bare string.
 
         Raises:
             Invalid: Not a key of the schema; names the column.
@@ -94,6 +94,8 @@ class KeyCodec:
                 key = values_by_name(key, self.names)
             except ValueError as error:
                 raise Invalid(f"{self.what}: {error}") from None
+        elif isinstance(key, str) and len(self.names) == 1:
+            key = (key,)
         if not isinstance(key, (tuple, list)) or len(key) != len(self.names):
             raise Invalid(
                 f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {key!r}"
@@ -104,6 +106,10 @@ class KeyCodec:
                 wire.append(None if one is None else encode(one))
             except (TypeError, ValueError, OverflowError, AssertionError) as error:
                 raise Invalid(f"column {name!r} of {self.what}: {error}") from error
+        if None in wire:
+            for one, field in zip(wire, self.schema.fields, strict=True):
+                if one is None and not field.nullable:
+                    raise Invalid(f"column {field.name!r} of {self.what} is declared NOT NULL and got None")
         return self._bytes(wire)
 
     def decode(self, data: bytes) -> tuple[Any, ...]:

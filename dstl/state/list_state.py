@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
+from dstl.state.call_error import StateCallError
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.key_window import KeyWindow
@@ -47,42 +48,61 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
 
     def exists(self) -> bool:
         """Return True where the current key's list has an element."""
-        return self._any()
+        try:
+            return self._any()
+        except Invalid as error:
+            raise StateCallError("checking value state exists", error) from None
 
     def get(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the current key's list as it is now."""
         decode = self._decode
-        return (decode(value) for _, value in self._items())
+        try:
+            items = self._items()
+        except Invalid as error:
+            raise StateCallError("getting value state", error) from None
+        return (decode(value) for _, value in items)
 
     def put(self, newState: Sequence[tuple[Any, ...]]) -> None:
         """Replace the current key's list; an empty one clears it.
 
         Raises:
-            Invalid: An element is not a tuple of the state's schema; nothing was changed.
+            StateCallError: An element is not a tuple of the state's schema; nothing was changed.
         """
-        encoded = self._encoded(newState)
-        self._clear()
-        self._append(encoded)
+        try:
+            encoded = self._encoded(newState)
+            self._clear()
+            self._append(encoded)
+        except Invalid as error:
+            raise StateCallError("updating value state", error) from None
 
     def appendValue(self, newState: tuple[Any, ...]) -> None:
         """Append one element.
 
         Raises:
-            Invalid: Not a tuple of the state's schema.
+            StateCallError: Not a tuple of the state's schema.
         """
-        self._append([self._encode(newState)])
+        try:
+            self._append([self._encode(newState)])
+        except Invalid as error:
+            raise StateCallError("updating value state", error) from None
 
     def appendList(self, newState: Sequence[tuple[Any, ...]]) -> None:
         """Append elements in their order.
 
         Raises:
-            Invalid: An element is not a tuple of the state's schema; nothing was appended.
+            StateCallError: An element is not a tuple of the state's schema; nothing was appended.
         """
-        self._append(self._encoded(newState))
+        try:
+            self._append(self._encoded(newState))
+        except Invalid as error:
+            raise StateCallError("updating value state", error) from None
 
     def clear(self) -> None:
         """Remove the current key's list."""
-        self._clear()
+        try:
+            self._clear()
+        except Invalid as error:
+            raise StateCallError("clearing value state", error) from None
 
     def _encoded(self, elements: Any) -> list[bytes]:
         if isinstance(elements, (str, bytes, dict)) or not hasattr(elements, "__iter__"):

@@ -8,13 +8,15 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import Row
 
+from dstl.errors import Invalid
+from dstl.state.call_error import StateCallError
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.key_codec import KeyCodec
 from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.row_reader import row_class
-from dstl.state.source import StateSource
+from dstl.state.source import Entry, StateSource
 from dstl.state.ttl import TimeToLive
 from dstl.state.value_codec import ValueCodec
 
@@ -22,7 +24,10 @@ __all__ = ["MapState"]
 
 
 class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
-    """What ``handle.getMapState`` returns: PySpark's ``MapState`` over DSTL. Iteration is in user-key byte order."""
+    """What ``handle.getMapState`` returns: PySpark's ``MapState`` over DSTL. Iteration is in user-key byte order.
+
+    A user key of one column may be given as a bare string, as Spark takes one of a single character.
+    """
 
     def __init__(
         self,
@@ -43,48 +48,72 @@ class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
 
     def exists(self) -> bool:
         """Return True where the current key's map has an entry."""
-        return self._any()
+        try:
+            return self._any()
+        except Invalid as error:
+            raise StateCallError("checking map state exists", error) from None
 
     def getValue(self, key: tuple[Any, ...]) -> Row | None:
         """Return the value of a user key (a ``Row``, as PySpark does), or None.
 
         Raises:
-            Invalid: Not a tuple of the user key's schema.
+            StateCallError: Not a tuple of the user key's schema.
         """
-        found = self._find(self._encode_key(key))
+        try:
+            found = self._find(self._encode_key(key))
+        except Invalid as error:
+            raise StateCallError("getting value", error) from None
         return None if found is None else tuple.__new__(self._row, self._decode(found))
 
     def containsKey(self, key: tuple[Any, ...]) -> bool:
         """Return True where the map has this user key."""
-        return self._find(self._encode_key(key)) is not None
+        try:
+            return self._find(self._encode_key(key)) is not None
+        except Invalid as error:
+            raise StateCallError("checking if map state contains key", error) from None
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         """Set the value of a user key.
 
         Raises:
-            Invalid: Not tuples of the state's schemas; names the state and the field.
+            StateCallError: Not tuples of the state's schemas; names the state and the field.
         """
-        self._put(self._encode_key(key), self._encode(value))
+        try:
+            self._put(self._encode_key(key), self._encode(value))
+        except Invalid as error:
+            raise StateCallError("updating map state value", error) from None
 
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Iterate over (user key, value) as the map is now."""
         decode_key, decode = self._decode_key, self._decode
-        return ((decode_key(user_key), decode(value)) for user_key, value in self._items())
+        return ((decode_key(user_key), decode(value)) for user_key, value in self._listed())
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the user keys as the map is now."""
         decode_key = self._decode_key
-        return (decode_key(user_key) for user_key, _ in self._items())
+        return (decode_key(user_key) for user_key, _ in self._listed())
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the values as the map is now."""
         decode = self._decode
-        return (decode(value) for _, value in self._items())
+        return (decode(value) for _, value in self._listed())
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Remove a user key; nothing happens where it is not there."""
-        self._put(self._encode_key(key), None)
+        try:
+            self._put(self._encode_key(key), None)
+        except Invalid as error:
+            raise StateCallError("removing key from map state", error) from None
 
     def clear(self) -> None:
         """Remove the current key's map."""
-        self._clear()
+        try:
+            self._clear()
+        except Invalid as error:
+            raise StateCallError("clearing map state", error) from None
+
+    def _listed(self) -> Iterator[Entry]:
+        try:
+            return self._items()
+        except Invalid as error:
+            raise StateCallError("getting map state entries", error) from None

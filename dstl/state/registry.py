@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.types import StructType
@@ -16,6 +17,8 @@ __all__ = ["TIMERS", "StateRegistry"]
 TIMERS = "$timers"
 """Name of the timers' state; a processor's own names may not begin with ``$``."""
 
+_NOWHERE = -1
+"""Number of a state that a task declares and the driver has not kept: ``init`` has to delete it again."""
 _FORMAT = 1
 
 
@@ -31,8 +34,8 @@ class StateRegistry:
         known: What the checkpoint has.
         next_id: The first number that was never given.
         removed: Numbers of states that were deleted; whoever owns the tables drops what they hold.
-        settled: The driver has resolved all declarations already: a state that it did not find is an error, and a
-            deletion was done by it.
+        settled: The driver has resolved all declarations already: a state that it did not find, and that ``init`` does
+            not delete again, is an error; and a deletion was done by it.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class StateRegistry:
         self.key_schema = key_schema
         self._states: dict[str, StateDescriptor] = {d.name: d for d in known}
         self._declared: dict[str, StateDescriptor] = {}
+        self._made_here: set[str] = set()
         self._next_id = max([next_id, *(d.state_id + 1 for d in self._states.values())])
         self.removed: set[int] = set(removed)
         self.settled = settled
@@ -67,8 +71,8 @@ class StateRegistry:
         """Return the descriptor of a state, new or known; declaring the same twice returns the same.
 
         Raises:
-            Invalid: The schema cannot follow the stored one, the name is taken by another kind of state, or the
-                driver has not seen this state when the query was defined.
+            Invalid: The schema cannot follow the stored one, or the name is taken by another kind of state. That the
+                driver has not seen a state is said at the end of ``init``: see :meth:`end_declarations`.
         """
         self._check_schema(name, schema)
         wanted = StateDescriptor(
@@ -76,14 +80,7 @@ class StateRegistry:
         )
         known = self._states.get(name)
         if known is None:
-            if self.settled:
-                raise Invalid(
-                    f"state {name!r} was not declared when the query was defined: declare every state in init(), always"
-                )
-            if self._next_id >= MAX_STATES:
-                raise Invalid(f"state {name!r} would be the {MAX_STATES}th of its operator, the most there can be")
-            found = StateDescriptor(name, kind, self._next_id, wanted.schemas, wanted.user_key_schema, wanted.ttl_ms)
-            self._next_id += 1
+            found = replace(wanted, state_id=self._new_id(name))
         else:
             found = evolve(known, wanted)
             if self.settled and found.schemas != known.schemas:
@@ -91,19 +88,39 @@ class StateRegistry:
         before = self._declared.get(name)
         if before is not None and before != found:
             raise Invalid(f"state {name!r} is declared twice, differently")
-        self._states[name] = self._declared[name] = found
+        self._declared[name] = found
+        if found.state_id != _NOWHERE:
+            self._states[name] = found
         return found
 
     def remove(self, name: str) -> None:
         """Forget a state and have its content dropped; nothing happens where there is none.
 
-        Raises:
-            Invalid: The processor has declared this state before deleting it.
+        A state that the same ``init`` has declared is as if it had not been; the number of one that no checkpoint knows
+        is free again, so that an ``init`` which declares and deletes uses up no number with each restart.
         """
-        if name in self._declared:
-            raise Invalid(f"state {name!r} is declared and deleted in the same init(): call deleteIfExists first")
-        if not self.settled and name in self._states:
-            self.removed.add(self._states.pop(name).state_id)
+        self._declared.pop(name, None)
+        if self.settled or name not in self._states:
+            return
+        state_id = self._states.pop(name).state_id
+        if name not in self._made_here:
+            self.removed.add(state_id)
+        elif state_id == self._next_id - 1:
+            self._next_id = state_id
+        self._made_here.discard(name)
+
+    def end_declarations(self) -> None:
+        """Say that ``init`` is over.
+
+        Raises:
+            Invalid: It has declared a state, and not deleted it again, that the driver has not seen when the query was
+                defined.
+        """
+        for name, found in self._declared.items():
+            if found.state_id == _NOWHERE:
+                raise Invalid(
+                    f"state {name!r} was not declared when the query was defined: declare every state in init(), always"
+                )
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data for a checkpoint, a socket or a task's closure."""
@@ -161,6 +178,15 @@ class StateRegistry:
             removed=removed,
             settled=self.settled,
         )
+
+    def _new_id(self, name: str) -> int:
+        if self.settled:
+            return _NOWHERE
+        if self._next_id >= MAX_STATES:
+            raise Invalid(f"state {name!r} would be the {MAX_STATES}th of its operator, the most there can be")
+        self._next_id += 1
+        self._made_here.add(name)
+        return self._next_id - 1
 
     @staticmethod
     def _check_schema(name: str, schema: StructType) -> None:

@@ -98,7 +98,8 @@ class ValueCodec:
         max_bytes: No value is longer.
 
     Attributes:
-        encode: Tuple (or list, ``Row``, or dict by name) to bytes. Raises Invalid naming the state and the field.
+        encode: Tuple (or list, ``Row``, dict by name, or of one column a bare string) to bytes. Raises Invalid naming
+            the state and the field.
         decode: Bytes to tuple. Raises CorruptData when the bytes are not a value of any of the schemas.
     """
 
@@ -169,6 +170,8 @@ class _Fields:
                 value = values_by_name(value, self.schema.names)
             except ValueError as error:
                 raise Invalid(f"state {self.name!r}: {error}") from None
+        elif isinstance(value, str) and len(fields) == 1:
+            value = (value,)
         if not isinstance(value, (tuple, list)):
             raise Invalid(
                 f"state {self.name!r} takes a tuple of {len(fields)} values ({self.schema.simpleString()}), "

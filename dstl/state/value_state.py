@@ -8,6 +8,7 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
+from dstl.state.call_error import StateCallError, why_unusable
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
@@ -35,6 +36,11 @@ class PointState:
         self._decode = codec.decode
         self._slots: list[bytes | None] = []
         self._dirty = bytearray()
+        self._deleted = False
+
+    def retire(self) -> None:
+        """Refuse every use from now on; the handle opens no window of a deleted state."""
+        self._deleted = True
 
     def open_window(self, values: list[bytes | None], overlay: Overlay) -> None:
         """Take the prior values of the window's keys."""
@@ -63,12 +69,9 @@ class PointState:
         self._slots = []
         self._dirty = bytearray()
 
-    def no_key(self) -> Invalid:
-        """Return the error for a state that is used where there is no grouping key."""
-        return Invalid(
-            f"state {self.descriptor.name!r} is used where there is no grouping key: use states in handleInputRows, "
-            "handleExpiredTimer and handleInitialState only, not in init, close or another thread"
-        )
+    def unusable(self, doing: str) -> StateCallError:
+        """Return the error for a state that was deleted, or is used where there is no grouping key."""
+        return StateCallError(doing, why_unusable(self.descriptor.name, deleted=self._deleted))
 
 
 class ValueState(PointState, stateful_processor.ValueState):  # type: ignore[misc]
@@ -79,28 +82,31 @@ class ValueState(PointState, stateful_processor.ValueState):  # type: ignore[mis
         try:
             return self._slots[self._window.index] is not None
         except IndexError:
-            raise self.no_key() from None
+            raise self.unusable("checking value state exists") from None
 
     def get(self) -> tuple[Any, ...] | None:
         """Return the current key's value, or None."""
         try:
             data = self._slots[self._window.index]
         except IndexError:
-            raise self.no_key() from None
+            raise self.unusable("getting value state") from None
         return None if data is None else self._decode(data)
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         """Replace the current key's value.
 
         Raises:
-            Invalid: Not a tuple of the state's schema; names the state and the field.
+            StateCallError: Not a tuple of the state's schema; names the state and the field.
         """
-        data = self._encode(newValue)
+        try:
+            data = self._encode(newValue)
+        except Invalid as error:
+            raise StateCallError("updating value state", error) from None
         index = self._window.index
         try:
             self._slots[index] = data
         except IndexError:
-            raise self.no_key() from None
+            raise self.unusable("updating value state") from None
         self._dirty[index] = 1
 
     def clear(self) -> None:
@@ -109,5 +115,5 @@ class ValueState(PointState, stateful_processor.ValueState):  # type: ignore[mis
         try:
             self._slots[index] = None
         except IndexError:
-            raise self.no_key() from None
+            raise self.unusable("clearing value state") from None
         self._dirty[index] = 1

@@ -98,8 +98,6 @@ def test_declaring_twice_must_mean_the_same():
     assert made.declare("a", StateKind.VALUE, parse_ddl("n int")).state_id == 0
     with pytest.raises(Invalid, match=r"twice|cannot change"):
         made.declare("a", StateKind.VALUE, parse_ddl("n string"))
-    with pytest.raises(Invalid, match="deleteIfExists first"):
-        made.remove("a")
     with pytest.raises(Invalid, match="two columns"):
         made.declare("z", StateKind.VALUE, parse_ddl("n int, n int"))
 
@@ -108,8 +106,42 @@ def test_a_task_may_only_declare_what_the_driver_saw():
     made = reopened(registry(("a", "n int")), settled=True)
     made.declare("a", StateKind.VALUE, parse_ddl("n int"))
     made.remove("gone")
+    made.end_declarations()
+    made.declare("b", StateKind.VALUE, parse_ddl("n int"))
     with pytest.raises(Invalid, match="'b' was not declared when the query was defined"):
-        made.declare("b", StateKind.VALUE, parse_ddl("n int"))
+        made.end_declarations()
+    assert [d.name for d in made.descriptors] == ["a"]
+
+
+def test_an_init_that_declares_and_deletes_uses_up_no_number_with_each_restart():
+    def init(made):
+        a = made.declare("a", StateKind.VALUE, parse_ddl("n int"))
+        made.declare("gone", StateKind.LIST, parse_ddl("n int"))
+        b = made.declare("b", StateKind.VALUE, parse_ddl("n int"))
+        made.remove("gone")
+        made.end_declarations()
+        return a.state_id, b.state_id
+
+    made = registry()
+    first = init(made)
+    wire = made.to_wire()
+    for _ in range(3):
+        made = reopened(made)
+        assert init(made) == first
+        assert made.to_wire() == {**wire, "next_id": made.to_wire()["next_id"]}
+    assert made.to_wire()["next_id"] == 3
+    assert made.removed == set(), "no table ever had it"
+    task = reopened(made, settled=True)
+    assert init(task) == first
+    assert [d.name for d in task.descriptors] == ["a", "b"]
+
+
+def test_a_stored_state_that_init_declares_and_deletes_is_dropped_and_its_number_never_given_again():
+    made = reopened(registry(("a", "n int"), ("gone", "n int")))
+    made.declare("gone", StateKind.VALUE, parse_ddl("n int"))
+    made.remove("gone")
+    assert made.removed == {1}
+    assert made.declare("gone", StateKind.LIST, parse_ddl("n int")).state_id == 2
 
 
 def test_tasks_that_declare_differently_are_found_out():
