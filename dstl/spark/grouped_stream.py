@@ -1,4 +1,4 @@
-"""A grouped stream with PySpark's own methods: one call changes when a job moves to DSTL."""
+"""A grouped DataFrame with PySpark's own methods: one call changes when a job moves to DSTL."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class GroupedStream:
 
     Args:
         operators: The backend.
-        df: The stream.
+        df: The DataFrame, a stream or not.
         by: Its grouping columns.
     """
 
@@ -83,7 +83,7 @@ class GroupedStream:
             operator: ``tick``, ``name`` and ``parallelism``.
 
         Returns:
-            A streaming DataFrame that any sink can write.
+            A DataFrame, streaming as the grouped one is, that any sink can write.
 
         Raises:
             Invalid: As :meth:`StateBackend.transform_with_state`.

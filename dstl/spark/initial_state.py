@@ -2,7 +2,8 @@
 
 The rows travel as rows of the stream: a stream-static join of the DataFrame with a source that has one row, once. So
 Spark's own record of offsets says when they are delivered: in batch 0, again when that batch is run again, and never
-in another; and they reach their key's partition through the same shuffle as every row, whatever their number.
+in another; and they reach their key's partition through the same shuffle as every row, whatever their number. A batch
+query is all in one, so there they travel as they are.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ def check_initial_state(initial_state: Any, key_schema: StructType, what: str) -
 def with_initial_state(
     df: DataFrame, initial: DataFrame, by: Sequence[str], key_group: Column, column: str
 ) -> DataFrame:
-    """Return the stream with the initial state's rows among its own.
+    """Return the input with the initial state's rows among its own.
 
     Args:
-        df: The stream, with its key groups in ``column``.
+        df: The input, a stream or not, with its key groups in ``column``.
         initial: The batch DataFrame.
         by: Grouping columns, which both have.
         key_group: The key group of a row, from the grouping columns.
@@ -63,11 +64,11 @@ def with_initial_state(
     names = [f"`{name}`" for name in initial.columns]
     state = F.struct(*names)
     kind = initial.select(state.alias("s")).schema["s"].dataType
-    stream = df.withColumn(INITIAL_STATE_COLUMN, F.lit(None).cast(kind))
+    rows = df.withColumn(INITIAL_STATE_COLUMN, F.lit(None).cast(kind))
     # The one row is broadcast to the state's, however many: as a join's streamed side the state stays distributed.
-    once = initial.join(F.broadcast(one_row_once(df.sparkSession)))
+    once = initial.join(F.broadcast(one_row_once(df.sparkSession))) if df.isStreaming else initial
     columns = []
-    for field in stream.schema.fields:
+    for field in rows.schema.fields:
         if field.name in by:
             value = F.col(f"`{field.name}`")
         elif field.name == column:
@@ -77,4 +78,4 @@ def with_initial_state(
         else:
             value = F.lit(None).cast(field.dataType)
         columns.append(value.alias(field.name))
-    return stream.union(once.select(*columns))
+    return rows.union(once.select(*columns))

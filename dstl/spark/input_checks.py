@@ -12,13 +12,14 @@ from dstl.errors import Invalid
 __all__ = ["check_input", "check_names"]
 
 
-def check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
+def check_input(df: DataFrame, by: Sequence[str], what: str, *, or_batch: bool = False) -> None:
     """Check what an operator is given; the types of the columns that it needs are the caller's to check.
 
     Args:
         df: The input.
         by: Grouping columns.
         what: Names the operator, for messages.
+        or_batch: The operator takes batch DataFrames, too.
 
     Raises:
         Invalid: It is not a stream, a grouping column is missing or of a type that Spark cannot hash, or a name is
@@ -26,7 +27,7 @@ def check_input(df: DataFrame, by: Sequence[str], what: str) -> None:
     """
     if not isinstance(df, DataFrame):
         raise Invalid(f"{what}: the input is {type(df).__name__}, not a DataFrame")
-    if not df.isStreaming:
+    if not (df.isStreaming or or_batch):
         raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
     if not by:
         raise Invalid(f"{what}: by names no column; there is no state without a key")

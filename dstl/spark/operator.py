@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
@@ -18,7 +18,7 @@ from dstl.spark.grouping import grouped
 from dstl.spark.input_checks import check_input, check_names
 from dstl.state.ddl import schema_of
 from dstl.state.handle import TimeMode
-from dstl.state.keyed_batch import Style
+from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
 from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
 from dstl.state.row_writer import carried
@@ -26,6 +26,8 @@ from dstl.state.row_writer import carried
 __all__ = ["OperatorDefinition", "Style", "define_operator"]
 
 _OUTPUT_MODES = ("append", "update")
+_BATCH_OUTPUT_MODES = (*_OUTPUT_MODES, "complete")
+"""A batch query has all its output at once: there Spark takes every mode, and they mean the same."""
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 
@@ -47,6 +49,7 @@ class OperatorDefinition:
         event_time: The event-time column and its watermark's delay in milliseconds; None without one, or timers.
         timezone: The session's time zone, which Spark shows timestamps in.
         has_initial_state: Rows of initial state are among those of the first batch.
+        frames: How large the frames of a pandas-style processor's input are.
     """
 
     uid: str
@@ -62,6 +65,7 @@ class OperatorDefinition:
     event_time: tuple[str, int] | None
     timezone: str
     has_initial_state: bool = False
+    frames: FrameLimits = field(default_factory=FrameLimits)
 
     @property
     def needs_marks(self) -> bool:
@@ -119,6 +123,7 @@ class OperatorDefinition:
             time_mode=self.time_mode,
             event_time_column=self.event_time[0] if self.event_time else None,
             timezone=self.timezone,
+            frames=self.frames,
         )
 
 
@@ -149,13 +154,14 @@ def define_operator(
             raise Invalid(f"{what}: the processor is the class {name}; pass an object of it: {name}()")
         raise Invalid(f"{what}: the processor is {type(processor).__name__}, not a StatefulProcessor object")
     choice(f"{what}: style", style, get_args(Style))
-    if not isinstance(output_mode, str) or output_mode.lower() not in _OUTPUT_MODES:
-        raise Invalid(f"{what}: output mode {shown(output_mode)} is none of {', '.join(_OUTPUT_MODES)}")
+    check_input(df, by, what, or_batch=True)
+    modes = _OUTPUT_MODES if df.isStreaming else _BATCH_OUTPUT_MODES
+    if not isinstance(output_mode, str) or output_mode.lower() not in modes:
+        raise Invalid(f"{what}: output mode {shown(output_mode)} is none of {', '.join(modes)}")
     try:
         mode = TimeMode.parse(time_mode)
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from None
-    check_input(df, by, what)
     check_names(df, df.columns, what)
     carried(df.schema, f"{what}: the input")
     try:
@@ -177,6 +183,7 @@ def define_operator(
         event_time=_event_time(df, mode, what),
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
         has_initial_state=has_initial_state,
+        frames=_frame_limits(df.sparkSession),
     )
     check_ships(processor, f"{what}: the processor", "make in init() what belongs to one process")
     # Spark, too, runs init once on the driver: what it refuses is refused here and not in a task.
@@ -189,9 +196,16 @@ def define_operator(
     return definition
 
 
+def _frame_limits(session: SparkSession) -> FrameLimits:
+    """Return what the session's settings say, as numbers: Spark's own reading of ``64MB``, and of no limit."""
+    conf = session._jsparkSession.sessionState().conf()
+    rows = conf.arrowMaxRecordsPerBatch()
+    return FrameLimits(rows if rows > 0 else UNLIMITED, conf.arrowMaxBytesPerBatch())
+
+
 def _event_time(df: DataFrame, time_mode: TimeMode, what: str) -> tuple[str, int] | None:
     """Return the column that ``withWatermark`` has named, and its delay; Spark leaves both in the schema."""
-    if time_mode is TimeMode.NONE:
+    if time_mode is TimeMode.NONE or not df.isStreaming:
         return None
     marked = [field for field in df.schema.fields if _WATERMARK_DELAY in (field.metadata or {})]
     if len(marked) != 1:

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
 from dstl.spark.arguments import column_names
+from dstl.spark.batch_query import batch_query
 from dstl.spark.grouped_stream import GroupedStream, grouping_columns
 from dstl.spark.initial_state import check_initial_state, with_initial_state
 from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column
@@ -40,7 +41,7 @@ class ProcessorOperators(Operators):
     """What a backend offers for stateful processors; the backend is its only subclass."""
 
     def groupBy(self, df: DataFrame, *cols: str | Column | int | Sequence[str | Column | int]) -> GroupedStream:
-        """Group a stream as ``df.groupBy(*cols)`` does, to call PySpark's own methods on the result.
+        """Group a DataFrame as ``df.groupBy(*cols)`` does, to call PySpark's own methods on the result.
 
         ::
 
@@ -48,7 +49,7 @@ class ProcessorOperators(Operators):
             +backend.groupBy(clicks, "page").transformWithState(Visits(), "page string, n long", "update", "none")
 
         Args:
-            df: A streaming DataFrame.
+            df: A DataFrame, streaming or not.
             cols: Grouping columns: names, columns or positions (from 1), or one list of them.
 
         Returns:
@@ -77,20 +78,23 @@ class ProcessorOperators(Operators):
         parallelism: int | None = None,
         style: Style = "row",
     ) -> DataFrame:
-        """Run a Row-style ``StatefulProcessor`` over a streaming DataFrame, as ``groupBy(by).transformWithState`` does.
+        """Run a Row-style ``StatefulProcessor`` over a DataFrame, as ``groupBy(by).transformWithState`` does.
 
         Args:
-            df: A streaming DataFrame.
+            df: A streaming DataFrame; or a batch one, whose state begins empty and ends with the query. Then nothing is
+                stored, the state of a partition must fit its worker's memory, and the operator is none of the streaming
+                query's. As in Spark, timers of processing time that are due when the query begins fire once, behind the
+                rows, and those of event time never.
             by: Grouping column or columns. A null is a key like any other.
             processor: PySpark's own class, unchanged: ``handleInputRows`` gets and returns iterators of ``Row``. Called
                 once per key and micro-batch with all of the key's rows; Spark promises no order among them.
             output: Schema of what it returns.
-            output_mode: ``append`` or ``update``: what the sink is promised.
+            output_mode: ``append`` or ``update``: what the sink is promised. Of a batch query also ``complete``.
             time_mode: ``none``, ``processingTime`` or ``eventTime``. The watermark is that of the rows that reach the
                 operator; where their only event-time column is a window, it follows the windows' starts.
             initial_state: A batch DataFrame with the grouping columns: each of its rows is given to
                 ``handleInitialState`` once, in the query's first batch, before its key's input. Keep the argument at
-                restarts: it is one of the sources that Spark counts.
+                restarts of a stream: it is one of the sources that Spark counts.
             tick: Have a batch at least this often (``"10 seconds"``), so that timers fire without input. Shorter: they
                 fire sooner; longer: fewer batches, each of which costs a checkpoint. By default timers fire in the next
                 batch with data of any key. Keep the argument at restarts; its value may change.
@@ -100,11 +104,10 @@ class ProcessorOperators(Operators):
             style: ``row``, or ``pandas`` as :meth:`transform_with_state_in_pandas` has it.
 
         Returns:
-            A streaming DataFrame that any sink can write.
+            A DataFrame, streaming as ``df`` is, that any sink can write.
 
         Raises:
-            Invalid: A column does not exist, a type is not supported, a name is taken, or the DataFrame is not
-                streaming: refused here, not in a task.
+            Invalid: A column does not exist, a type is not supported, or a name is taken: refused here, not in a task.
         """
         uid, partitions = self._next_operator(name, parallelism)
         what = f"operator {uid!r}"
@@ -125,6 +128,12 @@ class ProcessorOperators(Operators):
         if interval is not None and not definition.has_timers:
             raise Invalid(f"{what}: tick={tick!r} serves timers, and time mode none has no timers")
         initial = None if initial_state is None else check_initial_state(initial_state, definition.key_schema, what)
+        if not df.isStreaming:
+            if tick is not None:
+                raise Invalid(
+                    f"{what}: tick={tick!r} makes batches of a stream, and the DataFrame is none: leave it out"
+                )
+            return batch_query(df, definition, initial)
         self._add(definition)
         key_group = key_group_column(definition.by, self.max_parallelism)
         keyed = observed(df, uid).withColumn(KEY_GROUP_COLUMN, key_group)

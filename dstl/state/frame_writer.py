@@ -21,6 +21,7 @@ from pyspark.sql.types import (
 
 from dstl.errors import Invalid
 from dstl.state.frame_blocks import joined_frames
+from dstl.state.null_checks import forbids_nulls, refuse_null
 from dstl.state.row_writer import arrow_schema
 from dstl.state.type_groups import FLOATS, INTEGERS
 
@@ -43,6 +44,7 @@ class FrameWriter:
         self._types = schema
         self._operator = operator
         self._names = list(schema.names)
+        self._forbids = [not f.nullable or forbids_nulls(f.dataType) for f in schema.fields]
         self._timezone = timezone
 
     def batches(self, frames: Sequence[Any]) -> list[pa.RecordBatch]:
@@ -57,7 +59,7 @@ class FrameWriter:
             if not isinstance(frame, pd.DataFrame):
                 raise Invalid(
                     f"operator {self._operator!r} yielded {type(frame).__name__}: a pandas-style processor yields "
-                    "pandas.DataFrame"
+                    "pandas.DataFrame; one that yields Rows is run by transformWithState"
                 )
         full = joined_frames([frame for frame in frames if len(frame)])
         if not full:
@@ -76,8 +78,8 @@ class FrameWriter:
                     f"operator {self._operator!r} yielded a frame whose column {name!r} is not "
                     f"{data_type.simpleString()}: {error}"
                 ) from error
-            if not self._types[name].nullable and array.null_count:
-                raise Invalid(f"operator {self._operator!r} yielded a null in column {name!r}, which is NOT NULL")
+            if self._forbids[position]:
+                refuse_null(array, self._types[name], self._operator)
             arrays.append(array)
         return [pa.RecordBatch.from_arrays(arrays, schema=self.schema)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from dstl.state.frame_reader import frame_of, key_values
 from dstl.state.key_codec import KeyCodec
 from dstl.state.row_reader import python_values, rows_of
 
-__all__ = ["INITIAL_STATE_COLUMN", "KEY_GROUP_COLUMN", "BatchReader", "KeyedBatch", "Style"]
+__all__ = ["INITIAL_STATE_COLUMN", "KEY_GROUP_COLUMN", "UNLIMITED", "BatchReader", "FrameLimits", "KeyedBatch", "Style"]
 
 KEY_GROUP_COLUMN = "__dstl_key_group"
 INITIAL_STATE_COLUMN = "__dstl_initial_state"
@@ -23,7 +24,28 @@ INITIAL_STATE_COLUMN = "__dstl_initial_state"
 
 Style = Literal["row", "pandas"]
 
+UNLIMITED = (1 << 31) - 1
+"""A limit of a data frame that is none; Spark's default of its bytes."""
+
 _MOST_ROWS = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """How large the data frames are that a pandas-style processor is given a key's rows in, as Spark's settings say.
+
+    Attributes:
+        rows: No frame has more.
+        nbytes: A frame is full once its rows have about so many bytes of Arrow data.
+    """
+
+    rows: int = UNLIMITED
+    nbytes: int = UNLIMITED
+
+    def rows_per_frame(self, columns: Sequence[pa.Array], count: int) -> int:
+        """Return how many rows of a batch with these columns and ``count`` rows make a frame; at least one."""
+        size = sum(column.nbytes for column in columns)
+        return max(1, min(self.rows, -(-self.nbytes * count // size) if size else self.rows))
 
 
 class _Slices(Protocol):
@@ -39,7 +61,7 @@ class KeyedBatch:
         tuples: Each key as the processor gets it.
         starts: Position of the first input row of each key.
         stops: Position after its last.
-        slices: Returns the input of ``[start, stop)``: an iterator of rows, or of one data frame.
+        slices: Returns the input of ``[start, stop)``: an iterator of rows, or of data frames.
         initial: For each key, what ``handleInitialState`` is called with; None in a batch without initial state.
     """
 
@@ -86,11 +108,13 @@ class BatchReader:
         style: Style,
         event_time_column: str | None,
         watermark_ms: int | None,
+        limits: FrameLimits = FrameLimits(),
     ) -> None:
         self._keys = keys
         self._schema = schema
         self._names = tuple(schema.names)
         self._style = style
+        self._limits = limits
         self._event_time = event_time_column
         self._watermark_us = None if watermark_ms is None else watermark_ms * 1000
         self.max_event_time_ms: int | None = None
@@ -163,6 +187,9 @@ class BatchReader:
     def _slices(self, columns: Sequence[pa.Array], count: int) -> _Slices:
         if self._style == "pandas":
             frame = frame_of(self._schema, columns, count)
+            most = self._limits.rows_per_frame(columns, count)
+            if most < count:
+                return lambda start, stop: (frame(at, min(at + most, stop)) for at in range(start, stop, most))
             return lambda start, stop: iter((frame(start, stop),)) if stop > start else iter(())
         rows = rows_of(self._names, [python_values(column) for column in columns])
         return lambda start, stop: iter(rows[start:stop])

@@ -1,4 +1,4 @@
-"""State in memory behind the source protocol: for tests, and for trying a processor without a cluster."""
+"""State in memory behind the source protocol: for batch queries and tests."""
 
 from __future__ import annotations
 

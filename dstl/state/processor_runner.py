@@ -17,7 +17,7 @@ from dstl.state.collector import patient_collector
 from dstl.state.frame_writer import FrameWriter
 from dstl.state.handle import ProcessorHandle, TaskContext, TimeMode
 from dstl.state.key_codec import KeyCodec
-from dstl.state.keyed_batch import BatchReader, KeyedBatch, Style
+from dstl.state.keyed_batch import BatchReader, FrameLimits, KeyedBatch, Style
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.overlay import Overlay
 from dstl.state.registry import StateRegistry
@@ -105,6 +105,7 @@ class ProcessorRunner:
         time_mode: PySpark's name of it, in any case.
         event_time_column: Its maximum is observed; in event time, rows that are late by it are dropped.
         timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
+        frames: How large a pandas-style processor's input frames are.
         max_value_bytes: No encoded state value is longer.
         part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
             that start earlier; larger: fewer messages.
@@ -127,6 +128,7 @@ class ProcessorRunner:
         time_mode: str = "none",
         event_time_column: str | None = None,
         timezone: str = "UTC",
+        frames: FrameLimits = FrameLimits(),
         max_value_bytes: int = MAX_CHANGE_BYTES - (1 << 16),
         part_bytes: int = 8 << 20,
         output_rows: int = 10_000,
@@ -139,6 +141,7 @@ class ProcessorRunner:
         self._style: Style = style
         self._mode = TimeMode.parse(time_mode)
         self._event_time = event_time_column
+        self._frames = frames
         self._max_value_bytes = max_value_bytes
         self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
@@ -194,7 +197,7 @@ class ProcessorRunner:
         late_ms: int | None = None
         if self._mode is TimeMode.EVENT_TIME:
             late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
-        self._reader = BatchReader(self._keys, self._input_schema, self._style, self._event_time, late_ms)
+        self._reader = BatchReader(self._keys, self._input_schema, self._style, self._event_time, late_ms, self._frames)
         self._input = self._reader.read(batches)
         self._peeked: KeyedBatch | None = None
         timed = self._mode is not TimeMode.NONE

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
 
 from dstl.errors import Invalid
+from dstl.state.null_checks import forbids_nulls, refuse_null
 
 __all__ = ["RowWriter", "arrow_schema", "carried"]
 
@@ -69,7 +70,7 @@ class RowWriter:
         self._operator = operator
         self._names = tuple(schema.names)
         self._converters = [_converter(f.dataType) for f in schema.fields]
-        self._required = [not f.nullable for f in schema.fields]
+        self._forbids = [not f.nullable or forbids_nulls(f.dataType) for f in schema.fields]
         self._layouts: dict[tuple[str, ...], list[int | None]] = {}
 
     def batches(self, rows: Sequence[Any]) -> list[pa.RecordBatch]:
@@ -80,8 +81,8 @@ class RowWriter:
         """
         columns = self._columns(rows)
         arrays = []
-        for name, values, field, convert, required in zip(
-            self._names, columns, self.schema, self._converters, self._required, strict=True
+        for name, values, field, convert, forbids in zip(
+            self._names, columns, self.schema, self._converters, self._forbids, strict=True
         ):
             try:
                 if convert is not None:
@@ -92,8 +93,8 @@ class RowWriter:
                     f"operator {self._operator!r} yielded a row whose column {name!r} is not "
                     f"{self._types[name].dataType.simpleString()}: {error}"
                 ) from error
-            if required and array.null_count:
-                raise Invalid(f"operator {self._operator!r} yielded a null in column {name!r}, which is NOT NULL")
+            if forbids:
+                refuse_null(array, self._types[name], self._operator)
             arrays.append(array)
         if not arrays:
             return [pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))]
@@ -126,7 +127,8 @@ class RowWriter:
                 )
             return row
         raise Invalid(
-            f"operator {self._operator!r} yielded {type(row).__name__}: a Row-style processor yields pyspark.sql.Row"
+            f"operator {self._operator!r} yielded {type(row).__name__}: a Row-style processor yields pyspark.sql.Row; "
+            "one that yields data frames is run by transformWithStateInPandas"
         )
 
 

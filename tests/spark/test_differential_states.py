@@ -12,6 +12,8 @@ Where each feature of PySpark's API is run on both sides (the test's name, in th
 | output modes append and update, time mode none, any case of the names | ``test_states_do_what_sparks_own_do`` |
 | ``deleteIfExists``, a new state, another parallelism at a restart | the same, row |
 | a nullable column more | the same, evolution |
+| what states refuse, states declared and deleted at once, bare user keys | ``tests/state/test_state_calls.py`` |
+| batch DataFrames, with initial state, every time mode, both styles | ``test_batch_query_spark.py`` |
 | PySpark's argument names and places | the same (one tuple for both), ``test_grouped_stream.py`` |
 | ``handleInitialState``, Rows | ``test_initial_state_spark.py`` |
 | ``handleInitialState``, data frames | ``test_timers_spark.py``, event time, pandas |

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from dstl.errors import Invalid
 from dstl.state.ddl import parse_ddl
+from dstl.state.keyed_batch import FrameLimits
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
@@ -213,3 +214,31 @@ def test_a_wrong_frame_names_operator_and_column(frame, message):
     with pytest.raises(Invalid, match="operator 'op'") as caught:
         run(yielding(frame), ONE, "k string", "n int not null")
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [
+        (FrameLimits(), {"a": [5], "b": [1]}),
+        (FrameLimits(rows=1), {"a": [1] * 5, "b": [1]}),
+        (FrameLimits(rows=2), {"a": [2, 2, 1], "b": [1]}),
+        (FrameLimits(nbytes=1), {"a": [1] * 5, "b": [1]}),
+        (FrameLimits(nbytes=1000), {"a": [5], "b": [1]}),
+        (FrameLimits(rows=3, nbytes=1000), {"a": [3, 2], "b": [1]}),
+    ],
+)
+def test_frames_are_as_large_as_sparks_settings_say(limits, want):
+    class Lengths(StatefulProcessor):
+        def init(self, handle):
+            pass
+
+        def handleInputRows(self, key, rows, timerValues):
+            frames = list(rows)
+            assert all(list(frame.index) == list(range(len(frame))) for frame in frames)
+            seen = [x for frame in frames for x in frame["x"]]
+            yield pd.DataFrame({"k": [key[0]], "lengths": [[len(frame) for frame in frames]], "seen": [seen]})
+
+    table = pa.table({"k": ["a"] * 5 + ["b"], "x": [1, 2, 3, 4, 5, 6]})
+    out = run(Lengths, table, "k string, x long", "k string, lengths array<int>, seen array<long>", frames=limits)
+    assert {row["k"]: row["lengths"] for row in out} == want
+    assert [row["seen"] for row in out] == [[1, 2, 3, 4, 5], [6]]
