@@ -209,6 +209,17 @@ class CheckpointCoordinator:
             return None
         return self.trigger()
 
+    def has_checkpoint(self, batch_id: int) -> bool:
+        """Return True where this is the current batch, and its checkpoint holds all that its tasks acknowledged."""
+        batch = self._batch
+        return (
+            batch is not None
+            and batch.batch_id == batch_id
+            and batch.is_complete
+            and batch.version == batch.completed_version
+            and batch.failure is None
+        )
+
     def event_times(self) -> dict[str, int]:
         """Return, by operator, the latest event time that the counted attempts of the current batch have seen."""
         operators = self._batch.operators if self._batch else {}

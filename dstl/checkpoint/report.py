@@ -52,6 +52,9 @@ class RestoreReport:
         lost_batches: Batches whose effects the restored state lacks: 0, except where ``restore="previous"`` has chosen
             an older checkpoint.
         skipped: Why newer checkpoints were passed over.
+        first_batch: The first micro-batch of the run, by Spark's own record of offsets.
+        savepoint_batch: The last micro-batch in the savepoint, where the run has begun with one; None elsewhere. Where
+            it is not the one before ``first_batch``, the sources are read from their start again.
     """
 
     run_id: str
@@ -61,6 +64,8 @@ class RestoreReport:
     changes: int
     lost_batches: int = 0
     skipped: tuple[str, ...] = ()
+    first_batch: int = 0
+    savepoint_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class OpenedRun:
         restored: The figures of the restore: ``seconds``, ``bytes``, ``changes``.
         lost_batches: Batches whose effects the parent lacks; above 0 only where an older checkpoint was chosen.
         skipped: Why newer checkpoints were passed over.
+        savepoint_batch: The last micro-batch in the savepoint that the run has begun with; None without one.
     """
 
     coordinator: CheckpointCoordinator
@@ -41,6 +42,7 @@ class OpenedRun:
     restored: Mapping[str, Any]
     lost_batches: int
     skipped: tuple[str, ...]
+    savepoint_batch: int | None = None
 
 
 class RunOpening:
@@ -161,7 +163,9 @@ class RunOpening:
                 lost,
                 "; ".join(skipped) or "nothing, for nothing was there",
             )
-        return OpenedRun(coordinator, parent, found, restored, lost, tuple(skipped) if lost else ())
+        begun_with = self._savepoint[1] if self._savepoint is not None and len(found) == 1 else None
+        saved = begun_with.batch_id if begun_with is not None and parent is not None else None
+        return OpenedRun(coordinator, parent, found, restored, lost, tuple(skipped) if lost else (), saved)
 
     async def _found(
         self, task: TaskAttempt, operators: Mapping[str, int], skipped: list[str]
@@ -181,6 +185,15 @@ class RunOpening:
             return found
         restore, savepoint = self._savepoint
         if not found and savepoint is not None:
+            if task.batch_id == 0:
+                _log.warning(
+                    "%s holds the state after batch %d, and the query's checkpointLocation is new, at batch 0: its "
+                    "sources are read from their start, or from where their options say, and what the state has seen "
+                    "already counts twice. To go on just behind the savepoint, stop the query now and start it with "
+                    "the checkpointLocation of the query that the savepoint was made of, and a new location",
+                    restore,
+                    savepoint.batch_id,
+                )
             first = await restore.first_checkpoint(
                 savepoint,
                 checkpoint_id=self._log.next_sequence,

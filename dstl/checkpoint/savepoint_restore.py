@@ -194,8 +194,8 @@ class SavepointRestore:
         if batch_id != -1 and (query_id, batch_id) != (savepoint.query_id, savepoint.batch_id):
             raise MissingState(
                 f"{self} holds query {savepoint.query_id} after batch {savepoint.batch_id}, and batch {batch_id + 1} "
-                f"of query {query_id} needs its state after batch {batch_id}: start a new query (with a new Spark "
-                "checkpoint directory), or take a savepoint of that batch"
+                f"of query {query_id} needs its state after batch {batch_id}: take a savepoint of that batch, or start "
+                "a new query with a new Spark checkpoint directory, whose sources are then read from their start"
             )
 
         def checkpoint(names: Mapping[str, str], taken: Collection[OperatorEntry]) -> CompletedCheckpoint:

@@ -184,6 +184,7 @@ class CoordinatorService:
         key_types: str,
         watermark_delay_ms: int | None = None,
         resolve: Callable[[Registry | None], Registry] | None = None,
+        key_columns: Sequence[str] = (),
     ) -> None:
         """Add a stateful operator to the set whose acknowledgements complete a checkpoint.
 
@@ -197,7 +198,7 @@ class CoordinatorService:
         if self._coordinator is not None or self._retired:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator] = parallelism
-        self._catalogue.expect(operator, parallelism, key_types, watermark_delay_ms, resolve)
+        self._catalogue.expect(operator, parallelism, key_types, watermark_delay_ms, resolve, key_columns)
 
     async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
         """Let the query begin with a savepoint's state: see :meth:`RunOpening.start_from`."""
@@ -242,6 +243,12 @@ class CoordinatorService:
     def completed(self) -> Sequence[CompletedCheckpoint]:
         """Retained checkpoints, oldest first; empty before the query has begun."""
         return self._coordinator.completed if self._coordinator else ()
+
+    def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
+        """Return True where the batch is this query's current one and has its checkpoint; None asks for any query."""
+        coordinator = self._coordinator
+        known = coordinator is not None and query_id in (None, self._query_id)
+        return known and coordinator is not None and coordinator.has_checkpoint(batch_id)
 
     async def _begin(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         task = await self._placed(_task(call))
@@ -360,6 +367,8 @@ class CoordinatorService:
                 read["changes"],
                 opened.lost_batches,
                 opened.skipped,
+                task.batch_id,
+                opened.savepoint_batch,
             )
         )
         self._cleaner.start()

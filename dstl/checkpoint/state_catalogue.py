@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dstl.checkpoint.key_columns import check_key_columns
 from dstl.errors import Invalid
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 
@@ -29,6 +30,7 @@ class StateCatalogue:
         self._merge = merge
         self._allow_non_restored_state = allow_non_restored_state
         self._expected: dict[str, OperatorEntry] = {}
+        self._key_columns: dict[str, Sequence[str]] = {}
         self._registries: dict[str, Registry] = {}
         self._resolvers: dict[str, Callable[[Registry | None], Registry]] = {}
         self._delays: dict[str, int] = {}
@@ -41,6 +43,7 @@ class StateCatalogue:
         key_types: str,
         watermark_delay_ms: int | None = None,
         resolve: Callable[[Registry | None], Registry] | None = None,
+        key_columns: Sequence[str] = (),
     ) -> None:
         """Add an operator of the query.
 
@@ -51,7 +54,9 @@ class StateCatalogue:
             watermark_delay_ms: How far its watermark stays behind the latest event time; None without event time.
             resolve: Returns its states, given those of the checkpoint that a run starts from; raises ``Invalid`` where
                 they contradict each other. Without it the tasks say which states there are.
+            key_columns: Names of its grouping columns; without them only their types are compared with a checkpoint's.
         """
+        self._key_columns[operator] = tuple(key_columns)
         if resolve is not None:
             self._resolvers[operator] = resolve
         if watermark_delay_ms is not None:
@@ -62,7 +67,7 @@ class StateCatalogue:
         """Take over what a checkpoint knows.
 
         Raises:
-            Invalid: An operator is missing from the query, or its key columns have other types.
+            Invalid: An operator is missing from the query, or its key columns have other types or names.
         """
         stored = {entry.uid: entry for entry in parent.operators} if parent else {}
         missing = [entry for uid, entry in stored.items() if uid not in self._expected]
@@ -78,6 +83,7 @@ class StateCatalogue:
                     f"operator {uid!r} groups by ({expected.key_types}), but its checkpoint by "
                     f"({stored[uid].key_types}): group as before, or give the operator another name"
                 )
+        check_key_columns(self._key_columns, stored)
         self._registries = {uid: e.registry for uid, e in stored.items() if uid in self._expected and e.registry}
         for uid, resolve in self._resolvers.items():
             self._registries[uid] = resolve(self._registries.get(uid))

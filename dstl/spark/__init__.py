@@ -9,16 +9,27 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dstl.errors import Invalid
+
+# At once, for its module has the same name, and would take the function's place when it is first imported.
+from dstl.spark.cause import cause
+
 if TYPE_CHECKING:
     from dstl.spark.aggregates import approx_count_distinct, count, first, last, max, mean, min, sum
     from dstl.spark.backend import StateBackend
 
-__all__ = ["StateBackend", "approx_count_distinct", "count", "first", "last", "max", "mean", "min", "sum"]
+__all__ = ["StateBackend", "approx_count_distinct", "cause", "count", "first", "last", "max", "mean", "min", "sum"]
 
-_HOMES = dict.fromkeys(__all__, "dstl.spark.aggregates") | {"StateBackend": "dstl.spark.backend"}
+_HOMES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {"StateBackend": "dstl.spark.backend"}
+_NEEDED = {"numpy", "pandas", "pyarrow", "pyspark"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name not in _NEEDED:
+                raise
+            raise Invalid(f"dstl.spark needs {error.name}: pip install 'dstl-pyspark[spark]'") from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -35,6 +35,8 @@ from dstl.spark.application import (
     check_grace,
     check_operator_name,
     check_pyspark,
+    check_table,
+    check_worker_python,
     driver_host,
     executor_hosts,
     is_local,
@@ -43,10 +45,13 @@ from dstl.spark.application import (
     shut_down,
 )
 from dstl.spark.arguments import choice, count_within, shown
+from dstl.spark.failure_log import log_failures
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.spark.key_groups import partition_column
 from dstl.spark.operator import OperatorDefinition
 from dstl.spark.processor_operators import ProcessorOperators
+from dstl.spark.query_plan import mark_of
+from dstl.spark.query_start import watch_queries
 from dstl.spark.savepoints import SavepointMaker, start_from_savepoint
 from dstl.spark.state_frame import state_rows
 from dstl.spark.task import OperatorTask
@@ -105,7 +110,8 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
             has checkpoints of its own they come first, so the argument may stay. Parallelism, table kind and number of
             TaskManagers may differ from those of the savepoint's query; ``max_parallelism`` may not. It holds no
-            source offsets: say where the sources start, and leave ``initial_state`` out.
+            source offsets: start with the ``checkpointLocation`` of the savepoint's query, as it was then; with a new
+            one the sources are read from their start (a warning says so). Leave ``initial_state`` out.
         restore_mode: ``no_claim`` copies the savepoint's files before the first batch: from the first checkpoint on the
             job is independent of it. ``claim`` copies nothing: the savepoint, which has to be in this very location,
             becomes the job's own, and its files are deleted as the job needs them no more.
@@ -175,6 +181,8 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         )
         self._session = session
         self._operators: list[str] = []
+        self._unnamed = 0
+        self._has_warned = False
         self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = []
         self._progress_listeners: list[ProgressListener] = []
         self._loop = IoLoop("dstl-coordinator")
@@ -191,6 +199,9 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         s3 = resolve("s3", S3Options, s3, os.environ, conf)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         local = is_local(session)
+        if local:
+            check_worker_python(session)
+            check_table(table)
         if not local and not cluster.launch and task_managers is None:
             raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
         self._host = LOOPBACK if local else None
@@ -341,6 +352,26 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         self._check_open()
         self._progress_listeners.append(listener)
 
+    @property
+    def operators(self) -> Sequence[str]:
+        """Names of the operators that have been defined, in order."""
+        return tuple(self._operators)
+
+    def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
+        """Return True where the query's current batch is this one and has its checkpoint. Thread-safe.
+
+        Args:
+            query_id: Spark's id of the query; None for whichever this backend serves.
+            batch_id: The micro-batch.
+        """
+
+        self._check_open()
+
+        async def ask() -> bool:
+            return self._service.has_checkpoint(query_id, batch_id)
+
+        return self._loop.run(ask())
+
     def close(self) -> None:
         """End the TaskManagers and stop listening. Stop the query first. Idempotent.
 
@@ -357,6 +388,14 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         if parallelism is not None:
             what = f"operator {uid!r}: parallelism"
             partitions = count_within(what, parallelism, self.max_parallelism, _MAXIMUM)
+        self._unnamed += name is None
+        if self._unnamed and self._operators and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s: operators without name= are found again by their order: where it changes, a restart is refused at "
+                "best. Give each of them a name before the query has state that matters",
+                self.location,
+            )
         return uid, partitions
 
     def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
@@ -367,6 +406,8 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
     def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
         task = OperatorTask(definition, self._service.address, self._secret, self._host)
         partition = partition_column(self.max_parallelism, definition.parallelism)
+        log_failures(keyed.sparkSession)
+        watch_queries(mark_of(keyed, definition.uid), self, definition.uid)
         return keyed.repartitionById(definition.parallelism, partition).mapInArrow(task, definition.output)
 
     async def _expect(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
@@ -376,6 +417,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             definition.key_types,
             definition.event_time[1] if definition.event_time else None,
             definition.resolve,
+            definition.by,
         )
 
     def _check_open(self) -> None:

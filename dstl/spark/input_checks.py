@@ -9,7 +9,10 @@ from pyspark.sql.types import DataType, MapType, StructType
 
 from dstl.errors import Invalid
 
-__all__ = ["check_input", "check_names"]
+__all__ = ["check_input", "check_names", "check_no_event_time_windows"]
+
+_WATERMARK_DELAY = "spark.watermarkDelayMs"
+_SESSION_WINDOW = "spark.sessionWindow"
 
 
 def check_input(df: DataFrame, by: Sequence[str], what: str, *, or_batch: bool = False) -> None:
@@ -74,6 +77,33 @@ def check_names(df: DataFrame, used: Collection[str], what: str) -> None:
             raise Invalid(
                 f"{what}: the input has columns {' and '.join(map(repr, same))}, which Spark takes for one: rename "
                 "one with an alias"
+            )
+
+
+def check_no_event_time_windows(df: DataFrame, by: Sequence[str], what: str) -> None:
+    """Refuse to aggregate by event time: Spark drops late rows and ended groups by the watermark, and merges sessions.
+
+    Args:
+        df: The input.
+        by: Grouping columns.
+        what: Names the operator, for messages.
+
+    Raises:
+        Invalid: A grouping column is an event time or a window of one, and has a watermark; or is a session window.
+    """
+    for name in by:
+        metadata = df.schema[name].metadata or {}
+        if _SESSION_WINDOW in metadata:
+            raise Invalid(
+                f"{what}: grouping column {name!r} is a session window, and aggregate() cannot merge sessions as Spark "
+                "does: leave this one to Spark's groupBy().agg(), or write it as a StatefulProcessor with time mode "
+                "eventTime"
+            )
+        if _WATERMARK_DELAY in metadata:
+            raise Invalid(
+                f"{what}: grouping column {name!r} has a watermark, and aggregate() would not do as Spark does: it "
+                "counts late rows and keeps groups that have ended. Leave this one to Spark's groupBy().agg(), write "
+                "it as a StatefulProcessor with time mode eventTime, or take withWatermark() out and pass ttl_ms"
             )
 
 

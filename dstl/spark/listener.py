@@ -51,6 +51,14 @@ class CheckpointLog:
                 report.changes,
                 report.run_id,
             )
+            if report.savepoint_batch is not None and report.savepoint_batch != report.first_batch - 1:
+                _log.warning(
+                    "run %s begins with batch %d and the state of a savepoint after batch %d: rows that its sources "
+                    "read again count twice",
+                    report.run_id,
+                    report.first_batch,
+                    report.savepoint_batch,
+                )
             return
         slow = report.seconds > self._slow_after_s
         _log.log(

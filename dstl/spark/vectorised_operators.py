@@ -36,7 +36,8 @@ class VectorisedOperators(Operators):
 
             backend.aggregate(df, by="sensor", n=count(), total=sum("value"), latest=last("value"))
 
-        Output mode update: each micro-batch yields the new aggregates of the keys that occurred in it.
+        Output mode update: each micro-batch yields the new aggregates of the keys that occurred in it. Watermarks play
+        no part: a grouping column with one, and a session window, is refused.
 
         Args:
             df: A streaming DataFrame.

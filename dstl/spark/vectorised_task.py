@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
 from dstl.spark.arguments import check_ships, shown
-from dstl.spark.input_checks import check_input, check_names
+from dstl.spark.input_checks import check_input, check_names, check_no_event_time_windows
 from dstl.state.ddl import schema_of
 from dstl.state.keyed_functions import (
     EXISTS_COLUMN,
@@ -114,6 +114,7 @@ def define_aggregate(
     """
     what = f"operator {uid!r}"
     check_input(df, by, what)
+    check_no_event_time_windows(df, by, what)
     if not aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass n=count(), say")
     for name, aggregate in aggregates.items():

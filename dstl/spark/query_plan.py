@@ -1,0 +1,60 @@
+"""What Spark's plan of a query says of our operators: which ones it runs, and what stands behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+__all__ = ["PlannedOperator", "mark_of", "planned_operators"]
+
+_MARK = "CollectMetrics"
+_LIMITS = ("GlobalLimit", "LocalLimit", "Offset", "Tail")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOperator:
+    """One place in a plan that looks like an operator of ours.
+
+    Attributes:
+        mark: Number of the operator's row counter, unique in a JVM; a copy of the operator in the same plan has the
+            same one.
+        limited: A limit stands behind it, which ends its tasks before they are through.
+    """
+
+    mark: int
+    limited: bool
+
+
+def mark_of(keyed: DataFrame, uid: str) -> int:
+    """Return the mark of the operator whose input, counted by :func:`~dstl.spark.operators.observed`, this is.
+
+    Raises:
+        LookupError: Its rows are not counted.
+    """
+    for node, _ in _nodes(keyed._jdf.queryExecution().analyzed()):
+        if node.nodeName() == _MARK and node.name() == f"dstl_{uid}":
+            return _mark(node)
+    raise LookupError(f"the rows of operator {uid!r} are not counted")
+
+
+def planned_operators(df: DataFrame) -> list[PlannedOperator]:
+    """Return the operators in a streaming DataFrame as it was written down; other observed frames may be among them."""
+    found = _nodes(df._jdf.queryExecution().analyzed())
+    return [PlannedOperator(_mark(node), limited) for node, limited in found if node.nodeName() == _MARK]
+
+
+def _mark(node: Any) -> int:
+    # Not the counter's name, which two backends may both have, nor its frame, which two operators may share.
+    return int(node.metrics().apply(0).exprId().id())
+
+
+def _nodes(plan: Any, limited: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Yield each node of a JVM plan, and whether a limit is above it; from the top, first children first."""
+    yield plan, limited
+    below = limited or plan.nodeName() in _LIMITS
+    children = plan.children()
+    for index in range(children.size()):
+        yield from _nodes(children.apply(index), below)

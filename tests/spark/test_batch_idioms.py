@@ -1,0 +1,312 @@
+"""What users do with a batch: each habit works, over batches and a restart, or is refused by name before Spark commits.
+
+The table is that of ``dstl/DESIGN.md``, section 9.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import dstl
+from dstl.checkpoint.report import CheckpointReport
+from dstl.errors import CheckpointDeclined, Invalid
+from dstl.runtime import system_runtime
+from dstl.spark import StateBackend, count, sum
+from dstl.spark.foreach_batch import followed_by_checkpoint
+from dstl.spark.state_reader import find_checkpoint, read_state
+from dstl.store import open_store
+
+pytestmark = pytest.mark.spark
+
+KEYS = 12
+Rows = list[tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Idiom:
+    """One row of the table.
+
+    Attributes:
+        each_batch: What foreachBatch does; returns rows to be compared, or None where it reads none.
+        shape: What is done to the operator's output before it is written.
+        settings: Of the writer.
+        refused: What the refusal says; None where it works.
+        copies: How often each row of output is seen.
+    """
+
+    each_batch: Callable[[DataFrame, Path], Rows | None] | None = None
+    shape: Callable[[DataFrame], DataFrame] = lambda out: out
+    settings: dict[str, Any] = field(default_factory=dict)
+    refused: str | None = None
+    copies: int = 1
+
+
+def collected(df: DataFrame) -> Rows:
+    return [tuple(row) for row in df.collect()]
+
+
+def written(df: DataFrame, place: Path, *names: str) -> Rows:
+    for name in names:
+        df.write.mode("append").json(str(place / name))
+    frames = [df.sparkSession.read.schema(df.schema).json(str(place / name)) for name in names]
+    held = [sorted(collected(frame), key=repr) for frame in frames]
+    assert all(rows == held[0] for rows in held)
+    return held[0]
+
+
+def nothing(*_: Any) -> None:
+    return None
+
+
+def in_groups(df: DataFrame, place: Path) -> Rows:
+    context = df.sparkSession.sparkContext
+    context.setJobGroup("write-orders", "orders")
+    rows = collected(df)
+    context.setJobGroup("write-audit", "audit")
+    assert sorted(collected(df)) == sorted(rows)
+    return rows
+
+
+def tagged(df: DataFrame, place: Path) -> Rows:
+    context = df.sparkSession.sparkContext
+    context.addJobTag("nightly")
+    try:
+        return collected(df)
+    finally:
+        context.removeJobTag("nightly")
+
+
+def persisted(df: DataFrame, place: Path) -> Rows:
+    df.persist()
+    try:
+        assert df.count() == KEYS
+        return written(df, place, f"one-{time.monotonic_ns()}", f"two-{time.monotonic_ns()}")
+    finally:
+        df.unpersist()
+
+
+def partly_persisted(df: DataFrame, place: Path) -> None:
+    df.persist()
+    assert len(df.take(1)) == 1
+
+
+def counted(df: DataFrame, place: Path) -> Rows:
+    assert df.count() == KEYS
+    return written(df, place, f"out-{time.monotonic_ns()}")
+
+
+def twice(df: DataFrame, place: Path) -> Rows:
+    return written(df, place, f"one-{time.monotonic_ns()}", f"two-{time.monotonic_ns()}")
+
+
+def asked_first(df: DataFrame, place: Path) -> Rows:
+    return [] if df.isEmpty() else collected(df)
+
+
+def taken_first(df: DataFrame, place: Path) -> Rows:
+    return collected(df) if df.take(1) else []
+
+
+def self_joined(df: DataFrame, place: Path) -> Rows:
+    return collected(df.join(df.select("k", F.col("n").alias("m")), "k").select("k", "n", "total"))
+
+
+def merged(df: DataFrame, place: Path) -> Rows:
+    return collected(df.coalesce(1))
+
+
+def side_by_side(out: DataFrame) -> DataFrame:
+    return out.alias("a").join(out.alias("b"), F.expr("a.k = b.k and a.n = b.n")).select("a.*")
+
+
+IDIOMS: dict[str, Idiom] = {
+    "foreachBatch: collect()": Idiom(lambda df, _: collected(df)),
+    "foreachBatch: take(1) alone": Idiom(lambda df, _: nothing(df.take(1))),
+    "foreachBatch: first() alone": Idiom(lambda df, _: nothing(df.first())),
+    "foreachBatch: head(2) alone": Idiom(lambda df, _: nothing(df.head(2))),
+    "foreachBatch: limit(2)": Idiom(lambda df, _: nothing(df.limit(2).collect())),
+    "foreachBatch: isEmpty() alone": Idiom(lambda df, _: nothing(df.isEmpty())),
+    "foreachBatch: isEmpty(), then collect()": Idiom(asked_first),
+    "foreachBatch: take(1), then collect()": Idiom(taken_first),
+    "foreachBatch: toLocalIterator()": Idiom(lambda df, _: [tuple(row) for row in df.toLocalIterator()]),
+    "foreachBatch: count(), then a write": Idiom(counted),
+    "foreachBatch: two writes": Idiom(twice),
+    "foreachBatch: two writes of a persisted frame": Idiom(persisted),
+    "foreachBatch: persist() and take(1)": Idiom(partly_persisted),
+    "foreachBatch: a union with itself": Idiom(lambda df, _: collected(df.union(df)), copies=2),
+    "foreachBatch: a join with itself": Idiom(self_joined),
+    "foreachBatch: the frame is ignored": Idiom(nothing),
+    "foreachBatch: where(false)": Idiom(lambda df, _: nothing(df.where("1 = 0").collect())),
+    "foreachBatch: setJobGroup()": Idiom(in_groups),
+    "foreachBatch: addJobTag()": Idiom(tagged),
+    "foreachBatch: coalesce(1)": Idiom(merged, refused=r"one Spark task .*'counts'.* coalesce\(\)"),
+    "any sink: trigger(availableNow=True)": Idiom(),
+    "any sink: trigger(once=True)": Idiom(settings={"trigger": {"once": True}}),
+    "any sink: trigger(processingTime=...)": Idiom(settings={"trigger": {"processingTime": "100 milliseconds"}}),
+    "any sink: a union with itself": Idiom(shape=lambda out: out.union(out), copies=2),
+    "any sink: a join with itself": Idiom(shape=side_by_side, settings={"mode": "append"}),
+    "any sink: repartition(1)": Idiom(shape=lambda out: out.repartition(1)),
+    "any sink: coalesce(1)": Idiom(
+        shape=lambda out: out.coalesce(1), refused=r"one Spark task .*'counts'.* coalesce\(\)"
+    ),
+    "any sink: limit(2)": Idiom(shape=lambda out: out.limit(2), refused=r"limit\(\) stands behind operator 'counts'"),
+    "any sink: where(false)": Idiom(shape=lambda out: out.where("1 = 0"), copies=0),
+    "any sink: asynchronous progress tracking": Idiom(
+        settings={"options": {"asyncProgressTrackingEnabled": "true"}, "trigger": None},
+        refused="'counts'.*asyncProgressTrackingEnabled.*leave the option out",
+    ),
+    "any sink: trigger(continuous=...)": Idiom(
+        settings={"trigger": {"continuous": "1 second"}}, refused="'counts'.*continuous processing has no micro-batches"
+    ),
+    "any sink: the real-time trigger": Idiom(
+        settings={"trigger": None, "real_time": True}, refused="'counts'.*real-time trigger"
+    ),
+    "any sink: an operator that is not written": Idiom(
+        settings={"unread": True}, refused="does not read operator 'unread'.*define what the query writes"
+    ),
+}
+
+
+class Job:
+    """One query of one operator over a directory of files, and all that it leaves behind."""
+
+    def __init__(self, spark: SparkSession, source: Any, place: Path, idiom: Idiom) -> None:
+        self.spark, self.source, self.place, self.idiom = spark, source, place, idiom
+        self.got: dict[int, Rows | None] = {}
+        self.checkpointed: list[int] = []
+        self.expected: dict[str, tuple[int, int]] = {}
+        self.told: Rows = []
+
+    def add(self, batches: int) -> None:
+        for _ in range(batches):
+            rows = [{"k": f"k{i % KEYS}", "v": self.source.files * 100 + i} for i in range(40)]
+            self.source.add(rows)
+            for row in rows:
+                n, total = self.expected.get(row["k"], (0, 0))
+                self.expected[row["k"]] = (n + 1, total + row["v"])
+            self.told += [(k, *values) for k, values in self.expected.items()]
+
+    @property
+    def commits(self) -> list[int]:
+        held = self.place / "checkpoint" / "commits"
+        return sorted(int(path.name) for path in held.iterdir() if path.name.isdigit()) if held.exists() else []
+
+    @property
+    def last_batch(self) -> int:
+        return self.commits[-1] if self.commits else -1
+
+    def run(self) -> None:
+        settings = self.idiom.settings
+        with StateBackend(str(self.place / "state"), parallelism=3, spark=self.spark) as backend:
+            backend.add_listener(
+                lambda report: (
+                    self.checkpointed.append(report.batch_id) if isinstance(report, CheckpointReport) else None
+                )
+            )
+            rows = self.source.read()
+            out = backend.aggregate(rows, by="k", name="counts", n=count(), total=sum("v"))
+            if settings.get("unread"):
+                backend.aggregate(rows, by="v", name="unread", n=count())
+            writer = self.idiom.shape(out).writeStream.option("checkpointLocation", str(self.place / "checkpoint"))
+            trigger = settings.get("trigger", {"availableNow": True})
+            if self.idiom.each_batch is not None:
+                each, place = self.idiom.each_batch, self.place
+
+                def keep(df: DataFrame, batch: int) -> None:
+                    self.got[batch] = each(df, place)
+
+                writer = writer.foreachBatch(keep)
+            else:
+                writer = writer.format("json").option("path", str(self.place / "out"))
+            for name, value in settings.get("options", {}).items():
+                writer = writer.option(name, value)
+            if trigger is not None:
+                writer = writer.trigger(**trigger)
+            if settings.get("real_time"):
+                jvm = self.spark._jvm
+                assert jvm is not None
+                writer._jwrite.trigger(jvm.org.apache.spark.sql.streaming.Trigger.RealTime("5 seconds"))
+            query = writer.start()
+            try:
+                if trigger is None or "processingTime" in trigger:
+                    deadline = time.monotonic() + 60
+                    while query.isActive and self.last_batch < self.source.files - 1 and time.monotonic() < deadline:
+                        time.sleep(0.05)
+                else:
+                    query.awaitTermination()
+            finally:
+                query.stop()
+
+    def stored(self) -> tuple[int, dict[str, tuple[int, int]]]:
+        async def read() -> tuple[int, dict[str, tuple[int, int]]]:
+            store, runtime = open_store(str(self.place / "state")), system_runtime()
+            checkpoint = await find_checkpoint(store, runtime)
+            held = {
+                row.key[0]: tuple(row.value[:2])
+                async for row in read_state(store, runtime, checkpoint, "counts", "aggregates")
+            }
+            return checkpoint.batch_id, held
+
+        return asyncio.run(read())
+
+    def output(self) -> Rows:
+        if self.idiom.each_batch is not None:
+            return [row for rows in self.got.values() for row in rows or ()]
+        reader = self.spark.read.schema("k string, n long, total long")
+        return collected(reader.json(str(self.place / "out")))
+
+
+@pytest.mark.parametrize("name", IDIOMS)
+def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, name: str
+) -> None:
+    idiom = IDIOMS[name]
+    job = Job(spark, stream(), tmp_path, idiom)
+    job.add(2)
+    if idiom.refused is not None:
+        with pytest.raises((PySparkException, Invalid), match=f"(?s){idiom.refused}"):
+            job.run()
+        assert job.commits == []
+        return
+    job.run()
+    assert job.stored() == (job.last_batch, job.expected)
+    job.add(2)
+    job.run()
+    assert job.stored() == (job.last_batch, job.expected)
+    assert sorted(set(job.checkpointed)) == job.commits
+    if "once" not in str(idiom.settings) and None not in job.got.values():
+        assert sorted(job.output()) == sorted(job.told * idiom.copies)
+
+
+class Never:
+    """A backend whose checkpoint does not come, whatever runs."""
+
+    location = "s3://bucket/job"
+
+    def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
+        return False
+
+
+def test_a_batch_that_has_no_checkpoint_even_when_run_whole_fails_before_spark_commits(spark: SparkSession) -> None:
+    seen: list[int] = []
+    function = followed_by_checkpoint(lambda df, batch: seen.append(batch), lambda: [Never()])
+    with pytest.raises(CheckpointDeclined, match="batch 7 has no checkpoint in s3://bucket/job"):
+        function(spark.range(3), 7)
+    assert seen == [7]
+
+
+def test_the_table_in_the_docs_is_the_one_that_is_walked() -> None:
+    design = (Path(dstl.__file__).parent / "DESIGN.md").read_text()
+    rows = dict(re.findall(r"^\| `?((?:foreachBatch|any sink): [^|]+?) \| (works|refused)", design, re.MULTILINE))
+    assert rows == {name: "refused" if idiom.refused else "works" for name, idiom in IDIOMS.items()}

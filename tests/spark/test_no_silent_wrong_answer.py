@@ -1,0 +1,288 @@
+"""What once gave a wrong result without a word is refused by name, or said before it can happen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from dstl.checkpoint.report import RestoreReport
+from dstl.errors import Invalid, UserCodeError
+from dstl.runtime import system_runtime
+from dstl.spark import StateBackend, application, cause, count
+from dstl.spark.state_reader import find_checkpoint, read_state
+from dstl.store import open_store
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "page string, user string, at timestamp"
+
+
+def rows_of(batch: int) -> list[dict[str, Any]]:
+    return [{"page": f"p{i % 3}", "user": f"u{i % 5}", "at": f"2026-01-01T{batch:02d}:{i:02d}:00Z"} for i in range(30)]
+
+
+def stored(location: Path, operator: str) -> dict[Any, int]:
+    async def read() -> dict[Any, int]:
+        store, runtime = open_store(str(location)), system_runtime()
+        checkpoint = await find_checkpoint(store, runtime)
+        return {
+            row.key[0]: row.value[0] async for row in read_state(store, runtime, checkpoint, operator, "aggregates")
+        }
+
+    return asyncio.run(read())
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    return [text for text in said if part in text]
+
+
+@pytest.mark.parametrize("columns", [("user", "page"), ("user",)])
+def test_operators_that_change_places_or_columns_do_not_take_each_others_state(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, columns: tuple[str, ...]
+) -> None:
+    source = stream(SCHEMA)
+    source.add(rows_of(0))
+    before = ("page", "user")[: len(columns)]
+
+    def run(*by: str) -> None:
+        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+            counted = [
+                backend.aggregate(source.read(), by=name, n=count()).withColumnRenamed(name, "key") for name in by
+            ]
+            source.drain(counted[0].union(counted[1]) if len(counted) > 1 else counted[0])
+
+    run(*before)
+    source.add(rows_of(1))
+    with pytest.raises(StreamingQueryException) as raised:
+        run(*columns)
+    error = cause(raised.value)
+    assert isinstance(error, Invalid)
+    assert "operator 'operator-1' groups by (user), but its checkpoint by (page)" in str(error)
+    assert ".withColumnRenamed('user', 'page')" in str(error)
+    # Nothing was lost: as before, it goes on.
+    run(*before)
+    assert stored(tmp_path / "state", "operator-1") == {f"p{i}": 20 for i in range(3)}
+
+
+def test_operators_without_names_are_warned_about_once(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    df = stream(SCHEMA).read()
+    with StateBackend(str(tmp_path / "one"), parallelism=2, spark=spark) as backend:
+        backend.aggregate(df, by="page", n=count())
+        assert not warnings_of(caplog, "without name=")
+        backend.aggregate(df, by="user", n=count(), name="users")
+        backend.aggregate(df, by="at", n=count())
+    assert len(warnings_of(caplog, "without name=")) == 1
+    caplog.clear()
+    with StateBackend(str(tmp_path / "two"), parallelism=2, spark=spark) as backend:
+        backend.aggregate(df, by="page", n=count(), name="pages")
+        backend.aggregate(df, by="user", n=count(), name="users")
+    assert not warnings_of(caplog, "without name=")
+
+
+def test_aggregates_that_a_watermark_would_bound_are_refused_by_name(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    plain = stream(SCHEMA).read()
+    marked = plain.withWatermark("at", "1 hour")
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        hours = marked.withColumn("hour", F.window("at", "1 hour"))
+        for by in ("hour", "at", ["page", "hour"]):
+            with pytest.raises(Invalid, match=r"'operator-1': grouping column '(hour|at)' has a watermark"):
+                backend.aggregate(hours, by=by, n=count())
+        with pytest.raises(Invalid, match="'s' is a session window"):
+            backend.aggregate(plain.withColumn("s", F.session_window("at", "5 minutes")), by="s", n=count())
+        # Without a watermark Spark keeps every window, too, and beside one it does not look at it.
+        backend.aggregate(plain.withColumn("hour", F.window("at", "1 hour")), by="hour", n=count(), name="windows")
+        backend.aggregate(hours, by="page", n=count(), name="pages")
+
+
+def saved_job(spark: SparkSession, source: Any, location: Path) -> str:
+    source.add(rows_of(0))
+    source.add(rows_of(1))
+    with StateBackend(str(location), parallelism=2, spark=spark) as backend:
+        source.drain(backend.aggregate(source.read(), by="page", n=count(), name="pages"))
+        return backend.savepoint("mine").location
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_savepoint_says_before_the_first_batch_whether_the_source_goes_on(
+    spark: SparkSession,
+    stream: Callable[..., Any],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    keep: bool,
+) -> None:
+    source = stream(SCHEMA)
+    savepoint = saved_job(spark, source, tmp_path / "old")
+    source.add(rows_of(2))
+    restores: list[RestoreReport] = []
+    said_at: list[tuple[int, int]] = []
+    with StateBackend(str(tmp_path / "new"), parallelism=2, spark=spark, restore_from=savepoint) as backend:
+        backend.add_listener(lambda report: restores.append(report) if isinstance(report, RestoreReport) else None)
+        df = backend.aggregate(source.read(), by="page", n=count(), name="pages")
+        if keep:
+            source.drain(df)
+        else:
+
+            def each(out: DataFrame, batch: int) -> None:
+                out.collect()
+                said_at.append((batch, len(warnings_of(caplog, "sources are read from their start"))))
+
+            writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
+            writer.trigger(availableNow=True).start().awaitTermination()
+    said = warnings_of(caplog, "sources are read from their start")
+    (restored,) = restores
+    assert restored.savepoint_batch == 1
+    if keep:
+        assert (restored.first_batch, said) == (2, [])
+        assert stored(tmp_path / "new", "pages") == {f"p{i}": 30 for i in range(3)}
+    else:
+        assert restored.first_batch == 0
+        assert said_at == [(0, 1), (1, 1), (2, 1)]
+        assert "start it with the checkpointLocation of the query that the savepoint was made of" in said[0]
+
+
+class TestTheConstructor:
+    """What the machine lacks is said when the backend is made, in one sentence."""
+
+    def refused(self, spark: SparkSession, place: Path, **settings: Any) -> str:
+        with pytest.raises(Invalid) as raised:
+            StateBackend(str(place / "state"), spark=spark, **settings)
+        text = str(raised.value)
+        assert "\n" not in text
+        assert not (place / "state").exists()
+        return text
+
+    def test_a_python_that_is_not_there(
+        self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", "python-of-nobody")
+        text = self.refused(spark, tmp_path)
+        assert "'python-of-nobody' (PYSPARK_PYTHON), and there is no such program" in text
+        assert f"set PYSPARK_PYTHON={sys.executable}" in text
+
+    def test_a_python_without_dstl(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        bare = tmp_path / "python3"
+        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
+        bare.chmod(0o755)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
+        text = self.refused(spark, tmp_path)
+        assert f"{bare}, which cannot import dstl (ModuleNotFoundError: No module named" in text
+        assert f"set PYSPARK_PYTHON={sys.executable}" in text
+
+    def test_another_python_that_has_it_is_taken(
+        self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = tmp_path / "python3"
+        other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        other.chmod(0o755)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
+        StateBackend(str(tmp_path / "state"), spark=spark).close()
+
+    def test_rocksdict(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "rocksdict", None)
+        assert "needs rocksdict: pip install 'dstl-pyspark[rocksdb]'" in self.refused(spark, tmp_path, table="rocksdb")
+
+    @pytest.mark.parametrize("version", ["4.0.2", "3.5.1", "5.0.0"])
+    def test_pyspark(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+        monkeypatch.setattr(application.pyspark, "__version__", version)
+        assert f"PySpark {version} is too " in self.refused(spark, tmp_path)
+
+
+def failing(rows: Any, keys: Any, states: Any) -> Any:
+    raise RuntimeError("no luck with this one")
+
+
+class TestTheTypedError:
+    """It is found in what Spark raises, and it ends the log."""
+
+    def failed(
+        self, spark: SparkSession, source: Any, place: Path, each: Callable[[DataFrame, int], None] | None = None
+    ) -> StreamingQueryException:
+        source.add(rows_of(0))
+        with StateBackend(str(place / "state"), parallelism=2, spark=spark) as backend:
+            if each is None:
+                df = backend.map_states(
+                    source.read(), by="page", state="n long", output="n long", function=failing, name="mine"
+                )
+                writer = source.writer(df)
+            else:
+                df = backend.aggregate(source.read(), by="page", n=count(), name="mine").coalesce(1)
+                writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(place / "checkpoint"))
+            with pytest.raises(StreamingQueryException) as raised:
+                writer.trigger(availableNow=True).start().awaitTermination()
+        return raised.value
+
+    def last_line(self, caplog: pytest.LogCaptureFixture) -> str:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            said = [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
+            if said and "has failed" in said[-1]:
+                return said[-1]
+            time.sleep(0.05)
+        raise AssertionError(f"the log ends with {said[-1:]}")
+
+    def test_of_a_task(
+        self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        error = cause(self.failed(spark, stream(SCHEMA), tmp_path))
+        assert isinstance(error, UserCodeError)
+        assert "'mine'" in str(error)
+        assert "no luck with this one" in str(error)
+        line = self.last_line(caplog)
+        assert "UserCodeError: " in line
+        assert "'mine'" in line
+        assert len(line) < 700
+        assert "\n" not in line
+
+    def test_of_an_action_in_foreach_batch(
+        self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        error = cause(self.failed(spark, stream(SCHEMA), tmp_path, lambda df, _: df.collect()))
+        assert isinstance(error, Invalid)
+        assert "one Spark task runs several partitions of operator 'mine'" in str(error)
+        assert "Invalid: one Spark task runs several partitions" in self.last_line(caplog)
+
+    def test_is_none_of_ours(self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+        source = stream(SCHEMA)
+        source.add(rows_of(0))
+
+        def each(df: DataFrame, batch: int) -> None:
+            raise ValueError("the database is away")
+
+        with pytest.raises(StreamingQueryException) as raised:
+            source.read().writeStream.foreachBatch(each).option(
+                "checkpointLocation", str(tmp_path)
+            ).start().awaitTermination()
+        assert cause(raised.value) is None
+
+
+def test_a_query_without_our_operators_is_not_touched(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream(SCHEMA)
+    source.add(rows_of(0))
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        backend.aggregate(source.read(), by="page", n=count())
+        ran: list[int] = []
+
+        def each(df: DataFrame, batch: int) -> None:
+            ran.append(batch)
+
+        writer = source.read().observe("mine", F.count(F.lit(1)).alias("n")).writeStream.foreachBatch(each)
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.start().awaitTermination()
+    assert ran == [0]
