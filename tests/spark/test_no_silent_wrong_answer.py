@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,6 +24,9 @@ from dstl.spark.state_reader import find_checkpoint, read_state
 from dstl.store import open_store
 
 pytestmark = pytest.mark.spark
+
+# Workers cannot import a test module: its functions travel by value, as those of a user's __main__ do.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SCHEMA = "page string, user string, at timestamp"
 
