@@ -35,6 +35,14 @@ def test_a_worker_never_imports_a_storage_sdk() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["pyarrow", "pyspark"])
+def test_a_missing_package_is_named_in_one_sentence(name: str) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None\nfrom dstl.spark import StateBackend"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    last = f"dstl.errors.Invalid: dstl.spark needs {name}: pip install 'dstl-pyspark[spark]'"
+    assert done.stderr.strip().splitlines()[-1] == last
+
+
 def test_every_error_crosses_a_socket_as_itself() -> None:
     from dstl import errors
 

@@ -29,7 +29,8 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(import_module(_HOMES[name]), name)
         except ModuleNotFoundError as error:
-            if error.name not in _NEEDED:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in _NEEDED:
                 raise
-            raise Invalid(f"dstl.spark needs {error.name}: pip install 'dstl-pyspark[spark]'") from error
+            raise Invalid(f"dstl.spark needs {missing}: pip install 'dstl-pyspark[spark]'") from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
