@@ -118,6 +118,17 @@ class CheckpointCoordinator:
         """Retained checkpoints, oldest first."""
         return tuple(self._completed)
 
+    def has_checkpoint(self, batch_id: int) -> bool:
+        """Return True where this is the current batch, and its checkpoint holds all that its tasks acknowledged."""
+        batch = self._batch
+        return (
+            batch is not None
+            and batch.batch_id == batch_id
+            and batch.is_complete
+            and batch.version == batch.completed_version
+            and batch.failure is None
+        )
+
     def open_run(self, run_id: str, completed: Iterable[CompletedCheckpoint], *, accept_older: bool = False) -> None:
         """Let a run work, from the checkpoints that were found; every other run is fenced from now on.
 
@@ -208,17 +219,6 @@ class CheckpointCoordinator:
         ):
             return None
         return self.trigger()
-
-    def has_checkpoint(self, batch_id: int) -> bool:
-        """Return True where this is the current batch, and its checkpoint holds all that its tasks acknowledged."""
-        batch = self._batch
-        return (
-            batch is not None
-            and batch.batch_id == batch_id
-            and batch.is_complete
-            and batch.version == batch.completed_version
-            and batch.failure is None
-        )
 
     def event_times(self) -> dict[str, int]:
         """Return, by operator, the latest event time that the counted attempts of the current batch have seen."""
