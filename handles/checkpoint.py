@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from handles.base_generations import generations_of
 from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
+from handles.operator_uid import OperatorUid
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import INITIAL_SQN, SequenceNumberRange
 
@@ -50,7 +51,7 @@ class OperatorEntry(_Frozen):
         watermark_ms: Its own event-time watermark, Unix milliseconds; None for an operator without event time.
     """
 
-    uid: str
+    uid: OperatorUid
     parallelism: Annotated[int, Field(ge=1)]
     key_types: str
     registry: dict[str, Any] = Field(default_factory=dict)
@@ -70,7 +71,7 @@ class LogEntry(_Frozen):
     """
 
     log_id: str
-    operator: str
+    operator: OperatorUid
     first_key_group: _Count
     last_key_group: _Count
     from_sqn: _Count = 0
@@ -125,7 +126,7 @@ class TruncatedEntry(_Frozen):
         checkpoint: What came with this checkpoint or an earlier one may be gone: no base is older than it.
     """
 
-    operator: str
+    operator: OperatorUid
     first_key_group: _Count
     last_key_group: _Count
     checkpoint: _Count
@@ -147,7 +148,8 @@ class CompletedCheckpoint(_Frozen):
         3. Replay order per key group is: a base, then every segment that came with a later checkpoint than the base, in
            list order (which is the order of the checkpoints). It must be exact: an older change that was replayed over
            a newer base would come back, where the newer changes of another log are truncated already.
-        4. Where log is truncated, every base of the key group is at least as new as what was cut off: any of them, with
+        4. Whatever is of an operator is of one of :attr:`operators`, of which no two have one name.
+        5. Where log is truncated, every base of the key group is at least as new as what was cut off: any of them, with
            the log that is there, is the whole state.
 
     Attributes:
@@ -194,6 +196,7 @@ class CompletedCheckpoint(_Frozen):
         for part in self.segments:
             if not part.first_key_group <= part.last_key_group < self.max_parallelism:
                 raise ValueError(f"segment {part.segment[0]} has key groups outside [0, {self.max_parallelism})")
+        _check_operators(self)
         log_coverage(self)
         _check_bases(self)
         return self
@@ -231,6 +234,22 @@ def log_coverage(checkpoint: CompletedCheckpoint) -> dict[str, SequenceNumberRan
         entry.log_id: SequenceNumberRange(entry.from_sqn, end)
         for entry, end in zip(checkpoint.logs, following, strict=True)
     }
+
+
+def _check_operators(checkpoint: CompletedCheckpoint) -> None:
+    """Check that bases, logs and truncations are of operators that the checkpoint lists.
+
+    Raises:
+        ValueError: One is not, or an operator is listed twice.
+    """
+    listed = {entry.uid for entry in checkpoint.operators}
+    if len(listed) != len(checkpoint.operators):
+        raise ValueError(f"checkpoint {checkpoint.checkpoint_id} lists an operator twice")
+    named = {each.operator for each in checkpoint.materialized} | {each.operator for each in checkpoint.logs}
+    for operator in sorted((named | {each.operator for each in checkpoint.truncated}) - listed):
+        raise ValueError(
+            f"checkpoint {checkpoint.checkpoint_id} has state of {operator}, an operator that it does not list"
+        )
 
 
 def _check_bases(checkpoint: CompletedCheckpoint) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handles.key_group import KeyGroup, KeyGroupRange
+from handles.operator_uid import OperatorUid
 
 __all__ = ["KeyGroupBase", "MaterializationReport", "MaterializedStateHandle", "TableFile"]
 
@@ -64,7 +65,7 @@ class MaterializedStateHandle(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    operator: str
+    operator: OperatorUid
     materialization_id: _Count
     checkpoint: _Count
     name: str
@@ -191,7 +192,7 @@ class MaterializationReport(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    operator: str
+    operator: OperatorUid
     checkpoint: _Count
     first_key_group: _Count
     last_key_group: _Count

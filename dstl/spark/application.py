@@ -27,6 +27,7 @@ from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.protocol import Secret
+from handles.operator_uid import is_operator_uid
 
 __all__ = [
     "LOOPBACK",
@@ -136,7 +137,7 @@ def check_operator_name(name: object) -> str:
     """
     if not isinstance(name, str):
         raise Invalid(f"an operator's name is a text, not {type(name).__name__}: name={str(name)[:80]!r}")
-    if re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", name) is None:
+    if not is_operator_uid(name):
         raise Invalid(f"not an operator name: {name[:80]!r}; use letters, digits, '-' and '_', at most 64")
     return name
 

@@ -17,7 +17,7 @@ from typing import Any
 from dstl.changelog.names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.uploader import Uploader
-from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
+from dstl.errors import CorruptData, DstlError, Invalid, Unavailable, shown
 from dstl.metrics import MemoryRecorder
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store, shard_names
@@ -30,9 +30,10 @@ from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from handles.operator_uid import is_operator_uid
 from materializer.tables import open_table
 
-__all__ = ["SWITCH_INTERVAL_S", "run"]
+__all__ = ["SWITCH_INTERVAL_S", "run", "table_directory"]
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
@@ -130,6 +131,18 @@ async def _answer(lifeline: AsyncConnection, method: str, **fields: Any) -> tupl
         raise Unavailable(f"the coordinator at {lifeline.address} does not answer {method}") from None
 
 
+def table_directory(parent: Path, operator: str, number: int) -> Path:
+    """Return where a table of an operator lies: a directory of its own in ``parent``.
+
+    Raises:
+        CorruptData: No operator can be called so.
+    """
+    path = parent / f"{operator}-{number}"
+    if not is_operator_uid(operator) or path.parent != parent:
+        raise CorruptData(f"{shown(operator)} is no operator's name: the checkpoint was not written by DSTL")
+    return path
+
+
 @asynccontextmanager
 async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: Runtime) -> AsyncIterator[Address]:
     """Serve state, and yield where."""
@@ -160,7 +173,7 @@ async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: R
         backend = TaskManagerStateBackend(
             storage,
             # Each table lies in a directory of its own: a restored one is opened while its predecessor is still there.
-            lambda operator: open_table(config.table, directory / "tables" / f"{operator}-{next(tables)}"),
+            lambda operator: open_table(config.table, table_directory(directory / "tables", operator, next(tables))),
             runtime,
             max_parallelism=config.max_parallelism,
         )

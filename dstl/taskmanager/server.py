@@ -92,6 +92,8 @@ class RpcServer:
         self._handlers = handlers
         self._callers = callers
         self._max_connections = _affordable_connections() if max_connections is None else max_connections
+        # So many are accepted at once, before anybody is asked whether there is room.
+        self._backlog = max(8, min(100, self._max_connections // 4))
         self._max_strangers = max_strangers
         self._handshake_s = handshake_s
         self._patience_s = patience_s
@@ -112,7 +114,7 @@ class RpcServer:
         """
         if len(os.fsencode(path)) > 107:
             raise Invalid(f"the socket path {path!r} is too long: set a shorter TMPDIR")
-        server = await asyncio.start_unix_server(self._accept, path, limit=1 << 20)
+        server = await asyncio.start_unix_server(self._accept, path, limit=1 << 20, backlog=self._backlog)
         os.chmod(path, 0o600)
         self._names.add(path)
         self._servers.append(server)
@@ -126,7 +128,7 @@ class RpcServer:
             known_as: The host by which others reach this one, where it is not ``host``: they are asked what they have
                 dialled. The addresses of its sockets need not be named.
         """
-        server = await asyncio.start_server(self._accept, host, port, limit=1 << 20)
+        server = await asyncio.start_server(self._accept, host, port, limit=1 << 20, backlog=self._backlog)
         self._servers.append(server)
         port = int(server.sockets[0].getsockname()[1])
         self._names.update({f"{host}:{port}", f"{known_as or host}:{port}"})
