@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, T
 from materializer.base_cache import BaseCache
 from materializer.operator_bases import MaterializationPlan
 from materializer.repeated_read import repeated
+from materializer.scratch_directory import ScratchDirectory
 from materializer.table_files import TableIndex, decode_index, encode_index
 from materializer.tables import RocksDBTableSnapshot, SnapshotFile
 from materializer.thread_call import call_in_thread
@@ -130,7 +130,7 @@ class FileBases:
         self.cache = cache
         self._store = store
         self._runtime = runtime
-        self._directory: Path | None = None
+        self._directory: ScratchDirectory | None = None
         self._fetched: dict[str, FetchedFiles] = {}
 
     async def fetched(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
@@ -161,7 +161,7 @@ class FileBases:
         self._fetched.clear()
         directory, self._directory = self._directory, None
         if directory is not None:
-            await call_in_thread(shutil.rmtree, directory, ignore_errors=True)
+            await call_in_thread(directory.close)
 
     async def _fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
         path = await call_in_thread(self._new_directory)
@@ -229,8 +229,8 @@ class FileBases:
     def _new_directory(self) -> Path:
         try:
             if self._directory is None:
-                self._directory = Path(tempfile.mkdtemp(prefix="dstl-base-"))
-            return Path(tempfile.mkdtemp(dir=self._directory))
+                self._directory = ScratchDirectory("dstl-base-")
+            return Path(tempfile.mkdtemp(dir=self._directory.path))
         except OSError as error:
             raise Unavailable(f"cannot make a directory for base files: {error.strerror}; check TMPDIR") from error
 

@@ -17,7 +17,7 @@ from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.table_changes import Change, changes, clear, delete, put
 from dstl.testing.virtual_time import run_in_virtual_time
-from handles.checkpoint import CompletedCheckpoint, LogEntry, SegmentEntry
+from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
 from materializer.restore import RestoredTables, restore_tables
 from materializer.tables import HeapStateTable, StateTable
@@ -76,6 +76,10 @@ class Log:
             run_id="run",
             max_parallelism=GROUPS,
             created_at=0.0,
+            operators=tuple(
+                OperatorEntry(uid=uid, parallelism=1, key_types="string")
+                for uid in dict.fromkeys(log.operator for log in self.logs)
+            ),
             logs=tuple(self.logs),
             segments=tuple(self.segments),
         )

@@ -6,9 +6,7 @@ import asyncio
 import itertools
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -31,7 +29,9 @@ from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.operator_uid import is_operator_uid
+from materializer.scratch_directory import ScratchDirectory, sweep_scratch_directories
 from materializer.tables import open_table
+from materializer.thread_call import call_in_thread
 
 __all__ = ["SWITCH_INTERVAL_S", "run", "table_directory"]
 
@@ -157,7 +157,9 @@ async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: R
         recorder=recorder,
         hedge_store=hedge_store,
     )
-    directory = Path(tempfile.mkdtemp(prefix="dstl-"))
+    await call_in_thread(sweep_scratch_directories)
+    scratch = ScratchDirectory()
+    directory = scratch.path
     tables = itertools.count()
 
     def open_backend(query_id: str) -> TaskManagerStateBackend:
@@ -199,4 +201,4 @@ async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: R
         await uploader.close()
         await store.close()
         await hedge_store.close()
-        shutil.rmtree(directory, ignore_errors=True)
+        scratch.close()

@@ -274,6 +274,7 @@ def test_what_no_reader_would_take_is_not_written() -> None:
         run_id="r",
         max_parallelism=1,
         created_at=0.0,
+        operators=(OperatorEntry(uid="op", parallelism=1, key_types="int"),),
         logs=logs,
         segments=tuple(
             SegmentEntry.model_construct(
@@ -352,6 +353,7 @@ def test_ranges_survive_being_packed_as_runs(lengths: list[list[int]], rng, star
         run_id="r",
         max_parallelism=4,
         created_at=0.0,
+        operators=(OperatorEntry(uid="op", parallelism=1, key_types="int"),),
         materialized=(
             MaterializedStateHandle(
                 operator="op",

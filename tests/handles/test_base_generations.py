@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from dstl.checkpoint.truncation import kept_log, recovery_work, with_reports
 from handles.base_generations import advanced, generations_of, handles_of, live_bytes
-from handles.checkpoint import CompletedCheckpoint, LogEntry, SegmentEntry, TruncatedEntry
+from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, TruncatedEntry
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
 
 
@@ -47,6 +47,7 @@ def _checkpoint(**fields: object) -> CompletedCheckpoint:
             "parent": 8,
             "max_parallelism": 4,
             "created_at": 0.0,
+            "operators": (OperatorEntry(uid="op", parallelism=1, key_types="int"),),
             **fields,
         }
     )

@@ -163,6 +163,32 @@ async def test_it_ends_when_its_parent_is_killed(scratch: Path) -> None:
             started.stdin.close()
 
 
+async def test_what_a_killed_one_leaves_on_the_disk_is_removed_by_the_next(scratch: Path) -> None:
+    """Before, each that the kernel killed for its memory left its state in TMPDIR for ever, until that was full."""
+    async with coordinating() as (coordinator, invitation):
+        killed, alive = TaskManagerProcess(invitation), TaskManagerProcess(invitation)
+        addresses = {pid: address for address, pid in [await coordinator.member(), await coordinator.member()]}
+        left, used = (Path(addresses[each.pid].path).parent for each in (killed, alive))
+        (left / "tables").mkdir(exist_ok=True)
+        (left / "tables" / "big").write_bytes(b"x" * 100_000)
+        os.kill(killed.pid, signal.SIGKILL)
+        await in_thread(killed.wait)
+        killed.stop()
+        assert (left / "tables" / "big").exists()
+        foreign = [scratch / name for name in ("dstl-backups", "dstl-demo-1234567", "other", "dstl-abcdefgh")]
+        for each in foreign[:3]:
+            each.mkdir()
+        foreign[3].symlink_to(used)
+        following = TaskManagerProcess(invitation)
+        address, _ = await coordinator.member()
+        assert not left.exists()
+        assert used.exists()
+        assert sorted(leftovers(scratch)) == sorted([used, Path(address.path).parent, *foreign])
+        for each in (alive, following):
+            await in_thread(each.stop)
+        assert sorted(leftovers(scratch)) == sorted(foreign)
+
+
 async def test_its_parent_may_die_before_it_has_registered(scratch: Path) -> None:
     """A coordinator that accepts and says nothing holds the registration up; the pipe is watched all the same."""
     async with coordinating() as (_, invitation):
