@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
@@ -19,7 +20,7 @@ from handles.materialized_handle import KeyGroupBase
 from materializer.base_source import BaseSource
 from materializer.file_bases import FetchedFiles, FileBases, UnusableObject
 from materializer.repeated_read import repeated
-from materializer.snapshot import decode_key_group
+from materializer.snapshot import open_key_group
 from materializer.tables import RocksDBStateTable, RocksDBTableSnapshot, StateTable
 from materializer.thread_call import call_in_thread
 
@@ -28,8 +29,9 @@ __all__ = ["LoadedBases", "load_bases"]
 _FETCH = 8 << 20
 _AHEAD_BYTES = 32 << 20
 _AHEAD_FETCHES = 8
-_DECODE_AHEAD = 8 << 20
-"""A longer part is decoded page by page while it is loaded, instead of whole and ahead."""
+_DECODED_AHEAD_BYTES = 64 << 20
+"""Decoded bytes that may wait for the table. A part for which there is no room is decoded page by page while it is
+loaded: what is stored as some kilobytes may be gigabytes."""
 
 
 @dataclass(slots=True)
@@ -53,6 +55,28 @@ class _Fetch:
     start: int
     stop: int
     bases: list[KeyGroupBase] = field(default_factory=list)
+    decoded: int = 0
+
+
+class _DecodedAhead:
+    """Counts decoded bytes that wait for the table. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Reserve room; False where there is not enough."""
+        with self._lock:
+            if nbytes > self._free:
+                return False
+            self._free -= nbytes
+            return True
+
+    def give_back(self, nbytes: int) -> None:
+        """Let go of room."""
+        with self._lock:
+            self._free += nbytes
 
 
 async def load_bases(
@@ -234,6 +258,7 @@ async def _decoded(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[
     waiting = deque(fetches)
     running: deque[tuple[_Fetch, asyncio.Task[Mapping[KeyGroup, _Pages]]]] = deque()
     held = 0
+    room = _DecodedAhead(_DECODED_AHEAD_BYTES)
     try:
         while waiting or running:
             while waiting and (
@@ -242,12 +267,14 @@ async def _decoded(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[
             ):
                 fetch = waiting.popleft()
                 held += fetch.stop - fetch.start
-                running.append((fetch, asyncio.ensure_future(_fetched(fetch, source))))
+                running.append((fetch, asyncio.ensure_future(_fetched(fetch, source, room))))
             fetch, task = running[0]
             parts = await task
             running.popleft()
             yield [(base, parts[base.key_group]) for base in fetch.bases]
+            del parts, task
             held -= fetch.stop - fetch.start
+            room.give_back(fetch.decoded)
     finally:
         for _, task in running:
             task.cancel()
@@ -255,9 +282,9 @@ async def _decoded(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[
         await source.close()
 
 
-async def _fetched(fetch: _Fetch, source: BaseSource) -> Mapping[KeyGroup, _Pages]:
+async def _fetched(fetch: _Fetch, source: BaseSource, room: _DecodedAhead) -> Mapping[KeyGroup, _Pages]:
     async def read() -> Mapping[KeyGroup, _Pages]:
-        return await call_in_thread(_parts, fetch, await source.get(fetch.bases[0], fetch.start, fetch.stop))
+        return await call_in_thread(_parts, fetch, await source.get(fetch.bases[0], fetch.start, fetch.stop), room)
 
     try:
         return await repeated(read, source.runtime)
@@ -268,15 +295,26 @@ async def _fetched(fetch: _Fetch, source: BaseSource) -> Mapping[KeyGroup, _Page
     alone = [_Fetch(fetch.name, base.offset, base.offset + base.length, [base]) for base in fetch.bases]
     found: dict[KeyGroup, _Pages] = {}
     for each in alone:
-        found.update(await _fetched(each, source))
+        found.update(await _fetched(each, source, room))
+        fetch.decoded += each.decoded
     return found
 
 
-def _parts(fetch: _Fetch, data: bytes) -> dict[KeyGroup, _Pages]:
+def _parts(fetch: _Fetch, data: bytes, room: _DecodedAhead) -> dict[KeyGroup, _Pages]:
     view = memoryview(data)
     found: dict[KeyGroup, _Pages] = {}
-    for base in fetch.bases:
-        at = base.offset - fetch.start
-        pages = decode_key_group(view[at : at + base.length], base.key_group, name=f"base file {fetch.name}")
-        found[base.key_group] = list(pages) if base.length <= _DECODE_AHEAD else pages
+    taken = 0
+    try:
+        for base in fetch.bases:
+            at = base.offset - fetch.start
+            raw, pages = open_key_group(view[at : at + base.length], base.key_group, name=f"base file {fetch.name}")
+            if room.take(raw):
+                taken += raw
+                found[base.key_group] = list(pages)
+            else:
+                found[base.key_group] = pages
+    except BaseException:
+        room.give_back(taken)
+        raise
+    fetch.decoded += taken
     return found

@@ -41,6 +41,7 @@ __all__ = [
     "encode_in_pieces",
     "encode_key_group",
     "inspect_key_group",
+    "open_key_group",
 ]
 
 MAGIC = b"DSTLBASE"
@@ -154,10 +155,20 @@ def decode_key_group(
         CorruptData: Any byte is not what was written, the file is cut or of another key group.
         Invalid: The file was written by a newer version.
     """
+    return open_key_group(data, key_group, name=name)[1]
+
+
+def open_key_group(
+    data: bytes | memoryview, key_group: KeyGroup, *, name: str = "a base file"
+) -> tuple[int, Iterator[pa.RecordBatch]]:
+    """Return what :func:`decode_key_group` does, behind the bytes that all pages together take when decoded.
+
+    Nothing is decoded yet; the errors are the same.
+    """
     info, blocks = _checked(data, name)
     if info.key_group != key_group:
         raise CorruptData(f"{name} holds key group {info.key_group}, not {key_group}: restore from an older base")
-    return _pages(blocks, name)
+    return info.raw_bytes, _pages(blocks, name)
 
 
 def inspect_key_group(data: bytes | memoryview, *, name: str = "a base file") -> KeyGroupFile:
