@@ -80,6 +80,7 @@ __all__ = [
 ]
 
 _SHOWN = 200
+_MOST_ON_WIRE = 1 << 16
 
 
 class DstlError(Exception):
@@ -203,8 +204,10 @@ def error_to_wire(error: BaseException) -> tuple[str, str]:
     """
     for kind in type(error).__mro__:
         if _BY_NAME.get(kind.__name__) is kind:
-            return kind.__name__, str(error)
-    return "DstlError", f"{type(error).__name__}: {error}"
+            return kind.__name__, str(error)[:_MOST_ON_WIRE]
+    if isinstance(error, MemoryError):
+        return "Unavailable", "the process that was called has run out of memory: give it more, or spread the state"
+    return "DstlError", f"{type(error).__name__}: {clipped(error)}"
 
 
 def error_from_wire(kind: str, message: str) -> DstlError:

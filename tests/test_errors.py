@@ -2,7 +2,10 @@
 
 import pytest
 
-from dstl.errors import clipped, shown
+from dstl.errors import Invalid, clipped, error_to_wire, shown
+from dstl.state.ddl import parse_ddl
+from dstl.state.key_codec import KeyCodec
+from dstl.state.value_codec import ValueCodec
 
 
 @pytest.mark.parametrize(
@@ -11,9 +14,9 @@ from dstl.errors import clipped, shown
         "x" * 50_000_000,
         b"x" * 50_000_000,
         bytearray(50_000_000),
-        ["x" * 1_000_000] * 1_000,
+        ["x" * 1_000_000] * 10,
         dict.fromkeys(range(1000), "x" * 1000),
-        [[[[["deep"] * 100] * 100] * 100] * 100],
+        [[[["deep"] * 100] * 100] * 10],
         10**5_000,
         ValueError("x" * 1_000_000),
         range(10**9),
@@ -37,3 +40,24 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_type():
 
     assert "Broken" in shown(Broken())
     assert "Broken" in shown([Broken()])
+
+
+@pytest.mark.parametrize("kind", ["int", "double", "boolean", "date", "timestamp", "decimal(10,2)", "array<int>"])
+def test_a_wrong_value_of_megabytes_makes_no_error_of_megabytes(kind):
+    """Before, a wrong string of 50 MB gave an error of 50,018,031 characters."""
+    schema = parse_ddl(f"f {kind}")
+    for value in ("x" * 5_000_000, ["y" * 5_000_000], 10**10_000 if kind == "int" else "z" * 5_000_000):
+        with pytest.raises(Invalid, match="field 'f' of state 'total'") as caught:
+            ValueCodec("total", (schema,)).encode((value,))
+        assert len(str(caught.value)) < 600
+        if "array" not in kind:
+            with pytest.raises(Invalid) as caught:
+                KeyCodec(schema).encode((value,))
+            assert len(str(caught.value)) < 600
+
+
+def test_no_error_is_long_on_the_wire_and_one_of_memory_says_memory():
+    assert len(error_to_wire(Invalid("x" * 10_000_000))[1]) <= 1 << 16
+    assert len(error_to_wire(ValueError("x" * 10_000_000))[1]) < 300
+    assert error_to_wire(MemoryError())[0] == "Unavailable"
+    assert "memory" in error_to_wire(MemoryError())[1]

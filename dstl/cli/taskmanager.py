@@ -86,7 +86,10 @@ async def _serve(invitation: Invitation) -> None:
 def _secret(file: str | None) -> Secret:
     """Return the secret, which is never an argument: those are in the process list."""
     if file == "-":
-        return Secret.from_text(sys.stdin.readline())
+        try:
+            return Secret.from_text(sys.stdin.readline())
+        except UnicodeError:
+            raise Invalid("the first line of standard input is no secret: it is not UTF-8 text") from None
     if file is not None:
         return Secret.from_file(file)
     text = os.environ.pop(_SECRET, "")

@@ -39,7 +39,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, shown
 from dstl.state.type_groups import TEXT
 
 __all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain", "values_by_name"]
@@ -160,9 +160,9 @@ def _integer(kind: type[DataType]) -> FieldCodec:
     def encode(value: Any) -> int:
         value = plain(value)
         if not isinstance(value, int):
-            raise TypeError(f"{value!r} ({type(value).__name__}) is not an integer")
+            raise TypeError(f"{shown(value)} ({type(value).__name__}) is not an integer")
         if not low <= value <= high:
-            raise ValueError(f"{value} is outside [{low}, {high}]")
+            raise ValueError(f"{shown(value)} is outside [{low}, {high}]")
         return int(value)
 
     return FieldCodec(int, encode, None)
@@ -171,7 +171,7 @@ def _integer(kind: type[DataType]) -> FieldCodec:
 def _float(value: Any) -> float:
     value = plain(value)
     if not isinstance(value, (float, int)):
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a number")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a number")
     return float(value)
 
 
@@ -186,14 +186,14 @@ def _float32(value: Any) -> float:
 def _boolean(value: Any) -> bool:
     value = plain(value)
     if value is not True and value is not False:
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a boolean")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a boolean")
     return bool(value)
 
 
 def _text(value: Any) -> str:
     value = plain(value)
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a string")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a string")
     return str(value)
 
 
@@ -204,13 +204,13 @@ def _binary(value: Any) -> bytes:
 
 
 def _null(value: Any) -> None:
-    raise TypeError(f"{value!r} in a void column: only None fits")
+    raise TypeError(f"{shown(value)} in a void column: only None fits")
 
 
 def _date(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.date):
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a date")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a date")
     return value.toordinal() - _EPOCH_ORDINAL
 
 
@@ -221,7 +221,7 @@ def _to_date(days: int) -> datetime.date:
 def _timestamp(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.datetime):
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a datetime")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a datetime")
     # A naive datetime is local time, as it is for PySpark.
     aware = value.astimezone(datetime.UTC) if value.tzinfo is None else value
     return (aware - _EPOCH_UTC) // _MICROSECOND
@@ -235,9 +235,9 @@ def _to_timestamp(micros: int) -> datetime.datetime:
 def _timestamp_ntz(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.datetime):
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a datetime")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a datetime")
     if value.tzinfo is not None:
-        raise ValueError(f"{value!r} has a time zone; a timestamp_ntz has none")
+        raise ValueError(f"{shown(value)} has a time zone; a timestamp_ntz has none")
     return (value - _EPOCH) // _MICROSECOND
 
 
@@ -248,7 +248,7 @@ def _to_timestamp_ntz(micros: int) -> datetime.datetime:
 def _day_time(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.timedelta):
-        raise TypeError(f"{value!r} ({type(value).__name__}) is not a timedelta")
+        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a timedelta")
     return value // _MICROSECOND
 
 
@@ -279,12 +279,12 @@ def _decimal(data_type: DecimalType) -> FieldCodec:
         if isinstance(value, int) and not isinstance(value, bool):
             value = decimal.Decimal(value)
         if not isinstance(value, decimal.Decimal):
-            raise TypeError(f"{value!r} ({type(value).__name__}) is not a Decimal")
+            raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a Decimal")
         if value.is_nan():
             return None
         unscaled = int(value.scaleb(scale, _DECIMAL_CONTEXT).to_integral_value(decimal.ROUND_HALF_UP))
         if not -bound < unscaled < bound:
-            raise ValueError(f"{value} does not fit {data_type.simpleString()}")
+            raise ValueError(f"{shown(value)} does not fit {data_type.simpleString()}")
         if -(1 << 63) <= unscaled < 1 << 63:
             return unscaled
         return unscaled.to_bytes((unscaled.bit_length() + 8) // 8, "big", signed=True)
@@ -303,7 +303,7 @@ def _array(data_type: ArrayType) -> FieldCodec:
 
     def encode(value: Any) -> list[Any]:
         if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
-            raise TypeError(f"{value!r} ({type(value).__name__}) is not a list")
+            raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a list")
         return [encode_one(one) for one in value]
 
     if decode_one is None:
@@ -340,7 +340,7 @@ def _struct(data_type: StructType) -> FieldCodec:
         elif not isinstance(value, (tuple, list)):
             held = getattr(value, "__dict__", None)
             if held is None:
-                raise TypeError(f"{value!r} ({type(value).__name__}) is not a struct")
+                raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a struct")
             value = [held.get(name) for name in names]
         if len(value) != len(names):
             raise ValueError(f"{len(value)} values for the {len(names)} fields of {data_type.simpleString()}")
@@ -368,7 +368,7 @@ def _by_name(data_type: DataType) -> FieldCodec:
 
         def encode_time(value: Any) -> int:
             if not isinstance(value, datetime.time):
-                raise TypeError(f"{value!r} ({type(value).__name__}) is not a time")
+                raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a time")
             return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
 
         return FieldCodec(None, encode_time, lambda micros: (_EPOCH + micros * _MICROSECOND).time())

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, clipped
 from dstl.state.frame_blocks import joined_frames
 from dstl.state.null_checks import forbids_nulls, refuse_null
 from dstl.state.row_writer import arrow_schema
@@ -76,7 +76,7 @@ class FrameWriter:
             except (pa.ArrowException, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
                 raise Invalid(
                     f"operator {self._operator!r} yielded a frame whose column {name!r} is not "
-                    f"{data_type.simpleString()}: {error}"
+                    f"{data_type.simpleString()}: {clipped(error)}"
                 ) from error
             if self._forbids[position]:
                 refuse_null(array, self._types[name], self._operator)

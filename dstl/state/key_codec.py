@@ -33,7 +33,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dstl.errors import CorruptData, Invalid
+from dstl.errors import CorruptData, Invalid, clipped, shown
 from dstl.state.binary_column import rows_of
 from dstl.state.field_codec import field_codec, values_by_name
 from dstl.state.packed_columns import is_columnar, pack_columns
@@ -98,14 +98,14 @@ class KeyCodec:
             key = (key,)
         if not isinstance(key, (tuple, list)) or len(key) != len(self.names):
             raise Invalid(
-                f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {key!r}"
+                f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {shown(key)}"
             )
         wire: list[Any] = []
         for one, encode, name in zip(key, self._encoders, self.names, strict=True):
             try:
                 wire.append(None if one is None else encode(one))
             except (TypeError, ValueError, OverflowError, AssertionError) as error:
-                raise Invalid(f"column {name!r} of {self.what}: {error}") from error
+                raise Invalid(f"column {name!r} of {self.what}: {clipped(error)}") from error
         if None in wire:
             for one, field in zip(wire, self.schema.fields, strict=True):
                 if one is None and not field.nullable:
@@ -134,7 +134,7 @@ class KeyCodec:
             )
         except Exception as error:
             raise CorruptData(
-                f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {error}"
+                f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {clipped(error)}"
             ) from error
 
     def encode_columns(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:

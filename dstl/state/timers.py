@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, shown
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.key_window import KeyWindow
@@ -146,4 +146,4 @@ class Timers(EntryState):
         try:
             return expiry_user_key(operator.index(at_ms))
         except (TypeError, struct.error):
-            raise Invalid(f"a timer is a whole number of milliseconds since 1970, not {at_ms!r}") from None
+            raise Invalid(f"a timer is a whole number of milliseconds since 1970, not {shown(at_ms)}") from None

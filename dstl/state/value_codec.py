@@ -37,7 +37,7 @@ from pyspark.sql.types import (
 )
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.errors import CorruptData, Invalid
+from dstl.errors import CorruptData, Invalid, clipped
 from dstl.state.field_codec import INT_BOUNDS, FieldCodec, field_codec, values_by_name
 
 __all__ = [
@@ -140,7 +140,7 @@ class ValueCodec:
             found = data[0] & ~HAS_WRITE_TIME if data else None
             raise CorruptData(
                 f"a value of state {self._name!r} ({len(data)} bytes, schema version {found}) cannot be decoded: "
-                f"{error}; was it written by a newer version of the processor?"
+                f"{clipped(error)}; was it written by a newer version of the processor?"
             ) from error
 
 
@@ -186,7 +186,7 @@ class _Fields:
             try:
                 encoded = None if one is None else codec.encode(one)
             except (TypeError, ValueError, OverflowError, AssertionError) as error:
-                raise Invalid(f"field {field.name!r} of state {self.name!r}: {error}") from error
+                raise Invalid(f"field {field.name!r} of state {self.name!r}: {clipped(error)}") from error
             if encoded is None and not field.nullable:
                 raise Invalid(f"field {field.name!r} of state {self.name!r} is declared NOT NULL and got None")
             wire.append(encoded)

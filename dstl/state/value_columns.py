@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.errors import CorruptData, Invalid
+from dstl.errors import CorruptData, Invalid, clipped
 from dstl.state.binary_column import content_of, fixed_width_of, lengths_of, rows_of
 from dstl.state.field_codec import field_codec
 from dstl.state.packed_columns import pack_columns, unpack_columns
@@ -109,8 +109,8 @@ class ValueColumns:
             raise
         except Exception as error:
             raise CorruptData(
-                f"values of state {self._name!r} cannot be decoded: {error}; were they written by a newer version of "
-                "the query?"
+                f"values of state {self._name!r} cannot be decoded: {clipped(error)}; were they written by a newer "
+                "version of the query?"
             ) from error
         if not values.null_count:
             return found

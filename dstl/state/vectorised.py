@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
-from dstl.errors import Invalid, UserCodeError
+from dstl.errors import Invalid, UserCodeError, clipped
 from dstl.state.binary_column import empty_values
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.groups import Groups, group_codes
@@ -201,7 +201,7 @@ class VectorisedRunner:
         except UserCodeError:
             raise
         except Invalid as error:
-            raise Invalid(f"operator {self._operator!r}: {error}") from error
+            raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
         if update.states is not None:
             columns = conformed(update.states, self._values.schema, f"operator {self._operator!r}: the new states")
             if columns.num_rows != keys.num_rows:
@@ -264,7 +264,9 @@ def conformed(found: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordB
             try:
                 column = column.cast(field.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise Invalid(f"{what} has column {field.name!r} as {column.type}, not {field.type}: {error}") from None
+                raise Invalid(
+                    f"{what} has column {field.name!r} as {column.type}, not {field.type}: {clipped(error)}"
+                ) from None
         if column.null_count and not field.nullable:
             raise Invalid(f"{what} has a null in column {field.name!r}, which is NOT NULL")
         columns.append(column)

@@ -49,6 +49,9 @@ async def _main() -> int:
     except DstlError as error:
         _log.error("TaskManager %s ends: %s", invitation.member_id, error)
         return 1
+    except MemoryError:
+        _log.error("TaskManager %s ends: it has run out of memory", invitation.member_id)
+        return 1
     finally:
         watcher.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -25,6 +25,7 @@ from dstl.taskmanager.protocol import (
 
 __all__ = ["Address", "AsyncConnection", "Connection"]
 
+_CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
 _OPEN_SECONDS = 30.0
 """What a process has for connecting and for the handshake, however long its calls may take then."""
 
@@ -191,7 +192,7 @@ class Connection:
                 self._socket.settimeout(left)
             got = self._socket.recv_into(view[done:])
             if got == 0:
-                raise ConnectionResetError("closed by the other side")
+                raise ConnectionResetError(_CLOSED)
             done += got
         return buffer
 
@@ -308,7 +309,8 @@ class AsyncConnection:
                 # Whatever it is: a reply may still come, and would be taken for the next call's.
                 self._writer.close()
                 if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
-                    raise Unavailable(f"the connection to {self.address} broke during {method}: {error}") from error
+                    why = _CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
+                    raise Unavailable(f"the connection to {self.address} broke during {method}: {why}") from error
                 raise
         raise_for(header)
         return header, data

@@ -8,11 +8,14 @@ frames of a handshake (``dstl.taskmanager.handshake``) have none, and are not lo
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import secrets
 import socket
 import stat
 import struct
+from collections import Counter
 from typing import Any
 
 import msgpack
@@ -33,6 +36,7 @@ __all__ = [
     "set_tcp_options",
 ]
 
+_log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 2
 MAX_FRAME = 256 << 20
 """No frame is longer, in bytes: a bigger length is refused before anything is allocated."""
@@ -41,6 +45,11 @@ MAX_HANDSHAKE = 1024
 PREFIX_BYTES = 4
 _MAX_HEADER = 16 << 20
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+
+
+_REFUSED_BITS = 40.0
+_WEAK_BITS = 80.0
+_HOW_TO_MAKE_ONE = "make a random one, with `openssl rand -hex 32`, say"
 
 
 class Secret:
@@ -76,9 +85,20 @@ class Secret:
         """Return the secret that people write: white space around it does not count.
 
         Raises:
-            Invalid: It is shorter than 16 bytes.
+            Invalid: It is shorter than 16 bytes, not text, or easily guessed.
         """
-        return Secret(text.strip().encode())
+        try:
+            key = text.strip().encode()
+        except UnicodeError:
+            raise Invalid("the application's secret is not UTF-8 text: write it in letters and digits") from None
+        secret, bits = Secret(key), _guessing_bits(key)
+        if bits < _REFUSED_BITS:
+            raise Invalid(f"the application's secret is easily guessed, for it repeats itself: {_HOW_TO_MAKE_ONE}")
+        if bits < _WEAK_BITS:
+            _log.warning(
+                "the application's secret can be guessed by who listens to one handshake: %s", _HOW_TO_MAKE_ONE
+            )
+        return secret
 
     @staticmethod
     def from_file(path: str) -> Secret:
@@ -96,6 +116,11 @@ class Secret:
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise Invalid(f"the secret file {path} cannot be read: {reason}") from None
+
+
+def _guessing_bits(key: bytes) -> float:
+    """Return an upper bound of how many bits are to be guessed, by how the bytes are distributed."""
+    return sum(-count * math.log2(count / len(key)) for count in Counter(key).values())
 
 
 def encode_frame(

@@ -14,23 +14,21 @@ from hypothesis import strategies as st
 
 from dstl.errors import AccessDenied, CorruptData, DstlError, Fenced, Invalid
 from dstl.taskmanager.client import Address
+from dstl.taskmanager.handshake import NONCE_BYTES, ClientHandshake, Role, ServerHandshake
 from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
-    NONCE_BYTES,
     PREFIX_BYTES,
     Secret,
     decode_body,
     encode_frame,
     error_reply,
     frame_length,
-    new_nonce,
-    proof,
     raise_for,
-    verify_proof,
 )
 
+WORKER = Role.WORKER
 CANARY = b"canary-0123456789abcdef"
 
 
@@ -122,26 +120,55 @@ def test_an_error_that_is_none_is_refused(error: object) -> None:
         raise_for({"error": error})
 
 
-def test_a_proof_holds_for_one_secret_one_side_and_one_pair_of_nonces() -> None:
+def shaken(client: Secret, server: Secret, **changed: object) -> None:
+    """Do a handshake in memory, and change what the client says."""
+    serving, calling = (
+        ServerHandshake(server, frozenset({"there:1"}), ""),
+        ClientHandshake(client, WORKER, "there:1", ""),
+    )
+    _, last, _ = serving.accept({**calling.answer(serving.challenge()), **changed}, vouched=False)
+    calling.finish(last, vouched=False)
+
+
+def test_a_proof_holds_for_one_secret_and_one_pair_of_nonces() -> None:
     ours, theirs = Secret.generate(), Secret.generate()
-    server, client = new_nonce(), new_nonce()
-    good = proof(ours, "client", server, client)
-    verify_proof(ours, "client", server, client, good)
-    for secret, side, first, second in [
-        (theirs, "client", server, client),
-        (ours, "server", server, client),
-        (ours, "client", client, server),
-        (ours, "client", new_nonce(), client),
-        (ours, "client", server, new_nonce()),
-    ]:
-        with pytest.raises(AccessDenied, match="does not know this application's secret"):
-            verify_proof(secret, side, first, second, good)
+    shaken(ours, ours)
+    with pytest.raises(AccessDenied, match="does not know this application's secret"):
+        shaken(ours, theirs)
+    with pytest.raises(AccessDenied, match="does not know this application's secret"):
+        shaken(ours, ours, nonce=b"n" * NONCE_BYTES)
 
 
 @pytest.mark.parametrize("given", [None, 0, 1 << 60, "text", b"", [1], b"\0" * NONCE_BYTES])
 def test_whatever_is_sent_as_a_proof_is_refused_without_a_crash(given: object) -> None:
+    secret = Secret.generate()
     with pytest.raises(AccessDenied):
-        verify_proof(Secret.generate(), "server", new_nonce(), new_nonce(), given)
+        shaken(secret, secret, proof=given)
+
+
+@pytest.mark.parametrize("text", ["a" * 32, "ab" * 16, "1111111122222222", "a" * 1000])
+def test_a_secret_that_repeats_itself_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(Invalid, match="easily guessed") as raised:
+        Secret.from_text(text)
+    assert text not in str(raised.value)
+
+
+def test_a_weak_secret_is_warned_of_and_a_random_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    Secret.from_text("hunter2 hunter2 hunter2")
+    assert ["can be guessed" in record.getMessage() for record in caplog.records] == [True]
+    assert "hunter2" not in caplog.text
+    caplog.clear()
+    for _ in range(100):
+        Secret.from_text(Secret.generate().reveal().hex())
+    assert not caplog.records
+
+
+def test_a_secret_that_is_no_text_is_refused_and_not_shown() -> None:
+    """From the environment bytes that are not UTF-8 come as surrogates, and the encoder's error holds them."""
+    with pytest.raises(Invalid, match="not UTF-8 text") as raised:
+        Secret.from_text(b"hunter2-hunter2-\xff".decode(errors="surrogateescape"))
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is None
 
 
 def test_a_short_secret_is_refused_and_not_shown() -> None:
@@ -157,7 +184,7 @@ def test_the_secret_shows_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("dstl").warning("%s %r %s", secret, secret, config)
     try:
-        verify_proof(secret, "client", b"", b"", b"wrong")
+        shaken(secret, secret, proof=b"wrong")
     except AccessDenied as error:
         traceback.print_exception(error, file=shown)
     for text in (repr(secret), str(secret), f"{secret}", repr(config), caplog.text, shown.getvalue(), repr([secret])):
