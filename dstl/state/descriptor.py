@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StructType
 
 from dstl.errors import CorruptData, Invalid, shown
+from dstl.state.schema_evolution import why_unreadable
 from dstl.state.stored_schema import schema_from_json
 from dstl.state.value_codec import MAX_SCHEMA_VERSIONS
 
@@ -16,14 +17,6 @@ __all__ = ["MAX_STATES", "StateDescriptor", "StateKind", "evolve"]
 
 MAX_STATES = 1 << 16
 """An operator has no more states, those that were removed included."""
-
-_WIDER = {
-    "tinyint": ("smallint", "int", "bigint"),
-    "smallint": ("int", "bigint"),
-    "int": ("bigint",),
-    "float": ("double",),
-}
-"""Types whose values are values of the wider type too, so that a column may widen."""
 
 
 class StateKind(StrEnum):
@@ -110,8 +103,9 @@ class StateDescriptor:
 def evolve(old: StateDescriptor, new: StateDescriptor) -> StateDescriptor:
     """Return the descriptor to go on with where ``old`` is stored and ``new`` is declared (with one schema).
 
-    Columns may be added (nullable) anywhere, may change places, and may widen (int to bigint, float to double). The
-    time to live may change.
+    Columns may be added (nullable), removed and reordered, and may widen (``dstl.state.schema_evolution``): values of
+    any earlier schema may still be stored, so the new one is compared with each. A user key's columns may be renamed.
+    The time to live may change.
 
     Raises:
         Invalid: Stored values could not be read as the new schema says; names the state and both schemas.
@@ -120,44 +114,39 @@ def evolve(old: StateDescriptor, new: StateDescriptor) -> StateDescriptor:
         raise Invalid(
             f"state {old.name!r} is stored as a {old.kind.value} state and declared as {new.kind.value}: rename it"
         )
-    if (old.user_key is None) != (new.user_key is None) or (
-        old.user_key is not None and new.user_key is not None and _shape(old.user_key) != _shape(new.user_key)
-    ):
+    if not _same_user_keys(old.user_key, new.user_key):
         raise Invalid(
             f"state {old.name!r} is stored with the user key {_show(old.user_key)} and declared with "
-            f"{_show(new.user_key)}: user keys cannot change; use another name"
+            f"{_show(new.user_key)}: a user key's columns can be renamed, and not change otherwise; give the state "
+            "another name"
         )
-    before, after = old.value_schemas[-1], new.value_schemas[-1]
-    reason = _why_incompatible(before, after)
-    if reason:
-        raise Invalid(
-            f"state {old.name!r} cannot change its schema: {reason}. Stored: {_show(before)}; declared: "
-            f"{_show(after)}. Add nullable columns, or use another name for the state"
-        )
-    same = _shape(before) == _shape(after) and before.names == after.names
+    stored, after = old.value_schemas, new.value_schemas[-1]
+    for number, before in reversed(list(enumerate(stored, start=1))):
+        reason = why_unreadable(before, after)
+        if reason:
+            which = "" if number == len(stored) else f" (its version {number} of {len(stored)}, still among its values)"
+            raise Invalid(
+                f"state {old.name!r} cannot change its schema: {reason}. Stored: {_show(before)}{which}; declared: "
+                f"{_show(after)}. Columns may be added (nullable), removed, reordered and widened; for anything else "
+                "give the column or the state another name"
+            )
+    same = _shape(stored[-1]) == _shape(after)
     schemas = (*old.schemas[:-1], new.schemas[-1]) if same else (*old.schemas, new.schemas[-1])
     if len(schemas) > MAX_SCHEMA_VERSIONS:
         raise Invalid(
             f"state {old.name!r} has had {MAX_SCHEMA_VERSIONS} schemas, the most there can be: use another name"
         )
-    return replace(old, schemas=schemas, ttl_ms=new.ttl_ms)
+    return replace(old, schemas=schemas, user_key_schema=new.user_key_schema, ttl_ms=new.ttl_ms)
 
 
-def _why_incompatible(old: StructType, new: StructType) -> str:
-    fields: dict[str, StructField] = {f.name: f for f in new.fields}
-    for field in old.fields:
-        found = fields.pop(field.name, None)
-        if found is None:
-            return f"column {field.name!r} is gone"
-        before, after = field.dataType.simpleString(), found.dataType.simpleString()
-        if before != after and after not in _WIDER.get(before, ()):
-            return f"column {field.name!r} changes from {before} to {after}"
-        if field.nullable and not found.nullable:
-            return f"column {field.name!r} may hold nulls and is declared NOT NULL"
-    for field in fields.values():
-        if not field.nullable:
-            return f"the new column {field.name!r} is NOT NULL, and stored values have none"
-    return ""
+def _same_user_keys(old: StructType | None, new: StructType | None) -> bool:
+    """Return True where stored user keys are user keys of the new schema too, each column what it was."""
+    if old is None or new is None:
+        return old is new
+    if [_shape(field.dataType) for field in old.fields] != [_shape(field.dataType) for field in new.fields]:
+        return False
+    # Columns have no names in stored keys: two that change places would be taken for each other.
+    return all(name == before or name not in old.names for before, name in zip(old.names, new.names, strict=True))
 
 
 def _shape(data_type: DataType) -> str:

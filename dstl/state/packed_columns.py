@@ -29,7 +29,7 @@ from dstl.state.field_codec import field_codec
 from dstl.state.type_groups import FLOATS, TEXT, WHOLE
 from dstl.state.wire_column import from_int64, to_int64
 
-__all__ = ["is_columnar", "pack_columns", "unpack_columns"]
+__all__ = ["columns_of_rows", "is_columnar", "pack_columns", "unpack_columns", "unpack_rows"]
 
 _NIL, _FALSE, _TRUE, _DOUBLE = 0xC0, 0xC2, 0xC3, 0xCB
 
@@ -96,7 +96,7 @@ def unpack_columns(
         ValueError: Not such values.
     """
     if not all(map(is_columnar, types)):
-        return _unpacked_one_by_one(values, types, arrow_types, skip)
+        return columns_of_rows(unpack_rows(values, len(types), skip), types, arrow_types)
     content, offsets = content_of(values)
     data = np.concatenate((content, np.zeros(_PADDING, np.uint8)))
     at = offsets[:-1] + skip
@@ -260,13 +260,28 @@ def _decimals_at(
     return pa.Array.from_buffers(arrow_type, len(at), [validity, pa.py_buffer(words)]), after
 
 
-def _unpacked_one_by_one(
-    values: pa.Array, types: Sequence[DataType], arrow_types: Sequence[pa.DataType], skip: int
-) -> list[pa.Array]:
+def unpack_rows(values: pa.Array, count: int, skip: int) -> list[list[Any]]:
+    """Return each value's list of wire values.
+
+    Args:
+        values: Binary, without nulls.
+        count: How many each has.
+        skip: Bytes in front of each array.
+
+    Raises:
+        ValueError: Not such values.
+    """
     unpack = partial(msgpack.unpackb, strict_map_key=False)
     rows = [unpack(value[skip:]) for value in values.to_pylist()]
-    if any(len(row) != len(types) for row in rows):
-        raise ValueError(f"not an array of {len(types)} fields")
+    if any(len(row) != count for row in rows):
+        raise ValueError(f"not an array of {count} fields")
+    return rows
+
+
+def columns_of_rows(
+    rows: Sequence[Sequence[Any]], types: Sequence[DataType], arrow_types: Sequence[pa.DataType]
+) -> list[pa.Array]:
+    """Return the columns of rows of wire values, of which there is at least one."""
     converters = list(map(_arrowable, types))
     return [
         pa.array([None if one is None else convert(one) for one in column], arrow_type)

@@ -8,8 +8,8 @@
             otherwise: one msgpack array of the fields' wire values (dstl.state.field_codec)
 
 Which body it is follows from the schema alone, so a reader needs the schema and nothing else. Nothing is ever pickled.
-An older schema version is decoded with that version's schema and then laid out by name as the newest one has it; a
-field that did not exist is None.
+An older schema version is read with that version's schema and then made into the newest one (``schema_evolution``);
+nothing is rewritten but what the processor writes.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import CorruptData, Invalid, clipped
 from dstl.state.field_codec import INT_BOUNDS, FieldCodec, field_codec, values_by_name
+from dstl.state.schema_evolution import reading
 
 __all__ = [
     "FIXED_FORMATS",
@@ -103,7 +104,7 @@ class ValueCodec:
         decode: Bytes to tuple. Raises CorruptData when the bytes are not a value of any of the schemas.
     """
 
-    __slots__ = ("_decoders", "_name", "decode", "encode", "schema")
+    __slots__ = ("_decoders", "_name", "_newest", "_schemas", "decode", "encode", "schema")
 
     def __init__(
         self,
@@ -117,25 +118,22 @@ class ValueCodec:
             raise Invalid(f"state {name!r} has {len(schemas)} schema versions; 1 to {MAX_SCHEMA_VERSIONS} are possible")
         self._name = name
         self.schema = schemas[-1]
-        version, newest = len(schemas), schemas[-1]
-        bodies = [_FixedBody(name, s) if is_fixed_width(s) else _PackedBody(name, s) for s in schemas]
+        version, body = len(schemas), _body(name, schemas[-1])
         timed = HAS_WRITE_TIME if write_time_ms is not None else 0
         prefix = bytes([version | timed])
         if write_time_ms is not None:
             prefix += WRITE_TIME.pack(write_time_ms)
-        self.encode: Encode = bodies[-1].encoder(prefix, max_bytes)
-        self._decoders: list[Decode | None] = [None] * 256
-        for number, (schema, body) in enumerate(zip(schemas, bodies, strict=True), start=1):
-            for flag, offset in ((0, 1), (HAS_WRITE_TIME, 1 + WRITE_TIME.size)):
-                decode = body.decoder(offset)
-                if number != version:
-                    decode = _laid_out(decode, schema, newest)
-                self._decoders[number | flag] = decode
+        self.encode: Encode = body.encoder(prefix, max_bytes)
+        self._schemas = tuple(schemas)
+        self._newest = body
+        self._decoders: list[Decode] = [self._first] * 256
+        for flag, offset in ((0, 1), (HAS_WRITE_TIME, 1 + WRITE_TIME.size)):
+            self._decoders[version | flag] = body.decoder(offset)
         self.decode: Decode = self._decode
 
     def _decode(self, data: bytes) -> tuple[Any, ...]:
         try:
-            return self._decoders[data[0]](data)  # type: ignore[misc]
+            return self._decoders[data[0]](data)
         except Exception as error:
             found = data[0] & ~HAS_WRITE_TIME if data else None
             raise CorruptData(
@@ -143,15 +141,25 @@ class ValueCodec:
                 f"{clipped(error)}; was it written by a newer version of the processor?"
             ) from error
 
+    def _first(self, data: bytes) -> tuple[Any, ...]:
+        """Decode the first value of an older version; its later ones need not come here."""
+        kind = data[0]
+        version = kind & ~HAS_WRITE_TIME
+        if not 0 < version < len(self._schemas):
+            raise ValueError("no such schema version")
+        wire = _body(self._name, self._schemas[version - 1]).wire_reader(
+            1 + (WRITE_TIME.size if kind & HAS_WRITE_TIME else 0)
+        )
+        convert, decoded = reading(self._schemas[version - 1 :]), self._newest.decoded
+        if convert is None:
+            self._decoders[kind] = lambda value: decoded(wire(value))
+        else:
+            self._decoders[kind] = lambda value: decoded(convert(wire(value)))
+        return self._decoders[kind](data)
 
-def _laid_out(decode: Decode, old: StructType, new: StructType) -> Decode:
-    positions = [old.names.index(n) if n in old.names else None for n in new.names]
 
-    def by_name(data: bytes) -> tuple[Any, ...]:
-        found = decode(data)
-        return tuple([None if p is None else found[p] for p in positions])
-
-    return by_name
+def _body(name: str, schema: StructType) -> _FixedBody | _PackedBody:
+    return _FixedBody(name, schema) if is_fixed_width(schema) else _PackedBody(name, schema)
 
 
 class _Fields:
@@ -248,6 +256,17 @@ class _FixedBody(_Fields):
 
         return decode
 
+    def wire_reader(self, offset: int) -> Callable[[bytes], list[Any]]:
+        unpack = struct.Struct(f"<{offset}x{self._row}").unpack
+
+        def read(data: bytes) -> list[Any]:
+            nulls, *values = unpack(data)
+            if nulls:
+                values = [None if nulls >> i & 1 else one for i, one in enumerate(values)]
+            return values
+
+        return read
+
 
 _Plan = tuple[tuple[tuple[int, int, int], ...], tuple[tuple[int, Callable[[Any], Any]], ...]]
 
@@ -330,6 +349,17 @@ class _PackedBody(_Fields):
             return decoded(values)
 
         return decode_flat if flat and not nested else decode
+
+    def wire_reader(self, offset: int) -> Callable[[bytes], list[Any]]:
+        unpackb, width = msgpack.unpackb, len(self.codecs)
+
+        def read(data: bytes) -> list[Any]:
+            values: list[Any] = unpackb(data[offset:], use_list=True, strict_map_key=False)
+            if len(values) != width:
+                raise ValueError(f"{len(values)} fields instead of {width}")
+            return values
+
+        return read
 
 
 def _is_atomic(data_type: DataType) -> bool:

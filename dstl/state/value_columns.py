@@ -17,9 +17,11 @@ from pyspark.sql.types import BooleanType, DataType, DoubleType, FloatType, Stru
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import CorruptData, Invalid, clipped
 from dstl.state.binary_column import content_of, fixed_width_of, lengths_of, rows_of
+from dstl.state.column_evolution import widened
 from dstl.state.field_codec import field_codec
-from dstl.state.packed_columns import pack_columns, unpack_columns
+from dstl.state.packed_columns import columns_of_rows, is_columnar, pack_columns, unpack_columns, unpack_rows
 from dstl.state.row_writer import arrow_schema
+from dstl.state.schema_evolution import reading
 from dstl.state.type_groups import FLOATS
 from dstl.state.value_codec import FIXED_FORMATS, HAS_WRITE_TIME, WRITE_TIME, is_fixed_width, null_bitmap
 from dstl.state.wire_column import from_int64, to_int64
@@ -70,9 +72,8 @@ class ValueColumns:
         written = arrow_schema(schemas[-1])
         self.schema = pa.schema([field.with_nullable(True) for field in written])
         self._required = [field.name for field in schemas[-1].fields if not field.nullable]
-        self._bodies: list[_FixedBody | _PackedBody] = [
-            _FixedBody(each) if is_fixed_width(each) else _PackedBody(each) for each in schemas
-        ]
+        self._schemas = tuple(schemas)
+        self._body = _body(self._newest)
 
     def encode(self, columns: pa.RecordBatch, kept: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Return each row as the bytes of a value: a binary array without nulls.
@@ -88,7 +89,7 @@ class ValueColumns:
             nulls = columns.column(name).is_null().to_numpy(zero_copy_only=False)
             if bool((nulls if kept is None else nulls & kept).any()):
                 raise Invalid(f"field {name!r} of state {self._name!r} is declared NOT NULL and got a null")
-        values = self._bodies[-1].encode(columns.columns, columns.num_rows, self._prefix)
+        values = self._body.encode(columns.columns, columns.num_rows, self._prefix)
         if len(values) and values.nbytes > _MOST_VALUE_BYTES and int(lengths_of(values).max()) > _MOST_VALUE_BYTES:
             raise Invalid(
                 f"a value of state {self._name!r} has {int(lengths_of(values).max())} bytes, above the limit of "
@@ -136,16 +137,40 @@ class ValueColumns:
 
     def _of_kind(self, values: pa.Array, kind: int) -> pa.RecordBatch:
         version = kind & ~HAS_WRITE_TIME
-        if not 1 <= version <= len(self._bodies):
-            raise ValueError(f"schema version {version}")
-        body = self._bodies[version - 1]
         skip = 1 + (WRITE_TIME.size if kind & HAS_WRITE_TIME else 0)
-        held = dict(zip(body.names, body.decode(values, skip), strict=True))
-        columns = [
-            held[field.name].cast(field.type) if field.name in held else pa.nulls(len(values), field.type)
-            for field in self.schema
-        ]
+        if version == len(self._schemas):
+            found = self._body.decode(values, skip)
+        elif 0 < version < len(self._schemas):
+            found = self._of_older(values, self._schemas[version - 1 :], skip)
+        else:
+            raise ValueError(f"schema version {version}")
+        columns = [column.cast(field.type) for column, field in zip(found, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _of_older(self, values: pa.Array, history: Sequence[StructType], skip: int) -> list[pa.Array]:
+        """Return values of the first of these schemas as columns of the last, the newest."""
+        old, new = _body(history[0]), self._body
+        if isinstance(old, _PackedBody) and not all(map(is_columnar, old.types)):
+            rows, convert = unpack_rows(values, len(old.types), skip), reading(history)
+            if convert is not None:
+                rows = list(map(convert, rows))
+            return columns_of_rows(rows, new.types, new.arrow_types)
+        held = {
+            name: (column, kind)
+            for name, column, kind in zip(old.names, old.decode(values, skip), old.types, strict=True)
+        }
+        columns = []
+        for name, data_type, arrow_type in zip(new.names, new.types, new.arrow_types, strict=True):
+            if all(name in each.names for each in history):
+                column, before = held[name]
+                columns.append(widened(column, before, data_type, arrow_type))
+            else:
+                columns.append(pa.nulls(len(values), arrow_type))
+        return columns
+
+
+def _body(schema: StructType) -> _FixedBody | _PackedBody:
+    return _FixedBody(schema) if is_fixed_width(schema) else _PackedBody(schema)
 
 
 class _Body:

@@ -52,6 +52,9 @@ def test_a_removed_states_number_never_comes_back():
         ("a int, b string", "x double, b string, a int", 2),
         ("a int", "a long", 2),
         ("f float", "f double", 2),
+        ("a int, b int", "a int", 2),
+        ("a int, b int", "c int", 2),
+        ("a struct<x:int>", "a struct<y:string,x:long>", 2),
     ],
 )
 def test_compatible_schemas_get_a_version(old, new, versions):
@@ -65,12 +68,16 @@ def test_compatible_schemas_get_a_version(old, new, versions):
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        ("a int, b int", "a int", "'b' is gone"),
         ("a int", "a string", "from int to string"),
         ("a long", "a int", "from bigint to int"),
         ("a int", "a int not null", "may hold nulls"),
         ("a int", "a int, b int not null", "new column 'b' is NOT NULL"),
-        ("a struct<x:int>", "a struct<x:int,y:int>", "from struct"),
+        ("a struct<x:int>", "a struct<x:int,y:int not null>", "new column 'a.y' is NOT NULL"),
+        ("a array<struct<x:int>>", "a array<struct<x:string>>", "'a.element.x' changes from int to string"),
+        ("a map<string,long>", "a map<string,int>", "'a.value' changes from bigint to int"),
+        ("a map<string,int>", "a map<int,int>", "keys of map 'a'"),
+        ("a decimal(10,2)", "a decimal(10,3)", "from decimal(10,2) to decimal(10,3)"),
+        ("a date", "a timestamp", "from date to timestamp"),
     ],
 )
 def test_an_incompatible_schema_names_the_state_and_both_schemas(old, new, why):
@@ -91,6 +98,33 @@ def test_a_state_keeps_its_kind_and_user_key():
         made.declare("m", StateKind.VALUE, parse_ddl("n int"))
     with pytest.raises(Invalid, match="user key"):
         made.declare("m", StateKind.MAP, parse_ddl("n int"), parse_ddl("u int"))
+
+
+@pytest.mark.parametrize(
+    ("user_key", "fits"),
+    [("u string, w int", True), ("a string, w int", True), ("w string, u int", False), ("u string, w long", False)],
+)
+def test_a_user_keys_columns_may_be_renamed_and_never_change_places(user_key, fits):
+    made = StateRegistry(KEY)
+    made.declare("m", StateKind.MAP, parse_ddl("n int"), parse_ddl("u string, w int"))
+    made = reopened(made)
+    if fits:
+        found = made.declare("m", StateKind.MAP, parse_ddl("n int"), parse_ddl(user_key))
+        assert reopened(made).descriptors[0].user_key == found.user_key == parse_ddl(user_key)
+    else:
+        with pytest.raises(Invalid, match="user key"):
+            made.declare("m", StateKind.MAP, parse_ddl("n int"), parse_ddl(user_key))
+
+
+def test_values_of_every_earlier_schema_must_stay_readable():
+    made = registry(("s", "a int, b string"))
+    for ddl in ("a int", "a long"):
+        made = reopened(made)
+        made.declare("s", StateKind.VALUE, parse_ddl(ddl))
+    for ddl, why in (("a long, b int", "version 1 of 3"), ("a int", "from bigint to int")):
+        with pytest.raises(Invalid, match=why):
+            reopened(made).declare("s", StateKind.VALUE, parse_ddl(ddl))
+    assert len(reopened(made).declare("s", StateKind.VALUE, parse_ddl("b string, a long")).schemas) == 4
 
 
 def test_declaring_twice_must_mean_the_same():
