@@ -46,6 +46,7 @@ RUNNER = CliRunner()
 GROUPS = 8
 KEY = parse_ddl("name string, n int")
 VALUE = parse_ddl("d date, t timestamp, m decimal(10,2), b binary, x double, a array<struct<p:int>>, o map<string,int>")
+OLD_VERSION, NEW_VERSION = "n int, gone string, s struct<x:int>", "s struct<y:string,x:double>, new date, n long"
 AWKWARD = (
     dt.date(2024, 2, 29),
     dt.datetime(2024, 2, 29, 12, 30, tzinfo=dt.UTC),
@@ -71,6 +72,8 @@ def table_of(registry: StateRegistry, runtime: Runtime) -> HeapStateTable:
     by_user = registry.declare("by_user", StateKind.MAP, parse_ddl("v int"), parse_ddl("u string, w int"))
     mortal = registry.declare("mortal", StateKind.VALUE, parse_ddl("v int"), ttl_ms=5000)
     timers = registry.declare(TIMERS, StateKind.TIMER, StructType([]))
+    evolved = registry.declare("evolved", StateKind.MAP, parse_ddl(NEW_VERSION), parse_ddl("u string"))
+    versions = [ValueCodec("evolved", evolved.value_schemas[:count]) for count in (1, 2)]
     keys, user_keys = KeyCodec(KEY), KeyCodec(parse_ddl("u string, w int"))
     awkward, small = ValueCodec("value", (VALUE,)), ValueCodec("v", (parse_ddl("v int"),))
     old, fresh = expired_and_fresh(parse_ddl("v int"), runtime)
@@ -80,6 +83,8 @@ def table_of(registry: StateRegistry, runtime: Runtime) -> HeapStateTable:
         put(3, value.state_id, two, b"", awkward.encode(NOTHING)),
         *(put(3, elements.state_id, one, struct.pack(">QI", 1 + n // 2, n % 2), small.encode((n,))) for n in range(5)),
         put(3, by_user.state_id, one, user_keys.encode(("x", None)), small.encode((7,))),
+        put(3, evolved.state_id, one, b"a", versions[0].encode((1, "x", (2,)))),
+        put(3, evolved.state_id, one, b"b", versions[1].encode((("y", 0.5), None, 1 << 40))),
         put(3, mortal.state_id, one, b"", old),
         put(3, mortal.state_id, two, b"", fresh),
         put(3, timers.state_id, one, expiry_user_key(-5), b""),
@@ -100,7 +105,9 @@ def made_location(tmp_path: Path, forge: Callable[[dict[str, Any]], None] = lamb
 
     async def fill() -> None:
         store, runtime = LocalStore(str(tmp_path / "job")), system_runtime()
-        registry = StateRegistry(KEY)
+        first = StateRegistry(KEY)
+        first.declare("evolved", StateKind.MAP, parse_ddl(OLD_VERSION), parse_ddl("u string"))
+        registry = StateRegistry.from_wire(first.to_wire())
         snapshot = table_of(registry, runtime).snapshot()
         data, parts = b"", []
         for group in range(GROUPS):
@@ -189,7 +196,15 @@ def test_lists_maps_timers_and_expired_values(location: str) -> None:
     assert lines(location, TIMERS) == [{"key": ONE, "user_key": {"expiry_ms": at}} for at in (-5, 1_700_000_000_000)]
 
 
-@pytest.mark.parametrize("state", ["value", "elements", "by_user", TIMERS])
+@pytest.mark.parametrize("of", [("--checkpoint", "2"), ("--savepoint", "mine")])
+def test_values_of_every_schema_version_are_shown_as_the_newest_says(location: str, of: tuple[str, ...]) -> None:
+    assert {row["user_key"]["u"]: row["value"] for row in lines(location, "evolved", *of)} == {
+        "a": {"s": {"y": None, "x": 2.0}, "new": None, "n": 1},
+        "b": {"s": {"y": "y", "x": 0.5}, "new": None, "n": 1 << 40},
+    }
+
+
+@pytest.mark.parametrize("state", ["value", "elements", "by_user", "evolved", TIMERS])
 def test_parquet_holds_the_same_rows(location: str, state: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     told = json.loads(read(location, state, "--format", "parquet", "--out", str(path), "--json"))
@@ -215,7 +230,7 @@ def test_a_table_shows_the_first_rows_and_says_so(location: str, tmp_path: Path)
 
 
 def test_what_is_not_there_is_named_with_what_is(location: str, tmp_path: Path) -> None:
-    assert "has no state 'none'; it has 'value', 'elements', 'by_user', 'mortal', '$timers'" in read(
+    assert "has no state 'none'; it has 'evolved', 'value', 'elements', 'by_user', 'mortal', '$timers'" in read(
         location, "none", code=2
     )
     assert "has no checkpoint 9; it retains: 2" in read(location, "value", "--checkpoint", "9", code=1)

@@ -47,7 +47,8 @@ class VectorisedOperators(Operators):
             ttl_ms: Milliseconds of processing time after a key's last row at which its aggregates are gone; by default
                 they live for ever.
             aggregates: What to compute, by the name of the output column (not ``df``, ``by``, ``name``,
-                ``parallelism`` or ``ttl_ms``). Others may be added at a restart: they start from nothing then.
+                ``parallelism`` or ``ttl_ms``). They may be added and removed at a restart; one that is new, or was
+                gone, starts from nothing.
 
         Returns:
             A streaming DataFrame of the grouping columns and the aggregates.
@@ -99,7 +100,8 @@ class VectorisedOperators(Operators):
         Args:
             df: A streaming DataFrame.
             by: Grouping column or columns. A null is a key like any other.
-            state: Columns of a key's state; columns that may be null can be added at a restart.
+            state: Columns of a key's state. At a restart they can be removed, reordered and widened, and columns that
+                may be null can be added.
             output: Columns of the output.
             function: The function; it is shipped to the workers.
             name: The operator's name; see :meth:`transform_with_state`.

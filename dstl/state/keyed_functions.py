@@ -15,6 +15,7 @@ from dstl.errors import Invalid
 from dstl.state.aggregate_functions import Accumulator, Count, Extreme, First, Last, Mean, Sum
 from dstl.state.distinct_sketch import ApproxCountDistinct
 from dstl.state.groups import Groups
+from dstl.state.schema_evolution import MEANING
 from dstl.state.user_code import user_code_error
 from dstl.state.vectorised import Update
 
@@ -44,6 +45,10 @@ class Aggregate:
     column: str | None = None
     ignore_nulls: bool = False
     rsd: float = 0.05
+
+    def __str__(self) -> str:
+        """Return it as a query has it, without what may change at a restart: ``sum(v)``."""
+        return f"{self.function}({self.column or ''}{', ignore_nulls=True' if self.ignore_nulls else ''})"
 
     def accumulator(self, schema: StructType) -> Accumulator:
         """Return what does the work over an input of this schema.
@@ -93,7 +98,7 @@ class AggregateKeys:
         for name, accumulator in self._accumulators.items():
             for position, kind in enumerate(accumulator.state):
                 suffix = {LongType: "$count", BooleanType: "$seen"}[type(kind)] if position else ""
-                fields.append(StructField(name + suffix, kind))
+                fields.append(StructField(name + suffix, kind, metadata={MEANING: str(self._aggregates[name])}))
         self.state_schema = StructType(fields)
         results = [StructField(name, each.result) for name, each in self._accumulators.items()]
         self.output_schema = StructType([*key_schema.fields, *results])

@@ -35,7 +35,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["Convert", "reading", "why_unreadable"]
+__all__ = ["MEANING", "Convert", "reading", "why_unreadable"]
+
+MEANING = "dstl.meaning"
+"""In a column's metadata: what it holds, where its type does not say so and another content would not fit."""
 
 Convert = Callable[[Any], Any]
 """A wire value of the old type, not None, to one of the new type (see ``dstl.state.field_codec``)."""
@@ -128,6 +131,9 @@ def _struct_reason(stored: StructType, declared: StructType, path: str) -> str:
             continue
         if before.nullable and not field.nullable:
             return f"column {where!r} may hold nulls and is declared NOT NULL"
+        meant, means = (each.metadata.get(MEANING) for each in (before, field))
+        if meant and means and meant != means:
+            return f"column {where!r} was {meant} and is {means}"
         # Nothing was ever stored in a void column.
         if isinstance(before.dataType, NullType) and field.nullable:
             continue

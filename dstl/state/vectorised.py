@@ -135,9 +135,12 @@ class VectorisedRunner:
                     f"operator {operator!r}: the state's column {field.name!r} is {field.dataType.simpleString()}: "
                     "vectorised operators keep no variants; keep a string of it (to_json, say)"
                 )
-        self._state: StateDescriptor = registry.declare(
-            function.state_name, StateKind.VALUE, function.state_schema, ttl_ms=ttl_ms
-        )
+        try:
+            self._state: StateDescriptor = registry.declare(
+                function.state_name, StateKind.VALUE, function.state_schema, ttl_ms=ttl_ms
+            )
+        except Invalid as error:
+            raise Invalid(f"operator {operator!r}: {error}") from error
         self._values = ValueColumns(function.state_name, self._state.value_schemas)
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:

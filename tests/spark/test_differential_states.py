@@ -14,6 +14,7 @@ Where each feature of PySpark's API is run on both sides (the test's name, in th
 | a nullable column more | the same, evolution |
 | what states refuse, states declared and deleted at once, bare user keys | ``tests/state/test_state_calls.py`` |
 | batch DataFrames, with initial state, every time mode, both styles | ``test_batch_query_spark.py`` |
+| all other changes of schemas, allowed and refused | ``test_schema_evolution_spark.py`` |
 | PySpark's argument names and places | the same (one tuple for both), ``test_grouped_stream.py`` |
 | ``handleInitialState``, Rows | ``test_initial_state_spark.py`` |
 | ``handleInitialState``, data frames | ``test_timers_spark.py``, event time, pandas |

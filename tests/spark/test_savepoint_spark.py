@@ -36,16 +36,17 @@ class Journal(StatefulProcessor):
     """A value, a list and a map by key: the list's order shows whether numbers go on after a restore."""
 
     TOTAL = "total long"
+    COUNT = "n int"
 
     def init(self, handle: Any) -> None:
         self.total = handle.getValueState("total", self.TOTAL)
         self.values = handle.getListState("values", "v long")
-        self.parity = handle.getMapState("parity", "odd boolean", "n int")
+        self.parity = handle.getMapState("parity", "odd boolean", self.COUNT)
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         values = sorted(row.v for row in rows)
-        total = (self.total.get() or (0,))[0] + sum(values)
-        self.total.update((total,))
+        total = (self.total.get() or (0,))[-1] + sum(values)
+        self.total.update((total,) if self.TOTAL == Journal.TOTAL else (None, total))
         for v in values:
             self.values.appendValue((v,))
             odd = (v % 2 == 1,)
@@ -54,6 +55,13 @@ class Journal(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class NextJournal(Journal):
+    """The same with a column more in front, and a wider one."""
+
+    TOTAL = "note string, total long"
+    COUNT = "n long"
 
 
 class TextTotal(Journal):
@@ -149,10 +157,10 @@ def test_the_report_and_the_command_line_say_the_same(saved: tuple[Path, Savepoi
 
 
 @pytest.mark.parametrize(
-    ("mode", "settings"),
+    ("mode", "settings", "processor"),
     [
-        ("no_claim", {"parallelism": 5, "task_managers": 2}),
-        ("claim", {"parallelism": 2, "table": "rocksdb"}),
+        ("no_claim", {"parallelism": 5, "task_managers": 2}, Journal()),
+        ("claim", {"parallelism": 2, "table": "rocksdb"}, NextJournal()),
     ],
 )
 def test_a_new_query_of_another_shape_goes_on_from_it(
@@ -162,6 +170,7 @@ def test_a_new_query_of_another_shape_goes_on_from_it(
     saved: tuple[Path, SavepointReport],
     mode: str,
     settings: dict[str, Any],
+    processor: Journal,
 ) -> None:
     if settings.get("table") == "rocksdb":
         pytest.importorskip("rocksdict")
@@ -175,7 +184,7 @@ def test_a_new_query_of_another_shape_goes_on_from_it(
         assert restore_from == f"{new}/savepoints/moved"
     source = stream()
     source.add(rows_of_batch(2))
-    given = {"restore_from": restore_from, "restore_mode": mode, **settings}
+    given = {"restore_from": restore_from, "restore_mode": mode, "processor": processor, **settings}
     (restored,) = run(spark, source, new, **given)
     assert restored.bytes > 0
     check_state(new, 3)

@@ -215,16 +215,6 @@ def test_a_mean_of_decimals_is_rounded_half_up_in_the_last_digit(values: list[in
     assert job.run([{"k": "a", "v": exact[-1]}]) == [{"k": "a", "mean": want}]
 
 
-def test_an_aggregate_that_is_added_later_starts_from_nothing() -> None:
-    inputs = schema_of("k string, v long")
-    job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("count")}), KEY, inputs)
-    job.run([{"k": "a", "v": 1}])
-    more = {"n": Aggregate("count"), "total": Aggregate("sum", "v"), "first": Aggregate("first", "v")}
-    job.function = AggregateKeys(KEY, inputs, more)
-    assert job.run([{"k": "a", "v": 5}]) == [{"k": "a", "n": 2, "total": 5, "first": 5}]
-    assert job.run([{"k": "a", "v": 6}]) == [{"k": "a", "n": 3, "total": 11, "first": 5}]
-
-
 @pytest.mark.parametrize("rsd", [0.05, 0.02])
 def test_approximate_distinct_counts_stay_near_the_truth_over_batches(rsd: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
