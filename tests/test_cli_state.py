@@ -248,7 +248,7 @@ def test_state_names_are_found_without_knowing_one(location: str) -> None:
         done = RUNNER.invoke(app, ["list", location, "--json", *of])
         assert done.exit_code == 0, done.output
         rows = {row["state"]: row for row in json.loads(done.stdout)}
-        assert list(rows) == ["value", "elements", "by_user", "mortal", TIMERS]
+        assert list(rows) == ["evolved", "value", "elements", "by_user", "mortal", TIMERS]
         assert (rows["by_user"]["operator"], rows["by_user"]["kind"]) == ("op", "map")
         assert rows["by_user"]["key"] == "name string, n integer"
         assert rows["by_user"]["user_key"] == "u string, w integer"
