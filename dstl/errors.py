@@ -37,6 +37,7 @@ Superseded            yes      an attempt came too late, four times; the new run
 Closed                yes      the TaskManager was ending; another is there by then
 Invalid               no       code and configuration are the same again
 AccessDenied          no       so are the credentials
+NotDeterministic      no       both outputs are used again, and differ again
 UserCodeError         no       the processor sees the same rows again
 CorruptData           no       the object is as damaged as before: bring it back, or go back (the message says how)
 MissingState          no       the state or checkpoint is as missing as before

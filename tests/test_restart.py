@@ -120,7 +120,7 @@ def test_the_table_of_errors_says_of_every_class_whether_a_restart_helps() -> No
 def test_an_error_of_another_module_crosses_the_wire_as_the_one_that_it_derives_from(kind: type[DstlError]) -> None:
     told = error_from_wire(*error_to_wire(made(kind)))
     assert issubclass(kind, type(told))
-    assert (type(told).__module__, str(told)) == ("dstl.errors", "why")
+    assert (type(told).__module__, str(told)) == ("dstl.errors", str(made(kind)))
     assert told.restartable is kind.restartable
 
 

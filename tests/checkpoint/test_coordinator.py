@@ -166,7 +166,7 @@ def test_two_copies_of_a_task_that_may_both_be_kept_and_differ_fail_the_batch() 
         CheckpointDeclined, match=r"'op', partition 0: attempts 100 and 101 of one task.*determin"
     ) as no:
         cluster.ack(kept, b"of the one that Spark keeps")
-    assert no.value.retriable, "a replay has no rival"
+    assert no.value.restartable, "a replay has no rival"
     for call in (lambda: cluster.begun(0), lambda: cluster.ack(zombie, b"of the zombie")):
         with pytest.raises(CheckpointDeclined, match="attempts 100 and 101"):
             call()
@@ -309,7 +309,7 @@ def test_a_second_action_that_differs_fails_the_batch_for_both_outputs_are_used(
     shifted = cluster.begun(1, stage=2)
     with pytest.raises(NotDeterministic, match=r"'op', partition 0: attempt 100 .*persist\(\)") as caught:
         cluster.ack(shifted, b"changed", partition=0)
-    assert not caught.value.retriable
+    assert not caught.value.restartable
     with pytest.raises(NotDeterministic, match="attempt 100 "):
         cluster.begun(2, stage=2)
     # Spark runs the batch again, from the same parent, and the first one's checkpoint is none.

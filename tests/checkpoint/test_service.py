@@ -484,7 +484,7 @@ async def test_tasks_that_were_left_out_are_named(seed: int) -> None:
                 await driver.task(driver.who("run-1", uid, 1, slot), {}, model[uid])
         with pytest.raises(MissingState, match=r"sums \(2 of 3 tasks\).*limit\(\).*remove commits/1") as raised:
             await driver.task(driver.who("run-1", "counts", 2, 0), {}, model["counts"])
-        assert not raised.value.retriable
+        assert not raised.value.restartable
         # As it says: Spark runs batch 1 again, in a new run, and nothing is lost.
         with pytest.raises(MissingState, match="remove commits/1 and offsets/2"):
             await driver.task(driver.who("run-2", "counts", 2, 0), {}, model["counts"])
@@ -529,7 +529,7 @@ async def test_state_never_belongs_to_another_output_than_the_one_that_spark_kee
                     assert await one.acknowledge() == "GO_ON"
                 with pytest.raises(CheckpointDeclined, match=r"partition 0.*not deterministic") as raised:
                     await two.acknowledge()
-                assert raised.value.retriable
+                assert raised.value.restartable
             with pytest.raises(CheckpointDeclined, match="not deterministic"):
                 await driver.task(driver.who("run-1", "op", 1, 1), dict.fromkeys(keys, b"third"), before)
         assert [c.batch_id for c in await retained(store)] == [0]
@@ -595,7 +595,7 @@ async def test_a_second_action_that_differs_fails_the_batch_and_a_replay_is_righ
         again = driver.who("run-1", "counts", 1, 1, stage=9)
         with pytest.raises(NotDeterministic, match=r"'counts', partition 1.*persist\(\)") as raised:
             await driver.task(again, dict.fromkeys(mine, b"of the second action"), before["counts"])
-        assert not raised.value.retriable
+        assert not raised.value.restartable
         with pytest.raises(NotDeterministic):
             await driver.task(driver.who("run-1", "counts", 1, 2, stage=9), events["counts"], before["counts"])
         assert [c.batch_id for c in await retained(store)] == [0, 1]

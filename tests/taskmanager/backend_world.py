@@ -23,7 +23,7 @@ from dstl.taskmanager.service import _contribution_to_wire
 from dstl.taskmanager.state_backend import Contribution, TaskManagerStateBackend
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.table_changes import Change, changes
-from handles.checkpoint import CompletedCheckpoint
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from materializer.restore import restore_tables
@@ -128,7 +128,7 @@ class BackendWorld:
             max_parallelism=MAX_PARALLELISM,
             created_at=0.0,
             watermark_ms=None,
-            operators=[],
+            operators=[OperatorEntry(uid=uid, parallelism=n, key_types="string") for uid, n in PARALLELISM.items()],
         )
         await self.manifests.commit(checkpoint, inlined)
         own = [s.handle for s in checkpoint.segments if s.segment[0] == manifest_name(sequence)]
