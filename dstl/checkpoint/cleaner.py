@@ -15,7 +15,6 @@ from functools import partial
 
 from dstl.checkpoint.cleaning_plan import CleaningPlan, Deletion, plan_cleaning, subsumed_candidates
 from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.manifest_reader import has_manifests
 from dstl.checkpoint.manifest_scan import ManifestScan
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.runtime import Runtime
@@ -98,9 +97,8 @@ async def clean(
         CorruptData: A record is damaged, so it is unknown what is referenced: nothing was deleted.
         Unavailable: The store did not answer; part of the plan may be done.
     """
-    # Before anything is written, or listed whole: it may be a typo, or somebody else's directory. A driver knows its
-    # own, which a list that lags behind may not show.
-    if not log.epoch and not await has_manifests(store):
+    # Before anything is written, or listed whole: it may be a typo, or somebody else's directory.
+    if not await log.tail():
         raise _no_location(store)
     now = None if dry_run else await _store_time(store, runtime)
     listing = [info async for info in store.list()]

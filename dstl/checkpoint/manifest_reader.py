@@ -15,7 +15,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["ATTEMPTS", "ManifestReader", "has_manifests"]
+__all__ = ["ATTEMPTS", "ManifestReader"]
 
 T = TypeVar("T")
 
@@ -24,18 +24,6 @@ ATTEMPTS = 20
 _LONGEST_PAUSE_S = 4.0
 _TOGETHER = 16
 _SCAN_ROUNDS = 16
-
-
-async def has_manifests(store: ObjectStore) -> bool:
-    """Return whether a location holds any record of a manifest log. One request.
-
-    Raises:
-        Unavailable: The store did not answer.
-    """
-    async for info in store.list(MANIFESTS):
-        if manifest_sequence(info.name) is not None:
-            return True
-    return False
 
 
 class ManifestReader:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dstl.checkpoint.manifest_reader import ManifestReader, has_manifests
+from dstl.checkpoint.manifest_reader import ManifestReader
 from dstl.checkpoint.savepoint_format import (
     SAVEPOINTS,
     EndMarker,
@@ -86,7 +86,7 @@ async def list_savepoints(store: ObjectStore, runtime: Runtime) -> list[Savepoin
     by_name: dict[str, list[ObjectInfo]] = {}
     for info in await objects.list():
         by_name.setdefault(info.name[len(SAVEPOINTS) :].split("/")[0], []).append(info)
-    if not by_name and not await has_manifests(store):
+    if not by_name and not await ManifestReader(store, runtime).tail():
         raise Invalid(f"{store.location} is not a location of DSTL: it holds neither a savepoint nor a manifest")
     return [await _listing(objects, name, infos) for name, infos in sorted(by_name.items())]
 
