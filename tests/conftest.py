@@ -5,7 +5,8 @@ import random
 
 import pytest
 
-SEED = int(os.environ.get("DSTL_TEST_SEED", random.SystemRandom().randrange(1 << 32)))
+# In the environment, so that processes which share the tests have one seed, the one that is printed.
+SEED = int(os.environ.setdefault("DSTL_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
 
 def pytest_report_header() -> str:

@@ -335,9 +335,10 @@ class CheckpointCoordinator:
         if last == 0 or any(c.batch_id == last - 1 for c in self._completed):
             return MissingState(
                 f"{why} (held: {held}). A sink must consume the whole output: limit() or head() in foreachBatch leaves "
-                f"tasks out. Nothing is lost: mend the sink, remove commits/{last} and offsets/{batch_id} from the "
-                f"query's checkpointLocation, so that Spark runs batch {last} again, and restart. Where the checkpoint "
-                "was there and is lost, bring it back, or start with restore='previous', which goes on without it"
+                f"tasks out. Nothing is lost: mend the sink, remove commits/{last} and offsets/{batch_id} (and their "
+                f".crc files, if there are any) from the query's checkpointLocation, so that Spark runs batch {last} "
+                "again, and restart. Where the checkpoint was there and is lost, bring it back, or start with "
+                "restore='previous', which goes on without it"
             )
         return MissingState(
             f"{why} (held: {held}). Spark's "

@@ -28,11 +28,12 @@ def test_every_invariant_holds_under_every_fault(seed: int) -> None:
     assert fixed.cleanings > 0
 
 
-@pytest.mark.parametrize("known", [402375812, 402377153, 3670983358])
+@pytest.mark.parametrize("known", [402375812, 402377153, 3670983358, 303944532])
 def test_a_seed_that_has_failed_once_holds(known: int) -> None:
     """402375812: attempts at work were ended until Spark's four tries were spent. 402377153: a fenced driver's
     TaskManager came late, and what the newer driver had cleaned away was called missing. 3670983358: a list that lagged
-    behind showed no manifest, and a cleaner took the location for somebody else's."""
+    behind showed no manifest, and a cleaner took the location for somebody else's. 303944532: a fenced driver's abort
+    marker landed where a cleaned checkpoint had been, and the auditor took it for a second commit."""
     assert [str(each) for each in run_seed(known).violations] == []
 
 

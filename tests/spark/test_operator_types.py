@@ -81,7 +81,10 @@ def test_what_cannot_be_given_or_taken_is_refused_by_name(
             (lambda: processed(MONTHS), "the input's column 'x' is interval year to month"),
             (lambda: processed(f"array(named_struct('a', {MONTHS}))"), "the input's column 'x' is array<struct<a:int"),
             (lambda: processed(CALENDAR), "the input's column 'x' is interval, "),
-            (lambda: processed(more=F.lit(1).alias("n")), "the input has two columns 'n'"),
+            (
+                lambda: processed(more=F.lit(1).alias("n")),
+                "the input has columns 'n' and 'n', which Spark takes for one",
+            ),
             (lambda: processed(output="k string, x interval year to month"), "the output's column 'x' is interval"),
             (lambda: processed(output=calendar), "the output's column 'x' is interval, "),
             (lambda: processed(output="k string, k long"), "the output has two columns 'k'"),

@@ -227,7 +227,7 @@ def test_what_cannot_be_restored_is_refused_when_the_backend_is_made(
         ({"restore_from": saved[1].location, "restore_mode": "claim"}, Invalid, "restore_mode='no_claim'"),
         ({"restore_from": f"{saved[0]}/savepoints/other"}, MissingState, "has no savepoint 'other'"),
         ({"restore_from": str(saved[0])}, Invalid, "LOCATION/savepoints/NAME"),
-        ({"restore": "older"}, Invalid, "neither 'latest' nor 'previous'"),
+        ({"restore": "older"}, Invalid, "is none of 'latest', 'previous'"),
     ]
     for settings, kind, message in refused:
         with pytest.raises(kind, match=message):

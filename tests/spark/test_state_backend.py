@@ -359,10 +359,6 @@ class TestRefusedWhenDefined:
         with pytest.raises(Invalid, match="no column 'nope' to group by; there are k, v"):
             backend.transform_with_state(stream().read(), by="nope", processor=Totals(), output=TOTAL)
 
-    def test_a_frame_that_is_not_streaming(self, backend: StateBackend, spark: SparkSession) -> None:
-        with pytest.raises(Invalid, match="not streaming"):
-            backend.transform_with_state(spark.range(3), by="id", processor=Totals(), output=TOTAL)
-
     def test_an_output_schema_that_cannot_be_parsed(self, backend: StateBackend, stream: Callable[..., Any]) -> None:
         with pytest.raises(Invalid):
             backend.transform_with_state(stream().read(), by="k", processor=Totals(), output="k strin, total")

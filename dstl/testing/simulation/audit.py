@@ -118,8 +118,9 @@ class Auditor:
 
     def _record_landed(self, sequence: int, record: ManifestRecord, size: int) -> None:
         known = self._put_ids.setdefault(sequence, record.put_id)
-        # A fence may land at a number whose checkpoint was cleaned away; it is void, for there are records above it.
-        if known != record.put_id and (record.kind != "fence" or sequence not in self._deleted):
+        # A fence or an abort marker may land at a number whose checkpoint was cleaned away; it holds nothing, and is
+        # void, for there are records above it.
+        if known != record.put_id and (record.kind == "checkpoint" or sequence not in self._deleted):
             self.fail("I10", f"record {sequence} was committed twice, with different bodies")
         self._boundary = max(self._boundary, record.oldest)
         if sequence < self._highest:
