@@ -155,7 +155,7 @@ async def test_a_damaged_base_lets_go_of_what_was_staged_for_it(
 def test_files_are_not_merged_while_a_table_is_restored(tmp_path: Path) -> None:
     """A base with many runs would be rewritten at once, and take the processor from the restore."""
     options = SMALL.model_copy(update={"max_runs": 2})
-    with closing(RocksDBStateTable(tmp_path / "first", SMALL)) as first:
+    with closing(RocksDBStateTable(tmp_path / "first", SMALL.model_copy(update={"max_runs": 64}))) as first:
         for n in range(6):
             first.apply(changes(*(put(1, 0, b"%d" % key, b"", b"%d" % n) for key in range(100))))
             first.prepare_snapshot()
