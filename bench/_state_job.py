@@ -21,13 +21,13 @@ import pyarrow as pa
 from bench._figures import add_json
 from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.manifest_format import manifest_name
-from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.task_manager_part import part_from_wire
+from dstl.checkpoint.fleet.task_manager_part import part_from_wire
+from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import system_runtime
@@ -43,7 +43,7 @@ from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_ob
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 from handles.shared_state_registry import SharedStateRegistry
-from materializer.restore import restore_tables
+from materializer.restore.restore import restore_tables
 from materializer.tables import StateTable, TableKind, open_table
 
 GROUPS = 128

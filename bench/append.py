@@ -33,10 +33,10 @@ import pyarrow as pa
 from bench._figures import add_json, print_figures
 from bench._flink_append import FlinkAppend
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
-from dstl.changelog.names import SegmentNames
-from dstl.changelog.reader import SegmentReader
+from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.segment.reader import SegmentReader
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
 from dstl.runtime import system_runtime
 from dstl.store.local import LocalStore

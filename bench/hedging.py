@@ -41,8 +41,8 @@ from numpy.typing import NDArray
 from bench._figures import add_json
 from bench._hedging_run import ROUND_S, Arm, Workload, run_arm
 from bench._models import models
-from dstl.changelog.hedging import HedgePolicy
-from dstl.changelog.overtaking import Ticket
+from dstl.changelog.upload.hedging import HedgePolicy
+from dstl.changelog.upload.queue_detector import Ticket
 from dstl.options import HedgingOptions
 from dstl.testing.latency import LatencyParameters
 

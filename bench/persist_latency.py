@@ -24,9 +24,9 @@ from bench._figures import add_json
 from bench._hedging_run import SizeStore
 from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
 from dstl.runtime import LoopClock, Runtime

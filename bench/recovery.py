@@ -41,8 +41,8 @@ from bench._state_job import (
     open_store,
     store_name,
 )
-from dstl.changelog.segment_decoder import parse_index
-from dstl.changelog.segment_index import CODEC_ZSTD
+from dstl.changelog.segment.decoder import parse_index
+from dstl.changelog.segment.index import CODEC_ZSTD
 from dstl.checkpoint.truncation import recovery_work
 from dstl.options import MaterializationOptions
 from dstl.store.base import ObjectStore
@@ -50,8 +50,8 @@ from handles.base_generations import generations_of
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase
-from materializer.log_replay import replay_steps
-from materializer.restore import restore_tables
+from materializer.restore.log_replay import replay_steps
+from materializer.restore.restore import restore_tables
 
 ALL = KeyGroupRange.all(GROUPS)
 QUIET = MaterializationOptions(

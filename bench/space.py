@@ -21,7 +21,7 @@ from bench._figures import print_figures
 from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, add_job_arguments, in_directory, open_store
 from dstl.checkpoint.truncation import recovery_work
 from dstl.options import MaterializationOptions
-from materializer.snapshot import encode_key_group
+from materializer.bases.key_group_file import encode_key_group
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

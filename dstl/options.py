@@ -107,7 +107,7 @@ class UploadOptions(_Options):
 
 
 class HedgingOptions(_Options):
-    """When a second request is sent for an object whose first is late. See ``dstl/changelog/hedging.py``."""
+    """When a second request is sent for an object whose first is late. See ``dstl/changelog/upload/hedging.py``."""
 
     enabled: bool = True
     """Off: every PUT waits for its first attempt up to ``attempt_timeout_s``; nothing extra is sent. On: about

@@ -1,7 +1,7 @@
 """Which stored values have outlived their time to live: read off the value itself, without its schema.
 
 A value whose first byte has the high bit set says in the next eight bytes (little-endian, Unix milliseconds) when it
-was written; ``dstl.state.value_codec`` writes it so.
+was written; ``dstl.state.codec.value_codec`` writes it so.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from dstl.options import MaterializationOptions
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
+from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.expiry_sweep import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
-from materializer.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
 from materializer.thread_call import call_in_thread
 from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog

@@ -13,15 +13,15 @@ from typing import Protocol
 import google_crc32c
 import numpy as np
 
-from dstl.changelog.names import SegmentNames
-from dstl.changelog.uploader import StoredObject
+from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.upload.uploader import StoredObject
 from dstl.options import MaterializationOptions
 from handles.key_group import KeyGroup
 from handles.materialized_handle import MaterializedStateHandle, TableFile
-from materializer.base_cache import BaseCache
-from materializer.file_bases import write_table_files
-from materializer.operator_bases import MaterializationPlan
-from materializer.snapshot import encode_in_pieces
+from materializer.bases.base_cache import BaseCache
+from materializer.bases.key_group_file import encode_in_pieces
+from materializer.bases.operator_bases import MaterializationPlan
+from materializer.bases.table_directory import write_table_files
 from materializer.tables import Expired, RocksDBTableSnapshot, TableSnapshot
 from materializer.thread_call import call_in_thread
 

@@ -3,9 +3,9 @@
 import pytest
 
 from dstl.errors import Invalid, clipped, error_to_wire, shown
-from dstl.state.ddl import parse_ddl
-from dstl.state.key_codec import KeyCodec
-from dstl.state.value_codec import ValueCodec
+from dstl.state.codec.ddl import parse_ddl
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.value_codec import ValueCodec
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from dstl.changelog.batcher import Batcher, SealDecision
 from dstl.changelog.log_segment import InlineSegment, LogSegment
-from dstl.changelog.names import SegmentNames
-from dstl.changelog.references import SegmentReferences
-from dstl.changelog.seals import Picked, Seals
+from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.segment_references import SegmentReferences
+from dstl.changelog.segment_sealing import Picked, Seals
 from dstl.changelog.throttle import ByteBudget, Throttle
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed, DstlError, Invalid
 from dstl.metrics import NullRecorder, Recorder

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from dstl.checkpoint.manifest_format import inline_offsets, manifest_name
-from dstl.checkpoint.task_manager_part import PersistedLog, TaskManagerPart
+from dstl.checkpoint.fleet.task_manager_part import PersistedLog, TaskManagerPart
+from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
 from dstl.checkpoint.truncation import kept_log, with_reports
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, log_coverage
 from handles.key_group import KeyGroupRange

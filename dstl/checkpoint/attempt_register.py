@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dstl.checkpoint.acknowledgements import TaskAttempt
 from dstl.errors import Fenced
-from dstl.taskmanager.server import Peer
+from dstl.rpc.server import Peer
 
 __all__ = ["ActiveRun", "AttemptRegister"]
 

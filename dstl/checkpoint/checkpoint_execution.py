@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger
-from dstl.checkpoint.fleet import Fleet, Persisted
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.fleet.fleet import Fleet, Persisted
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.state_catalogue import StateCatalogue

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from dstl.checkpoint.manifest_format import manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.errors import DstlError
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, referenced_objects

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator, TaskAttempt
-from dstl.checkpoint.fleet import Fleet
-from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.savepoint_format import Savepoint
-from dstl.checkpoint.savepoint_restore import SavepointRestore
+from dstl.checkpoint.fleet.fleet import Fleet
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.savepoint.format import Savepoint
+from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
 from dstl.runtime import Runtime

@@ -10,28 +10,28 @@ from typing import Any
 from dstl.checkpoint.attempt_register import ActiveRun, AttemptRegister
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
-from dstl.checkpoint.fleet import Fleet, FleetChanged
-from dstl.checkpoint.launch_plan import LaunchPlan
-from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.periodic_cleaner import PeriodicCleaner
+from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
+from dstl.checkpoint.fleet.launch_plan import LaunchPlan
+from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, ResourceManager
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
-from dstl.checkpoint.resource_manager import ExecutorHosts, ResourceManager
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
-from dstl.checkpoint.savepoint_format import Savepoint
-from dstl.checkpoint.savepoint_restore import SavepointRestore
+from dstl.checkpoint.savepoint.format import Savepoint
+from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.state_catalogue import Registry, StateCatalogue
+from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
 from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
+from dstl.rpc.client import Address
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Peer, Reply, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
-from dstl.taskmanager.client import Address
-from dstl.taskmanager.handshake import Role
-from dstl.taskmanager.protocol import Secret
-from dstl.taskmanager.server import Peer, Reply, RpcServer
 from handles.checkpoint import CompletedCheckpoint
-from materializer.progress import ProgressListener
+from materializer.restore.progress import ProgressListener
 
 __all__ = ["CheckpointReport", "CoordinatorService", "RestoreReport"]
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dstl.checkpoint.checkpoint_listing import describe_checkpoint, list_checkpoints
-from dstl.checkpoint.verification import LocationVerification, verify_location
+from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints
+from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
 from dstl.cli.console import (
     EXIT_CODES,
     AsJson,

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dstl.checkpoint.cleaner import CleanerReport, clean
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.cli.console import (
     AsJson,
     EndpointUrl,

@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dstl.checkpoint.savepoint import create_savepoint
-from dstl.checkpoint.savepoint_deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint_format import Savepoint, directory_of
-from dstl.checkpoint.savepoint_verification import verify_savepoint
+from dstl.checkpoint.savepoint.creation import create_savepoint
+from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
+from dstl.checkpoint.savepoint.format import Savepoint, directory_of
+from dstl.checkpoint.savepoint.verification import verify_savepoint
 from dstl.cli.console import (
     EXIT_CODES,
     AsJson,

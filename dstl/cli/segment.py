@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dstl.changelog.segment_inspection import describe_segment, dump_segment, fetch_segment, parse_key_groups
+from dstl.changelog.segment.inspection import describe_segment, dump_segment, fetch_segment, parse_key_groups
 from dstl.cli.console import (
     EXIT_CODES,
     AsJson,

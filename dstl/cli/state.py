@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from dstl.checkpoint.checkpoint_listing import list_states
+from dstl.checkpoint.upkeep.listing import list_states
 from dstl.cli.console import (
     EXIT_CODES,
     AsJson,

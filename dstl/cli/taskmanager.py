@@ -15,10 +15,10 @@ import typer
 
 from dstl.cli.console import AsJson, errors_as_exit, parse_duration, print_json
 from dstl.errors import Invalid
-from dstl.taskmanager.client import Address
+from dstl.rpc.client import Address
+from dstl.rpc.protocol import Secret
 from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.process import run
-from dstl.taskmanager.protocol import Secret
 
 __all__ = ["taskmanager"]
 

@@ -24,7 +24,7 @@ from dstl.errors import DstlError
 from dstl.options import S3Options
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
-from materializer.progress import describe
+from materializer.restore.progress import describe
 
 __all__ = ["OPERATOR", "JobConfig"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dstl.state.keyed_functions import Aggregate
+from dstl.state.vectorised.keyed_functions import Aggregate
 
 __all__ = ["approx_count_distinct", "count", "first", "last", "max", "mean", "min", "sum"]
 

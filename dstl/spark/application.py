@@ -18,15 +18,15 @@ import pyspark
 from pyspark import SparkFiles
 from pyspark.sql import SparkSession
 
-from dstl.checkpoint.resource_manager import ExecutorHosts
+from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
 from dstl.options import CheckpointOptions, MaterializationOptions
+from dstl.rpc.protocol import Secret
 from dstl.runtime import IoLoop
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.protocol import Secret
 from handles.operator_uid import is_operator_uid
 
 __all__ = [

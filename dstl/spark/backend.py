@@ -14,8 +14,8 @@ from typing import Any, Literal, get_args
 from pyspark.sql import DataFrame, SparkSession
 
 from dstl.checkpoint.report import SavepointReport
-from dstl.checkpoint.savepoint_format import parse_savepoint_location
-from dstl.checkpoint.savepoint_restore import RestoreMode
+from dstl.checkpoint.savepoint.format import parse_savepoint_location
+from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Closed, Invalid
 from dstl.option_sources import check_sections, resolve
@@ -63,7 +63,7 @@ from dstl.store.probe import probe
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation
 from handles.key_group import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM
-from materializer.progress import ProgressListener, RestoreStatus
+from materializer.restore.progress import ProgressListener, RestoreStatus
 from materializer.tables import TableKind
 
 __all__ = ["StateBackend"]
@@ -347,7 +347,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         """Call ``listener`` about twice a second while state is restored, and at its end, on a thread of the backend's.
 
         It is given bytes done and to do, rate, seconds to go, and the same by operator, of all TaskManagers together;
-        :class:`~materializer.progress.ProgressBar` shows them on a terminal. It must not block.
+        :class:`~materializer.restore.progress.ProgressBar` shows them on a terminal. It must not block.
         """
         self._check_open()
         self._progress_listeners.append(listener)

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dstl.spark.key_groups import KEY_GROUP_COLUMN
-from dstl.state.groups import Codes, Groups, group_codes
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 
 __all__ = ["grouped", "initial_first", "take_marks"]
 

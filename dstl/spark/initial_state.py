@@ -17,8 +17,8 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
 from dstl.spark.ticks import one_row_once
+from dstl.state.frames.row_writer import carried
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
-from dstl.state.row_writer import carried
 
 __all__ = ["check_initial_state", "with_initial_state"]
 

@@ -16,12 +16,12 @@ from dstl.errors import Invalid, UserCodeError
 from dstl.spark.arguments import check_ships, choice, shown
 from dstl.spark.grouping import grouped
 from dstl.spark.input_checks import check_input, check_names
-from dstl.state.ddl import schema_of
+from dstl.state.codec.ddl import schema_of
+from dstl.state.frames.row_writer import carried
 from dstl.state.handle import TimeMode
 from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
 from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
-from dstl.state.row_writer import carried
 
 __all__ = ["OperatorDefinition", "Style", "define_operator"]
 

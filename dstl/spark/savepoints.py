@@ -6,9 +6,9 @@ import logging
 import os
 
 from dstl.checkpoint.report import SavepointReport
-from dstl.checkpoint.savepoint import OnProgress, save_checkpoint
-from dstl.checkpoint.savepoint_format import Savepoint, directory_of, parse_savepoint_location
-from dstl.checkpoint.savepoint_restore import RestoreMode, SavepointRestore
+from dstl.checkpoint.savepoint.creation import OnProgress, save_checkpoint
+from dstl.checkpoint.savepoint.format import Savepoint, directory_of, parse_savepoint_location
+from dstl.checkpoint.savepoint.restore import RestoreMode, SavepointRestore
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid, MissingState
 from dstl.options import S3Options
@@ -46,7 +46,7 @@ class SavepointMaker:
         checkpoint is subsumed, the newest one is taken anew.
 
         Raises:
-            DstlError: As :func:`~dstl.checkpoint.savepoint.save_checkpoint`.
+            DstlError: As :func:`~dstl.checkpoint.savepoint.creation.save_checkpoint`.
         """
         runtime = system_runtime()
         target = absolute_location(to or self._location).rstrip("/")

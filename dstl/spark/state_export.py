@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from dstl.errors import Invalid
 from dstl.spark.state_reader import StateColumns, StateRow
-from dstl.state.row_writer import RowWriter
+from dstl.state.frames.row_writer import RowWriter
 
 __all__ = ["json_lines", "plain_rows", "write_parquet"]
 

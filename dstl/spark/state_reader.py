@@ -8,21 +8,21 @@ from typing import Any
 
 from pyspark.sql.types import LongType, StructField, StructType
 
-from dstl.checkpoint.savepoint import choose_checkpoint, key_group_chunks
-from dstl.checkpoint.savepoint_objects import SavepointObjects
-from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
+from dstl.checkpoint.savepoint.creation import choose_checkpoint, key_group_chunks
+from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor, StateKind
-from dstl.state.key_codec import KeyCodec
 from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_ms
 from dstl.state.ttl import is_expired
-from dstl.state.value_codec import ValueCodec
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
-from materializer.file_bases import FileBases
-from materializer.restore import restore_tables
+from materializer.bases.table_directory import FileBases
+from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 
 __all__ = ["StateColumns", "StateRow", "find_checkpoint", "find_savepoint", "read_state", "state_columns"]

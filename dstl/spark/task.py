@@ -18,6 +18,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 from dstl.errors import Invalid
+from dstl.rpc.client import Address, Connection
+from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
 from dstl.spark.grouping import initial_first, take_marks
 from dstl.spark.key_groups import KEY_GROUP_COLUMN
@@ -25,9 +27,7 @@ from dstl.spark.operator import OperatorDefinition
 from dstl.spark.vectorised_task import VectorisedDefinition
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
-from dstl.taskmanager.client import Address, Connection
 from dstl.taskmanager.launcher import Invitation, launch_detached
-from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.state_client import StateClient
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 

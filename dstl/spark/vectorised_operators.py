@@ -12,7 +12,7 @@ from dstl.spark.arguments import column_names
 from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column
 from dstl.spark.operators import Operators, observed
 from dstl.spark.vectorised_task import VectorisedDefinition, define_aggregate, define_map_states
-from dstl.state.keyed_functions import Aggregate, StatesFunction
+from dstl.state.vectorised.keyed_functions import Aggregate, StatesFunction
 
 __all__ = ["VectorisedOperators"]
 

@@ -14,8 +14,10 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid
 from dstl.spark.arguments import check_ships, shown
 from dstl.spark.input_checks import check_input, check_names, check_no_event_time_windows
-from dstl.state.ddl import schema_of
-from dstl.state.keyed_functions import (
+from dstl.state.codec.ddl import schema_of
+from dstl.state.frames.row_writer import carried
+from dstl.state.registry import StateRegistry
+from dstl.state.vectorised.keyed_functions import (
     EXISTS_COLUMN,
     GROUP_COLUMN,
     Aggregate,
@@ -23,9 +25,7 @@ from dstl.state.keyed_functions import (
     MapStates,
     StatesFunction,
 )
-from dstl.state.registry import StateRegistry
-from dstl.state.row_writer import carried
-from dstl.state.vectorised import KeyedFunction, VectorisedRunner
+from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
 
 __all__ = ["VectorisedDefinition", "define_aggregate", "define_map_states"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql.types import DataType, StructType
 
 from dstl.errors import CorruptData, Invalid, shown
-from dstl.state.schema_evolution import why_unreadable
-from dstl.state.stored_schema import schema_from_json
-from dstl.state.value_codec import MAX_SCHEMA_VERSIONS
+from dstl.state.codec.schema_evolution import why_unreadable
+from dstl.state.codec.stored_schema import schema_from_json
+from dstl.state.codec.value_codec import MAX_SCHEMA_VERSIONS
 
 __all__ = ["MAX_STATES", "StateDescriptor", "StateKind", "evolve"]
 
@@ -103,9 +103,9 @@ class StateDescriptor:
 def evolve(old: StateDescriptor, new: StateDescriptor) -> StateDescriptor:
     """Return the descriptor to go on with where ``old`` is stored and ``new`` is declared (with one schema).
 
-    Columns may be added (nullable), removed and reordered, and may widen (``dstl.state.schema_evolution``): values of
-    any earlier schema may still be stored, so the new one is compared with each. A user key's columns may be renamed.
-    The time to live may change.
+    Columns may be added (nullable), removed and reordered, and may widen
+    (``dstl.state.codec.schema_evolution``): values of any earlier schema may still be stored, so the new one is
+    compared with each. A user key's columns may be renamed. The time to live may change.
 
     Raises:
         Invalid: Stored values could not be read as the new schema says; names the state and both schemas.

@@ -10,10 +10,12 @@ from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.state.ddl import schema_of
+from dstl.state.codec.ddl import schema_of
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.stored_schema import with_user_types
+from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.entry_state import EntryState
-from dstl.state.key_codec import KeyCodec
 from dstl.state.key_window import KeyWindow
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
@@ -21,10 +23,8 @@ from dstl.state.overlay import Overlay
 from dstl.state.reducing_state import AggregateFunction, AggregatingState, ReduceFunction, ReducingState
 from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.source import StateSource
-from dstl.state.stored_schema import with_user_types
 from dstl.state.timers import Timers
 from dstl.state.ttl import TimeToLive
-from dstl.state.value_codec import ValueCodec
 from dstl.state.value_state import PointState, ValueState
 
 __all__ = ["ProcessorHandle", "TaskContext", "TimeMode"]

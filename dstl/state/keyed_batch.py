@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.state.frame_reader import frame_of, key_values
-from dstl.state.key_codec import KeyCodec
-from dstl.state.row_reader import python_values, rows_of
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.frames.frame_reader import frame_of, key_values
+from dstl.state.frames.row_reader import python_values, rows_of
 
 __all__ = ["INITIAL_STATE_COLUMN", "KEY_GROUP_COLUMN", "UNLIMITED", "BatchReader", "FrameLimits", "KeyedBatch", "Style"]
 

@@ -14,13 +14,13 @@ from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
 from dstl.state.call_error import StateCallError
+from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.source import StateSource
 from dstl.state.ttl import TimeToLive
-from dstl.state.value_codec import ValueCodec
 
 __all__ = ["ListState"]
 

@@ -10,15 +10,15 @@ from pyspark.sql.types import Row
 
 from dstl.errors import Invalid
 from dstl.state.call_error import StateCallError
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
-from dstl.state.key_codec import KeyCodec
+from dstl.state.frames.row_reader import row_class
 from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
-from dstl.state.row_reader import row_class
 from dstl.state.source import Entry, StateSource
 from dstl.state.ttl import TimeToLive
-from dstl.state.value_codec import ValueCodec
 
 __all__ = ["MapState"]
 

@@ -13,16 +13,16 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.collector import patient_collector
-from dstl.state.frame_writer import FrameWriter
+from dstl.state.frames.frame_writer import FrameWriter
+from dstl.state.frames.row_reader import row_class
+from dstl.state.frames.row_writer import RowWriter
 from dstl.state.handle import ProcessorHandle, TaskContext, TimeMode
-from dstl.state.key_codec import KeyCodec
 from dstl.state.keyed_batch import BatchReader, FrameLimits, KeyedBatch, Style
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.overlay import Overlay
 from dstl.state.registry import StateRegistry
-from dstl.state.row_reader import row_class
-from dstl.state.row_writer import RowWriter
 from dstl.state.source import StateSource, Timer
 from dstl.state.timers import expiry_ms
 from dstl.state.user_code import user_code_error

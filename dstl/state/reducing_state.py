@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.key_window import KeyWindow
 from dstl.state.ttl import TimeToLive
-from dstl.state.value_codec import ValueCodec
 from dstl.state.value_state import ValueState
 
 __all__ = ["AggregateFunction", "AggregatingState", "ReduceFunction", "ReducingState"]

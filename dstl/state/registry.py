@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from dstl.errors import CorruptData, Invalid, shown
+from dstl.state.codec.stored_schema import schema_from_json, schema_to_json
 from dstl.state.descriptor import MAX_STATES, StateDescriptor, StateKind, evolve
-from dstl.state.stored_schema import schema_from_json, schema_to_json
 
 __all__ = ["TIMERS", "StateRegistry"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dstl.state.value_codec import HAS_WRITE_TIME, WRITE_TIME
+from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 
 __all__ = ["TimeToLive", "is_expired", "write_time_ms"]
 

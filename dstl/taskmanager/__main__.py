@@ -66,5 +66,5 @@ if __name__ == "__main__":
     )
     if "DSTL_LOG_LEVEL" not in os.environ:
         # A restore that takes long says so.
-        logging.getLogger("materializer.progress").setLevel(logging.INFO)
+        logging.getLogger("materializer.restore.progress").setLevel(logging.INFO)
     sys.exit(asyncio.run(_main()))

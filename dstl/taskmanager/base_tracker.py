@@ -11,10 +11,10 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
 from handles.materialized_handle import MaterializationReport
-from materializer.base_cache import BaseCache
+from materializer.bases.base_cache import BaseCache
+from materializer.bases.operator_bases import FinishedMaterialization, LoggedChanges, OperatorBases
 from materializer.expiry import deleted_states, expired_at, times_to_live
 from materializer.manager import PeriodicMaterializationManager
-from materializer.operator_bases import FinishedMaterialization, LoggedChanges, OperatorBases
 from materializer.tables import Expired
 
 __all__ = ["BaseTracker", "PendingBases"]

@@ -17,8 +17,8 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from dstl.taskmanager.client import Address
-from dstl.taskmanager.protocol import Secret
+from dstl.rpc.client import Address
+from dstl.rpc.protocol import Secret
 
 __all__ = ["Invitation", "TaskManagerProcess", "launch_detached"]
 

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import DstlError
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import MaterializationOptions
 from dstl.runtime import Clock, Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
-from materializer.base_cache import BaseCache
+from materializer.bases.base_cache import BaseCache
 from materializer.manager import PeriodicMaterializationManager
 from materializer.materialization import BaseWriter
 

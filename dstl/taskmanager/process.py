@@ -12,18 +12,18 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import CorruptData, DstlError, Invalid, Unavailable, shown
 from dstl.metrics import MemoryRecorder
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.handshake import Role
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store, shard_names
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
-from dstl.taskmanager.client import Address, AsyncConnection
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.service import TaskManagerService

@@ -11,18 +11,18 @@ import pyarrow as pa
 
 from dstl.changelog.ledger import InlineSegment
 from dstl.errors import Invalid, Unavailable
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Peer, Reply, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.handshake import Role
-from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, entries_after, fitting, values_of
-from dstl.taskmanager.server import Peer, Reply, RpcServer
 from dstl.taskmanager.state_backend import AttemptKey, Contribution, TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
-from materializer.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus, status_to_wire
-from materializer.restore import restore_tables
+from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus, status_to_wire
+from materializer.restore.restore import restore_tables
 from materializer.tables import StateTable
 
 __all__ = ["TaskManagerService"]

@@ -25,8 +25,8 @@ from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
+from materializer.bases.operator_bases import OperatorBases
 from materializer.expiry import is_deleted
-from materializer.operator_bases import OperatorBases
 from materializer.tables import Expired, StateTable
 
 __all__ = ["AttemptKey", "Contribution", "PersistedAttempt", "TaskManagerStateBackend"]

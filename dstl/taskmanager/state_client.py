@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
-from dstl.taskmanager.client import Connection
-from dstl.taskmanager.columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.client import Connection
+from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from handles.key_group import KeyGroupRange
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from segment_samples import Row, batch_of, random_rows, rows_of
 
 from dstl.changelog import change_set as module
 from dstl.changelog.change_set import CHANGE_SCHEMA, META_KEY_GROUP, OP_META, OP_PUT, ChangeSet
 from dstl.errors import Invalid
+from worlds.segment_samples import Row, batch_of, random_rows, rows_of
 
 ROWS = st.lists(
     st.tuples(

@@ -7,13 +7,13 @@ class (section 2.6 of our reference notes); peers' bugs by their project's issue
 import asyncio
 
 import pytest
-from changelog_world import put, turn, virtual, world
 
 from dstl.changelog.ledger import Ownership
-from dstl.changelog.segment_format import decode_segment
+from dstl.changelog.segment.decoder import decode_segment
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.errors import Closed, Unavailable
 from dstl.options import UploadOptions
+from worlds.changelog import put, turn, virtual, world
 
 
 @virtual

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from bench._hedging_run import Workload, run_arm
 from bench._models import models
-from dstl.changelog.connection_pools import ConnectionPools
-from dstl.changelog.hedge_budget import Breaker, HedgeBudget, ThrottlePause
-from dstl.changelog.hedging import HedgePolicy, HedgeVerdict, Verdict
-from dstl.changelog.latency_estimate import LatencyEstimate, LogHistogram
-from dstl.changelog.overtaking import Overtaking
+from dstl.changelog.upload.connection_pools import ConnectionPools
+from dstl.changelog.upload.hedge_budget import Breaker, HedgeBudget, ThrottlePause
+from dstl.changelog.upload.hedging import HedgePolicy, HedgeVerdict, Verdict
+from dstl.changelog.upload.latency_estimate import LatencyEstimate, LogHistogram
+from dstl.changelog.upload.queue_detector import Overtaking
 from dstl.options import HedgingOptions
 from dstl.store.memory import MemoryStore
 from dstl.testing.latency import LatencyParameters

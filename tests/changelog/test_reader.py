@@ -8,19 +8,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from segment_samples import Key, Row, change_set, expected, feature_sets, random_rows, rows_of
 
-from dstl.changelog import read_plan, segment_encoder
-from dstl.changelog import reader as reader_module
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
-from dstl.changelog.reader import SegmentReader
-from dstl.changelog.segment_format import encode_segment, segment_checksum
+from dstl.changelog.segment import encoder as segment_encoder
+from dstl.changelog.segment import read_plan
+from dstl.changelog.segment import reader as reader_module
+from dstl.changelog.segment.encoder import encode_segment, segment_checksum
+from dstl.changelog.segment.reader import SegmentReader
 from dstl.errors import CorruptData, MissingState, ObjectNotFound, Unavailable
 from dstl.store.base import ByteRange
 from dstl.store.memory import MemoryStore
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
+from worlds.segment_samples import Key, Row, change_set, expected, feature_sets, random_rows, rows_of
 
 Sets = list[tuple[str, int, ChangeSet]]
 

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from segment_samples import batch_of, decoded, expected, feature_sets
 
 from dstl.changelog.change_set import OP_PUT, ChangeSet
-from dstl.changelog.segment_format import encode_segment, parse_index, verify_segment
-from dstl.changelog.segment_frame import pack_trailer
+from dstl.changelog.segment.decoder import parse_index, verify_segment
+from dstl.changelog.segment.encoder import encode_segment
+from dstl.changelog.segment.frame import pack_trailer
 from dstl.errors import CorruptData, Invalid
+from worlds.segment_samples import batch_of, decoded, expected, feature_sets
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -10,19 +10,20 @@ import google_crc32c
 import numpy as np
 import pytest
 import zstandard
-from segment_samples import batch_of, change_set, decoded, feature_sets, random_rows
 
-from dstl.changelog import segment_encoder
-from dstl.changelog.block_codec import RUN
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
-from dstl.changelog.reader import SegmentReader
-from dstl.changelog.segment_format import decode_segment, encode_segment, parse_index, segment_checksum
-from dstl.changelog.segment_frame import pack_footer, pack_header, pack_trailer
-from dstl.changelog.segment_index import CODEC_STORED, CODEC_ZSTD, BlockEntry, BlockTable, LogIndex
+from dstl.changelog.segment import encoder as segment_encoder
+from dstl.changelog.segment.block_codec import RUN
+from dstl.changelog.segment.decoder import decode_segment, parse_index
+from dstl.changelog.segment.encoder import encode_segment, segment_checksum
+from dstl.changelog.segment.frame import pack_footer, pack_header, pack_trailer
+from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, BlockEntry, BlockTable, LogIndex
+from dstl.changelog.segment.reader import SegmentReader
 from dstl.errors import CorruptData, Invalid
 from dstl.store.memory import MemoryStore
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
+from worlds.segment_samples import batch_of, change_set, decoded, feature_sets, random_rows
 
 
 def small_segment() -> bytes:
@@ -63,10 +64,10 @@ def test_bytes_before_or_after_a_segment_are_found() -> None:
 @pytest.fixture
 def ranged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that asks by ranges even for a small segment, and joins nothing that is not adjacent."""
-    monkeypatch.setattr("dstl.changelog.reader._WHOLE", 0)
-    monkeypatch.setattr("dstl.changelog.reader._TAIL", 64)
-    monkeypatch.setattr("dstl.changelog.read_plan._GAP", 0)
-    monkeypatch.setattr("dstl.changelog.read_plan._UNIT", 0)
+    monkeypatch.setattr("dstl.changelog.segment.reader._WHOLE", 0)
+    monkeypatch.setattr("dstl.changelog.segment.reader._TAIL", 64)
+    monkeypatch.setattr("dstl.changelog.segment.read_plan._GAP", 0)
+    monkeypatch.setattr("dstl.changelog.segment.read_plan._UNIT", 0)
 
 
 async def read_all(store: MemoryStore, handle: SegmentHandle) -> list[object]:

@@ -4,13 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from segment_samples import batch_of, change_set, decoded, expected, feature_sets, random_rows
 
-from dstl.changelog import segment_encoder
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
-from dstl.changelog.segment_format import decode_segment, encode_segment, parse_index, segment_checksum
+from dstl.changelog.segment import encoder as segment_encoder
+from dstl.changelog.segment.decoder import decode_segment, parse_index
+from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.errors import Invalid
 from handles.sequence_number import SequenceNumberRange
+from worlds.segment_samples import batch_of, change_set, decoded, expected, feature_sets, random_rows
 
 
 def encode(sets: list[tuple[str, int, ChangeSet]], **options: object) -> bytes:

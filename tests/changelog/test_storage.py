@@ -4,14 +4,14 @@ import asyncio
 from itertools import pairwise
 
 import pytest
-from changelog_world import put, turn, virtual, world
 
 from dstl.changelog.ledger import InlineSegment
-from dstl.changelog.names import SegmentNames, parse_segment_name
-from dstl.changelog.segment_format import parse_index
+from dstl.changelog.object_names import SegmentNames, parse_segment_name
+from dstl.changelog.segment.decoder import parse_index
 from dstl.errors import Closed, Invalid, Unavailable
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import check_name
+from worlds.changelog import put, turn, virtual, world
 
 
 class TestPersistAll:

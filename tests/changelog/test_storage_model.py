@@ -4,16 +4,16 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from changelog_world import World, decoded, put, turn
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from dstl.changelog.ledger import InlineSegment, LogSegment, Ownership
-from dstl.changelog.segment_format import decode_segment
+from dstl.changelog.segment.decoder import decode_segment
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed, OutcomeUnknown, Unavailable
 from dstl.testing.virtual_time import VirtualTimeLoop
+from worlds.changelog import World, decoded, put, turn
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import google_crc32c
 import pytest
 
-from dstl.changelog.uploader import StoredObject, Uploader
+from dstl.changelog.upload.uploader import StoredObject, Uploader
 from dstl.errors import AccessDenied, Closed, DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.options import HedgingOptions, UploadOptions

@@ -5,13 +5,13 @@ import gc
 
 import pyarrow as pa
 import pytest
-from changelog_world import put, turn, virtual, world
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_META, OP_PUT
 from dstl.changelog.ledger import Ownership
-from dstl.changelog.segment_format import decode_segment
+from dstl.changelog.segment.decoder import decode_segment
 from dstl.errors import Closed, Invalid, Unavailable
 from dstl.testing.virtual_time import run_in_virtual_time
+from worlds.changelog import put, turn, virtual, world
 
 
 class TestSequenceNumbers:

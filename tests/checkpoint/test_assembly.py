@@ -7,15 +7,15 @@ import tracemalloc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifest_samples import QUERY
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
-from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
+from dstl.checkpoint.fleet.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
+from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, log_coverage
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
+from worlds.manifest_samples import QUERY
 
 ALL = KeyGroupRange(0, 127)
 

@@ -4,14 +4,13 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from manifest_samples import checkpoint
-from service_world import Driver, Events, Who, retained
-
 from dstl.checkpoint.coordinator import CheckpointCoordinator, TaskAttempt
 from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.rpc.client import AsyncConnection
 from dstl.store.memory import MemoryStore
-from dstl.taskmanager.client import AsyncConnection
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
+from worlds.manifest_samples import checkpoint
+from worlds.service import Driver, Events, Who, retained
 
 DELAY_MS = 10
 KEYS = [b"k%d" % i for i in range(8)]

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from manifest_samples import QUERY, checkpoint, commit, kinds, names
 
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.cleaner import CleanerReport, clean
-from dstl.checkpoint.cleaning_plan import Kept
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, TaskAttempt
-from dstl.checkpoint.manifest_format import encode_record, manifest_name, manifest_sequence
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.fleet.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
+from dstl.checkpoint.manifest.format import encode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
-from dstl.checkpoint.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
+from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
+from dstl.checkpoint.upkeep.cleaning_plan import Kept
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store import LocalStore, MemoryStore, ObjectInfo, ObjectStore
@@ -29,6 +28,7 @@ from handles.materialized_handle import MaterializedStateHandle
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 from handles.shared_state_registry import SharedStateRegistry
+from worlds.manifest_samples import QUERY, checkpoint, commit, kinds, names
 
 GRACE = 3600.0
 DAY = 86_400.0

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from manifest_samples import QUERY, checkpoint
 
 from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
 from dstl.errors import (
@@ -21,6 +20,7 @@ from dstl.errors import (
     TaskManagerLost,
 )
 from handles.checkpoint import CompletedCheckpoint
+from worlds.manifest_samples import QUERY, checkpoint
 
 
 class Cluster:

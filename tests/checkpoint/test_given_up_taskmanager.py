@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from service_world import MAX_PARALLELISM, Driver
 
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import DstlError, TaskManagerLost
@@ -21,12 +20,13 @@ from dstl.options import (
     S3Options,
     UploadOptions,
 )
+from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
 from dstl.store import open_store
 from dstl.taskmanager import launcher
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation, launch_detached
-from dstl.taskmanager.protocol import Secret
+from worlds.service import MAX_PARALLELISM, Driver
 
 
 class ProcessDriver(Driver):
@@ -114,7 +114,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstl.checkpoint.fleet._ANSWER_S", 2.0)
+    monkeypatch.setattr("dstl.checkpoint.fleet.fleet._ANSWER_S", 2.0)
 
 
 @pytest.mark.parametrize("retry_s", [0.0, 60.0], ids=["launched", "a service"])

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from dstl.checkpoint.launch_plan import LaunchPlan
+from dstl.checkpoint.fleet.launch_plan import LaunchPlan
 from dstl.testing.manual_clock import ManualClock
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"

@@ -10,9 +10,8 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from manifest_samples import QUERY, record
 
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record, inline_offsets
+from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, inline_offsets
 from dstl.errors import CorruptData, DstlError, Invalid
 from handles.checkpoint import (
     CompletedCheckpoint,
@@ -23,6 +22,7 @@ from handles.checkpoint import (
     log_coverage,
 )
 from handles.materialized_handle import MaterializedStateHandle, TableFile
+from worlds.manifest_samples import QUERY, record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INLINED = (b"first inlined segment", b"second")

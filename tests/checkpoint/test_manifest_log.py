@@ -4,15 +4,15 @@ import asyncio
 import random
 
 import pytest
-from manifest_samples import QUERY, checkpoint, commit, driver, kinds, names, record
 
-from dstl.checkpoint.manifest_format import encode_record, manifest_name, manifest_sequence
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest.format import encode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, OutcomeUnknown, Unavailable
 from dstl.runtime import LoopClock, Runtime
 from dstl.store import MemoryStore, ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.virtual_time import run_in_virtual_time
+from worlds.manifest_samples import QUERY, checkpoint, commit, driver, kinds, names, record
 
 
 @pytest.fixture

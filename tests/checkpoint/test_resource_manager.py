@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_world import Driver, TaskManager
 
-from dstl.checkpoint.resource_manager import ExecutorHosts
+from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid, Unavailable
 from dstl.options import CheckpointOptions
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.handshake import Role
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
 from dstl.store.memory import MemoryStore
 from dstl.store.probe import check_place, mark_place
-from dstl.taskmanager.client import Address, AsyncConnection
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.service import Driver, TaskManager
 
 A, B = "127.0.0.2", "127.0.0.3"
 CONFIG = json.dumps({"location": "somewhere"}).encode()

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dstl.checkpoint.restore_watch import RestoreWatch
+from dstl.checkpoint.fleet.restore_watch import RestoreWatch
 from dstl.errors import Invalid
-from dstl.taskmanager.client import Address
-from dstl.taskmanager.protocol import Secret
-from dstl.taskmanager.server import Peer, Reply, RpcServer
-from materializer.progress import RestoreStatus, status_to_wire
+from dstl.rpc.client import Address
+from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Peer, Reply, RpcServer
+from materializer.restore.progress import RestoreStatus, status_to_wire
 
 SECRET = Secret(b"s" * 32)
 STALL_S = 1.0
@@ -19,8 +19,8 @@ STALL_S = 1.0
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstl.checkpoint.restore_watch._INTERVAL_S", 0.02)
-    monkeypatch.setattr("dstl.checkpoint.restore_watch._ANSWER_S", 0.2)
+    monkeypatch.setattr("dstl.checkpoint.fleet.restore_watch._INTERVAL_S", 0.02)
+    monkeypatch.setattr("dstl.checkpoint.fleet.restore_watch._ANSWER_S", 0.2)
 
 
 @asynccontextmanager

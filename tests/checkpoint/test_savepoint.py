@@ -6,16 +6,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from service_world import STATE, Driver, Events, Model, retained, state_of, without_empty
 
-from dstl.checkpoint.manifest_format import manifest_name
-from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.savepoint import create_savepoint, key_group_chunks, save_checkpoint
-from dstl.checkpoint.savepoint_deletion import delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint_format import Savepoint, descriptor_name
-from dstl.checkpoint.savepoint_objects import SavepointObjects
-from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
-from dstl.checkpoint.savepoint_verification import verify_savepoint
+from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.savepoint.creation import create_savepoint, key_group_chunks, save_checkpoint
+from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
+from dstl.checkpoint.savepoint.format import Savepoint, descriptor_name
+from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
+from dstl.checkpoint.savepoint.verification import verify_savepoint
 from dstl.errors import AccessDenied, CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
@@ -24,6 +23,7 @@ from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
+from worlds.service import STATE, Driver, Events, Model, retained, state_of, without_empty
 
 TWO = {"counts": 4, "sums": 3}
 

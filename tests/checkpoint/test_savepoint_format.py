@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from pydantic import ValidationError
 
-from dstl.checkpoint.savepoint_format import (
+from dstl.checkpoint.savepoint.format import (
     EndMarker,
     Savepoint,
     SavepointFile,
@@ -22,7 +22,7 @@ from dstl.checkpoint.savepoint_format import (
 from dstl.errors import CorruptData, Invalid
 from dstl.testing.table_changes import changes, content, put
 from handles.checkpoint import OperatorEntry
-from materializer.snapshot import decode_key_group, encode_key_group
+from materializer.bases.key_group_file import decode_key_group, encode_key_group
 from materializer.tables import HeapStateTable
 
 GOLDEN = Path(__file__).parents[1] / "golden"

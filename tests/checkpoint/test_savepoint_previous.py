@@ -6,23 +6,23 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-import service_world
-from service_world import Driver, retained, state_of, without_empty
 from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 
-from dstl.checkpoint.manifest_format import manifest_name
-from dstl.checkpoint.manifest_log import ManifestLog
+import worlds.service
+from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint
+from worlds.service import Driver, retained, state_of, without_empty
 
 
 @contextlib.asynccontextmanager
 async def a_driver(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch, *, previous: bool, seed: int = 11
 ) -> AsyncIterator[Driver]:
-    monkeypatch.setattr(service_world, "SystemClock", HurriedClock)
+    monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
     driver = Driver(store, seed=seed, operators=TWO, fall_back=previous)
     try:
         yield await driver.start()

@@ -7,21 +7,21 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-import service_world
-from service_world import Driver, Model, retained, state_of, without_empty
 from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 
-from dstl.checkpoint.manifest_log import ManifestLog
-from dstl.checkpoint.savepoint import create_savepoint
-from dstl.checkpoint.savepoint_deletion import delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint_format import descriptor_name, marker_name
-from dstl.checkpoint.savepoint_restore import RestoreMode, SavepointRestore
+import worlds.service
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.savepoint.creation import create_savepoint
+from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
+from dstl.checkpoint.savepoint.format import descriptor_name, marker_name
+from dstl.checkpoint.savepoint.restore import RestoreMode, SavepointRestore
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
 from dstl.options import MaterializationOptions
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import referenced_objects
+from worlds.service import Driver, Model, retained, state_of, without_empty
 
 MODES: tuple[RestoreMode, ...] = ("no_claim", "claim")
 NEW = "query-2"
@@ -172,7 +172,7 @@ async def test_a_claimed_savepoint_is_none_any_more_and_cannot_be_deleted_while_
 async def test_a_start_that_fails_anywhere_is_made_good_by_the_next(
     seed: int, mode: RestoreMode, rule: FaultRule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_world, "SystemClock", HurriedClock)
+    monkeypatch.setattr(worlds.service, "SystemClock", HurriedClock)
     inner, rng = MemoryStore(), random.Random(seed)
     model = await saved(seed, inner)
     faulty = FaultyStore(inner, [rule])

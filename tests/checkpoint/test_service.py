@@ -6,19 +6,8 @@ import random
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from service_world import (
-    MAX_PARALLELISM,
-    Driver,
-    Events,
-    Model,
-    apply,
-    key_group,
-    retained,
-    state_of,
-    without_empty,
-)
 
-from dstl.checkpoint.manifest_format import manifest_name
+from dstl.checkpoint.manifest.format import manifest_name
 from dstl.errors import (
     CheckpointDeclined,
     DstlError,
@@ -37,6 +26,17 @@ from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.manual_clock import ManualClock
 from handles.checkpoint import referenced_objects
 from handles.key_group import partition_of
+from worlds.service import (
+    MAX_PARALLELISM,
+    Driver,
+    Events,
+    Model,
+    apply,
+    key_group,
+    retained,
+    state_of,
+    without_empty,
+)
 
 TWO = {"counts": 4, "sums": 3}
 OpenDriver = Callable[..., contextlib.AbstractAsyncContextManager[Driver]]
@@ -439,7 +439,7 @@ async def test_a_commit_whose_outcome_is_unknown_stops_the_run_and_keeps_its_seg
 
 
 async def test_a_task_manager_that_hangs_is_lost_and_replaced(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstl.checkpoint.fleet._ANSWER_S", 0.2)
+    monkeypatch.setattr("dstl.checkpoint.fleet.fleet._ANSWER_S", 0.2)
     rng, store, model = random.Random(seed), MemoryStore(), {}
     events = some_events(rng, 1)
     options = CheckpointOptions(timeout_s=0.2, task_manager_timeout_s=5.0)
@@ -554,7 +554,7 @@ async def test_two_actions_of_200_tasks_are_one_checkpoint_and_none_of_them_fail
     at_once: bool, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two writes in foreachBatch: each acknowledgement of the second ended all of its tasks that were at work."""
-    monkeypatch.setattr("service_world.MAX_PARALLELISM", 256)
+    monkeypatch.setattr("worlds.service.MAX_PARALLELISM", 256)
     store, model = MemoryStore(), {}
     # Some partitions have no rows; those of the second action are the same, its workers are other ones.
     written = {f"key-{n}".encode(): b"%d" % n for n in range(300)}

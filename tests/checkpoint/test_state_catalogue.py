@@ -1,10 +1,10 @@
 """What a run may not change about the operators of the checkpoint that it starts from."""
 
 import pytest
-from manifest_samples import checkpoint
 
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.errors import Invalid
+from worlds.manifest_samples import checkpoint
 
 
 def test_an_operator_that_groups_by_other_types_than_its_checkpoint_is_refused_with_both_named() -> None:

@@ -3,12 +3,10 @@
 import random
 
 import pytest
-from manifest_samples import names
-from real_location import ALL, GROUPS, Location, fill, piece, segment
 
-from dstl.checkpoint.manifest_format import encode_record, manifest_name
-from dstl.checkpoint.task_manager_part import PersistedSegment
-from dstl.checkpoint.verification import LocationVerification, verify_location
+from dstl.checkpoint.fleet.task_manager_part import PersistedSegment
+from dstl.checkpoint.manifest.format import encode_record, manifest_name
+from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
 from dstl.errors import Invalid, Unavailable
 from dstl.runtime import LoopClock, Runtime
 from dstl.store import MemoryStore
@@ -17,6 +15,8 @@ from dstl.testing.virtual_time import run_in_virtual_time
 from handles.checkpoint import referenced_objects
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
+from worlds.manifest_samples import names
+from worlds.real_location import ALL, GROUPS, Location, fill, piece, segment
 
 
 def verified(store: MemoryStore | FaultyStore) -> LocationVerification:
@@ -279,7 +279,7 @@ def test_a_location_without_manifests_is_refused() -> None:
 
 
 def test_a_segment_larger_than_the_memory_for_it_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstl.checkpoint.object_checks._WHOLE", 64)
+    monkeypatch.setattr("dstl.checkpoint.upkeep.object_checks._WHOLE", 64)
     store, location = filled()
     assert verified(store).problems == ()
     name = location.made[-1].segments[-1].segment[0]

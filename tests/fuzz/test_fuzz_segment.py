@@ -17,11 +17,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.changelog.block_codec import decode_block
 from dstl.changelog.change_set import CHANGE_SCHEMA
-from dstl.changelog.segment_format import BlockEntry, decode_segment, parse_index
-from dstl.changelog.segment_frame import pack_trailer
-from dstl.changelog.segment_index import CODEC_STORED, CODEC_ZSTD
+from dstl.changelog.segment.block_codec import decode_block
+from dstl.changelog.segment.decoder import decode_segment, parse_index
+from dstl.changelog.segment.frame import pack_trailer
+from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, BlockEntry
 from dstl.errors import CorruptData, Invalid
 from handles.sequence_number import SequenceNumberRange
 

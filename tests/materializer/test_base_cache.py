@@ -7,12 +7,12 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from materialization_world import EAGER, World
 
 from dstl.metrics import MemoryRecorder
 from dstl.options import MaterializationOptions
-from materializer.base_cache import BaseCache
-from materializer.restore import restore_tables
+from materializer.bases.base_cache import BaseCache
+from materializer.restore.restore import restore_tables
+from worlds.materialization import EAGER, World
 
 DATA = os.urandom(5000)
 CRC = google_crc32c.value(DATA)

@@ -11,8 +11,8 @@ from dstl.testing.table_changes import changes, put
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
-from materializer.restore import restore_tables
-from materializer.snapshot import encode_key_group
+from materializer.bases.key_group_file import encode_key_group
+from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, RocksDBStateTable
 
 GROUPS, ROWS, VALUE = 8, 40, 1 << 20

@@ -6,12 +6,12 @@ import tracemalloc
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_PUT, ChangeSet
-from dstl.changelog.segment_format import encode_segment, segment_checksum
+from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
-from materializer.log_replay import replay_steps, replayed
+from materializer.restore.log_replay import replay_steps, replayed
 
 SEGMENTS, ROWS, VALUE = 12, 24, 1 << 20
 

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from materialization_world import EAGER, GROUPS, Model, World
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.runtime import LoopClock
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
@@ -23,6 +22,7 @@ from handles.checkpoint import CompletedCheckpoint
 from materializer.expiry import ExpiredAt
 from materializer.expiry_sweep import ExpirySweep
 from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
+from worlds.materialization import EAGER, GROUPS, Model, World
 
 TTL = json.dumps({"states": [{"id": 0, "ttl_ms": 1000}, {"id": 1, "ttl_ms": 0}]}).encode()
 KINDS = ["heap", "rocksdb"]

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from materialization_world import EAGER, World
 
 from dstl.runtime import LoopClock
 from dstl.state.ttl import write_time_ms
@@ -16,6 +15,7 @@ from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from materializer.expiry import ExpiredAt
 from materializer.trigger import Phase
+from worlds.materialization import EAGER, World
 
 NEVER = EAGER.model_copy(update={"interval_s": 1e6, "log_to_state_ratio": None, "replay_s": None})
 
@@ -329,7 +329,7 @@ def _timed(written_ms: int) -> bytes:
 
 
 def test_the_materializer_reads_write_times_as_the_state_layer_writes_them() -> None:
-    from dstl.state.value_codec import HAS_WRITE_TIME, WRITE_TIME
+    from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 
     value = bytes([HAS_WRITE_TIME | 1]) + WRITE_TIME.pack(1234) + b"x"
     assert write_time_ms(value) == 1234

@@ -10,18 +10,13 @@ The long form, 100 intervals over 20,000 flights each (eight minutes on two busy
 import asyncio
 import random
 import struct
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "checkpoint"))
-
-import service_world
-from service_world import Driver, Events, Model, retained, state_of, without_empty
-
-from dstl.changelog.names import SegmentNames
+import worlds.service
+from dstl.changelog.object_names import SegmentNames
 from dstl.demo.flights import load_flights
 from dstl.errors import DstlError
 from dstl.options import MaterializationOptions
@@ -31,6 +26,7 @@ from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import referenced_objects
 from materializer.tables import StateTable, open_table
+from worlds.service import Driver, Events, Model, retained, state_of, without_empty
 
 pytest.importorskip("rocksdict")
 
@@ -53,7 +49,7 @@ def random_options(rng: random.Random) -> MaterializationOptions:
 
 
 def task_manager(options: MaterializationOptions, open_one: Callable[[str], StateTable]) -> type:
-    class TaskManager(service_world.TaskManager):
+    class TaskManager(worlds.service.TaskManager):
         def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
             backend = super()._open_backend(query_id)
             backend.open_table = open_one
@@ -95,7 +91,7 @@ async def check_run(
     options = random_options(rng)
     tables = iter(range(1 << 30))
     monkeypatch.setattr(
-        service_world,
+        worlds.service,
         "TaskManager",
         task_manager(options, lambda _: open_table(kind, directory / f"t{next(tables)}")),  # type: ignore[arg-type]
     )
@@ -136,7 +132,7 @@ async def check_run(
             await driver.close()
 
 
-async def _kill_after(seconds: float, victim: service_world.TaskManager) -> None:
+async def _kill_after(seconds: float, victim: worlds.service.TaskManager) -> None:
     await asyncio.sleep(seconds)
     await victim.kill()
 

@@ -6,15 +6,15 @@ import random
 import threading
 
 import pytest
-from materialization_world import EAGER, GROUPS, World, held
 
 from dstl.errors import CorruptData
 from dstl.options import MaterializationOptions
 from dstl.runtime import LoopClock
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from materializer.operator_bases import OperatorBases
+from materializer.bases.operator_bases import OperatorBases
 from materializer.tables import HeapStateTable
+from worlds.materialization import EAGER, GROUPS, World, held
 
 
 def _options(rng: random.Random) -> MaterializationOptions:

@@ -3,10 +3,8 @@
 import itertools
 import json
 
-from materialization_world import EAGER, World
-
 from dstl.metrics import MemoryRecorder
-from materializer.progress import (
+from materializer.restore.progress import (
     LogLine,
     ProgressBar,
     ProgressMetrics,
@@ -17,6 +15,7 @@ from materializer.progress import (
     status_from_wire,
     status_to_wire,
 )
+from worlds.materialization import EAGER, World
 
 
 def test_rate_and_time_to_go_follow_the_last_seconds() -> None:

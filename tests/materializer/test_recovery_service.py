@@ -2,30 +2,25 @@
 
 import asyncio
 import random
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "checkpoint"))
-
-import service_world
-from service_world import Driver, Events, Model, retained, state_of, without_empty
-
-from dstl.changelog.names import SegmentNames
+import worlds.service
+from dstl.changelog.object_names import SegmentNames
 from dstl.options import MaterializationOptions
 from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.materializing import materialize
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import referenced_objects
-from materializer.progress import RestoreStatus
+from materializer.restore.progress import RestoreStatus
+from worlds.service import Driver, Events, Model, retained, state_of, without_empty
 
 EAGER = MaterializationOptions(interval_s=1e-6, start_jitter_s=0, min_pause_s=0, file_bytes=1 << 16)
 TWO = {"counts": 4, "sums": 3}
 
 
-class MaterializingTaskManager(service_world.TaskManager):
+class MaterializingTaskManager(worlds.service.TaskManager):
     def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
         backend = super()._open_backend(query_id)
         materialize(
@@ -41,7 +36,7 @@ class MaterializingTaskManager(service_world.TaskManager):
 
 @pytest.fixture(autouse=True)
 def _materializing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_world, "TaskManager", MaterializingTaskManager)
+    monkeypatch.setattr(worlds.service, "TaskManager", MaterializingTaskManager)
 
 
 def _events(rng: random.Random, batch: int) -> Events:
@@ -128,7 +123,7 @@ class SlowStore(MemoryStore):
 
 async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prevents that a long recovery looks like a hang."""
-    monkeypatch.setattr("dstl.checkpoint.restore_watch._INTERVAL_S", 0.01)
+    monkeypatch.setattr("dstl.checkpoint.fleet.restore_watch._INTERVAL_S", 0.01)
     store, model, rng = SlowStore(clock=SystemClock()), {}, random.Random(seed)
     driver = await Driver(store, seed=seed, operators=TWO, task_managers=2).start()
     try:

@@ -11,10 +11,10 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 
-import materializer.snapshot as base_file
+import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
 from dstl.testing.table_changes import changes, content, put
-from materializer.snapshot import KeyGroupFile, decode_key_group, encode_key_group, inspect_key_group
+from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group, inspect_key_group
 from materializer.tables import ENTRY_SCHEMA, HeapStateTable, RocksDBOptions, StateTable, open_table
 
 KINDS = ["heap", "rocksdb"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from materialization_world import EAGER, World
 
 from dstl.errors import Invalid
 from dstl.testing.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedChanges
+from worlds.materialization import EAGER, World
 
 pytest.importorskip("rocksdict")
 
@@ -103,8 +103,8 @@ class Counted:
 
         monkeypatch.setattr(RocksDBStateTable, "stage", counting_stage)
         monkeypatch.setattr(RocksDBStateTable, "take", counting_take)
-        monkeypatch.setattr("materializer.log_pieces._PIECE_BYTES", 300)
-        monkeypatch.setattr("materializer.restore._STAGED_BYTES", 0)
+        monkeypatch.setattr("materializer.restore.log_pieces._PIECE_BYTES", 300)
+        monkeypatch.setattr("materializer.restore.restore._STAGED_BYTES", 0)
 
 
 async def a_world(seed: int, directory: Path) -> World:

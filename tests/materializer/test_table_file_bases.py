@@ -6,22 +6,22 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
-from materialization_world import EAGER, World
 
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, encode_record
-from dstl.checkpoint.savepoint import save_checkpoint
-from dstl.checkpoint.savepoint_restore import savepoint_as_checkpoint
-from dstl.checkpoint.verification import verify_location
+from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
+from dstl.checkpoint.savepoint.creation import save_checkpoint
+from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
+from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.store.memory import MemoryStore
 from dstl.testing.table_changes import changes, put
 from handles.base_generations import generations_of
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle, TableFile
-from materializer.file_bases import write_table_files
-from materializer.operator_bases import OperatorBases
-from materializer.table_files import TableIndex, decode_index, encode_index
+from materializer.bases.operator_bases import OperatorBases
+from materializer.bases.table_directory import write_table_files
+from materializer.bases.table_index import TableIndex, decode_index, encode_index
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable
+from worlds.materialization import EAGER, World
 
 pytest.importorskip("rocksdict")
 

@@ -6,11 +6,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from materialization_world import EAGER, World
 
 from dstl.options import S3Options
 from dstl.store import S3Store
 from dstl.testing.s3_server import S3Server
+from worlds.materialization import EAGER, World
 
 pytest.importorskip("rocksdict")
 pytestmark = pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
 from dstl.testing.table_changes import changes, content
-from materializer.snapshot import decode_key_group, encode_key_group
+from materializer.bases.key_group_file import decode_key_group, encode_key_group
 from materializer.tables import RocksDBOptions, StateTable, TableSnapshot, open_table
 
 GROUPS = range(4)

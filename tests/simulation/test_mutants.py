@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from dstl.changelog.ledger import LogLedger, Ownership
-from dstl.changelog.names import SegmentNames
-from dstl.checkpoint import cleaning_plan, manifest_log, put_once
+from dstl.changelog.object_names import SegmentNames
+from dstl.checkpoint import put_once
 from dstl.checkpoint.acknowledgements import Acknowledgements
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.coordinator import CheckpointCoordinator
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest import log as manifest_log
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.put_once import Check
+from dstl.checkpoint.upkeep import cleaning_plan
 from dstl.errors import DstlError, Fenced, OutcomeUnknown, Unavailable
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
@@ -158,7 +160,7 @@ def cleaner_asks_for_no_proof(patch: Patch) -> None:
         return real(*args, **{**options, "grace_s": 0.0})  # type: ignore[arg-type]
 
     patch.setattr(cleaning_plan._Proofs, "reason", lambda self, parsed, modified: "nobody names it")
-    patch.setattr("dstl.checkpoint.cleaner.plan_cleaning", hasty)
+    patch.setattr("dstl.checkpoint.upkeep.cleaner.plan_cleaning", hasty)
 
 
 def old_batch_voids_newer_checkpoints(patch: Patch) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from dstl.rpc.client import Address
+from dstl.rpc.protocol import Secret
 from dstl.spark import executor_host
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.taskmanager import launcher as launcher_module
-from dstl.taskmanager.client import Address
 from dstl.taskmanager.launcher import Invitation
-from dstl.taskmanager.protocol import Secret
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

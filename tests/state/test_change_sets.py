@@ -13,12 +13,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.spark.grouping import grouped
-from dstl.state.ddl import parse_ddl
-from dstl.state.keyed_functions import Aggregate, AggregateKeys
+from dstl.state.codec.ddl import parse_ddl
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
-from dstl.state.vectorised import VectorisedRunner
+from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys
+from dstl.state.vectorised.runner import VectorisedRunner
 
 KEY = parse_ddl("k double")
 INPUT = parse_ddl("k double, n long, x double")

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid
-from dstl.state.ddl import parse_ddl, schema_of
+from dstl.state.codec.ddl import parse_ddl, schema_of
 
 
 @pytest.mark.parametrize(

@@ -7,15 +7,15 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-import runner_world
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from runner_world import batches_of
 from test_vectorised import KEY, Job
 
+import worlds.runner
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.ddl import schema_of
-from dstl.state.keyed_functions import Aggregate, AggregateKeys, MapStates
+from dstl.state.codec.ddl import schema_of
+from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
+from worlds.runner import batches_of
 
 INPUTS = schema_of("k string, v long")
 N, TOTAL = {"n": Aggregate("count")}, {"total": Aggregate("sum", "v")}
@@ -158,7 +158,7 @@ class PandasAfter(After):
 
 @pytest.mark.parametrize("after", [After, PandasAfter])
 def test_every_kind_of_state_follows_its_schema_with_times_to_live_and_timers(after: type[After]) -> None:
-    job = runner_world.Job(Before, time_mode="processingTime")
+    job = worlds.runner.Job(Before, time_mode="processingTime")
     rows = batches_of([{"k": "a", "op": "", "n": 0}], 10)
     job.run(rows, now=1500)
     job.make, job.style = after, after.style
@@ -180,7 +180,7 @@ def test_a_refusal_names_operator_state_column_and_both_schemas() -> None:
         def init(self, handle: Any) -> None:
             handle.getMapState("map", "u string", "n smallint", 1000)
 
-    job = runner_world.Job(Before, time_mode="processingTime")
+    job = worlds.runner.Job(Before, time_mode="processingTime")
     rows = batches_of([{"k": "a", "op": "", "n": 0}], 10)
     job.run(rows)
     job.make = Worse

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from dstl.state.frame_blocks import frame_slicer, joined_frames
+from dstl.state.frames.frame_blocks import frame_slicer, joined_frames
 
 COUNT = 50
 

@@ -6,8 +6,8 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, IntegerType, MapType, StringType, StructField, StructType
 
 from dstl.errors import Invalid
-from dstl.state.frame_writer import FrameWriter
-from dstl.state.row_writer import RowWriter
+from dstl.state.frames.frame_writer import FrameWriter
+from dstl.state.frames.row_writer import RowWriter
 
 INNER = StructType([StructField("x", IntegerType(), False), StructField("y", StringType())])
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from dstl.errors import Invalid
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
 from dstl.state.keyed_batch import FrameLimits
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput

@@ -10,7 +10,6 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
-from runner_world import INPUT, KEY, OPS, OUTPUT, Counter, Job, Script, Seen, TimedScript, batches_of
 
 import dstl.state.list_state
 import dstl.state.map_state
@@ -19,6 +18,7 @@ from dstl.errors import UserCodeError
 from dstl.state.handle import ProcessorHandle
 from dstl.state.processor_runner import ProcessorRunner, TaskInput, discover_states
 from dstl.state.registry import StateRegistry
+from worlds.runner import INPUT, KEY, OPS, OUTPUT, Counter, Job, Script, Seen, TimedScript, batches_of
 
 
 def random_rows(rng, now):

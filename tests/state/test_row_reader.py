@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.state.row_reader import python_values, row_class, rows_of
+from dstl.state.frames.row_reader import python_values, row_class, rows_of
 
 ZONES = [None, "UTC", "+00:00", "America/New_York", "Europe/London", "Australia/Lord_Howe", "Asia/Kolkata", "+05:30"]
 INSTANTS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999) | st.integers(-(10**15), 2 * 10**15)

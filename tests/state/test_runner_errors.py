@@ -2,10 +2,10 @@
 
 import pytest
 from pyspark.sql import Row
-from runner_world import Counter, Job, Script, Seen, batches_of
 
 from dstl.errors import Unavailable, UserCodeError
 from dstl.state.memory_source import MemoryStateSource
+from worlds.runner import Counter, Job, Script, Seen, batches_of
 
 
 def test_an_error_in_user_code_carries_its_traceback_key_and_operator():

@@ -6,10 +6,10 @@ import pickle
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from runner_world import Job, Seen, batches_of
 
 from dstl.errors import Invalid
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
+from worlds.runner import Job, Seen, batches_of
 
 
 def test_input_rows_are_what_sparks_worker_hands_over():

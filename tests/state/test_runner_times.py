@@ -6,13 +6,13 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
-from runner_world import INPUT, KEY, OUTPUT, Counter, Job, Seen, TimedScript, batches_of, group_of
 
 from dstl.errors import UserCodeError
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_ms
+from worlds.runner import INPUT, KEY, OUTPUT, Counter, Job, Seen, TimedScript, batches_of, group_of
 
 
 def test_the_order_of_calls_and_the_timer_values():

@@ -4,10 +4,10 @@ import pytest
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
-from runner_world import Job, Seen, batches_of
 
 from dstl.errors import Invalid, UserCodeError
 from dstl.state.call_error import StateCallError
+from worlds.runner import Job, Seen, batches_of
 
 ONE = batches_of([{"k": "a", "op": "", "n": 0}], 5)
 

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
 from dstl.state.descriptor import StateKind
 from dstl.state.registry import StateRegistry
 

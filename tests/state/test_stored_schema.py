@@ -21,14 +21,14 @@ from pyspark.sql.types import (
     StructType,
     UserDefinedType,
 )
-from runner_world import Job, batches_of
 
 from dstl.errors import CorruptData, Invalid
 from dstl.spark.application import merge_registries
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
+from dstl.state.codec.stored_schema import MAX_DEPTH, schema_from_json, schema_to_json
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import StateRegistry
-from dstl.state.stored_schema import MAX_DEPTH, schema_from_json, schema_to_json
+from worlds.runner import Job, batches_of
 
 MODULE = "dstl_hostile_module"
 

@@ -31,9 +31,9 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.ddl import parse_ddl
+from dstl.state.codec.ddl import parse_ddl
+from dstl.state.codec.value_codec import ValueCodec, is_fixed_width
 from dstl.state.ttl import is_expired, write_time_ms
-from dstl.state.value_codec import ValueCodec, is_fixed_width
 
 MICROS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2200, 1, 1))
 ATOMS = {

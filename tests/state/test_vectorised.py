@@ -28,15 +28,15 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.aggregate_functions import Extreme, Mean, Sum
-from dstl.state.ddl import schema_of
-from dstl.state.keyed_functions import Aggregate, AggregateKeys, MapStates
+from dstl.state.codec.ddl import schema_of
+from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
-from dstl.state.row_writer import arrow_schema
-from dstl.state.value_codec import ValueCodec
-from dstl.state.vectorised import KeyedFunction, VectorisedRunner
+from dstl.state.vectorised.aggregate_functions import Extreme, Mean, Sum
+from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
+from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
 
 KEY = StructType([StructField("k", StringType())])
 KEY_GROUP = "__dstl_key_group"

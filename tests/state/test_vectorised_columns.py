@@ -34,10 +34,10 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.key_codec import KeyCodec
-from dstl.state.row_writer import arrow_schema
-from dstl.state.value_codec import ValueCodec
-from dstl.state.value_columns import ValueColumns, without_expired
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.codec.value_columns import ValueColumns, without_expired
+from dstl.state.frames.row_writer import arrow_schema
 
 INSTANT = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30), timezones=st.just(datetime.UTC))
 DECIMAL = DecimalType(38, 4)

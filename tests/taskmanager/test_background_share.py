@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import Closed
 from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
 from dstl.runtime import LoopClock, Runtime

@@ -6,14 +6,14 @@ import json
 from contextlib import closing
 from typing import Any
 
-from backend_world import BackendWorld
 from pyspark.sql.types import StructType
 
 from dstl.state.registry import StateRegistry
 from dstl.testing.table_changes import changes, content, put
 from handles.key_group import KeyGroupRange
-from materializer.snapshot import encode_key_group
+from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
+from worlds.backend import BackendWorld
 
 GROUPS = range(4)
 

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from dstl.errors import AccessDenied
-from dstl.taskmanager.client import Address, AsyncConnection
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Peer, Reply, RpcServer
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
-from dstl.taskmanager.protocol import Secret
-from dstl.taskmanager.server import Peer, Reply, RpcServer
 
 CANARY = b"canary-0123456789abcdef-canary"
 PATIENCE_S = 30.0

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from backend_world import MAX_PARALLELISM, BackendWorld
 
 from dstl.errors import Fenced, Invalid
+from dstl.rpc.client import Address, Connection
+from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
-from dstl.taskmanager.client import Address, Connection
-from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.reads import bounded_entries, entries_after, fitting
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_client import StateClient
@@ -22,6 +21,7 @@ from dstl.taskmanager.timer_index import TimerIndex
 from dstl.testing.table_changes import changes, put
 from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.tables import HeapStateTable
+from worlds.backend import MAX_PARALLELISM, BackendWorld
 
 
 def table_of(*rows: Any) -> HeapStateTable:

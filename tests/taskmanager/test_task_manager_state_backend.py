@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from backend_world import PARALLELISM, BackendWorld, Model, Task, after, content, groups_of, key_of, rows, winners_of
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,7 +15,8 @@ from dstl.errors import DstlError, Fenced, Invalid, Unavailable
 from dstl.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 from handles.checkpoint import CompletedCheckpoint, log_coverage
 from handles.key_group import KeyGroupRange
-from materializer.restore import restore_tables
+from materializer.restore.restore import restore_tables
+from worlds.backend import PARALLELISM, BackendWorld, Model, Task, after, content, groups_of, key_of, rows, winners_of
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 import pytest
-from backend_world import BackendWorld
 
 from dstl.taskmanager.timer_index import TimerIndex
 from dstl.testing.table_changes import changes, clear, delete, put
 from handles.key_group import KeyGroupRange
 from materializer.tables import HeapStateTable
+from worlds.backend import BackendWorld
 
 STATE = 3
 

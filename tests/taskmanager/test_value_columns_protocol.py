@@ -7,7 +7,7 @@ import pytest
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.errors import Invalid
-from dstl.taskmanager.columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from dstl.taskmanager.reads import values_of
 from materializer.tables import HeapStateTable
 

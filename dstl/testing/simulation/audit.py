@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import google_crc32c
 
-from dstl.checkpoint.manifest_format import ManifestRecord, decode_record, manifest_sequence
-from dstl.checkpoint.manifest_scan import retained_of
+from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, manifest_sequence
+from dstl.checkpoint.manifest.scan import retained_of
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState
 from dstl.runtime import LoopClock, Runtime
@@ -20,7 +20,7 @@ from dstl.testing.simulation.store import RawStore
 from dstl.testing.simulation.worker import TaskSpec
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
-from materializer.restore import restore_tables
+from materializer.restore.restore import restore_tables
 from materializer.tables.heap import HeapStateTable
 
 if TYPE_CHECKING:

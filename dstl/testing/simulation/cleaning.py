@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from dstl.checkpoint.cleaner import CleanerReport, clean
-from dstl.checkpoint.manifest_log import ManifestLog
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.errors import CorruptData, DstlError, Invalid
 from dstl.testing.simulation.process import Process
 

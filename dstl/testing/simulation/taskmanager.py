@@ -6,17 +6,17 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dstl.changelog.names import SegmentNames
+from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.uploader import Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import DstlError
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime
-from dstl.taskmanager.client import Address, AsyncConnection
-from dstl.taskmanager.handshake import Role
 from dstl.taskmanager.materializing import materialize
-from dstl.taskmanager.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation.process import Process

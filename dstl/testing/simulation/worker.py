@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.errors import DstlError, Unavailable
-from dstl.taskmanager.client import Address, AsyncConnection
-from dstl.taskmanager.protocol import Secret
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.protocol import Secret
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.spark import OPERATIONS, WRITERS, encode_value, key_group_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskSpec", "Worker"]
 
-_CALL_TIMEOUT_S = 600.0  # as dstl.taskmanager.client.Connection
+_CALL_TIMEOUT_S = 600.0  # as dstl.rpc.client.Connection
 _REGISTRY = {
     "format": 1,
     "states": [

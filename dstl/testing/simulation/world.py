@@ -17,8 +17,8 @@ from dstl.options import (
     MaterializationOptions,
     UploadOptions,
 )
+from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime
-from dstl.taskmanager.protocol import Secret
 from dstl.testing.simulation.audit import Auditor
 from dstl.testing.simulation.driver import DriverActor, DriverOptions
 from dstl.testing.simulation.faults import FaultKind, FaultPlan, draw_plan

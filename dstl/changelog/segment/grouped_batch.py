@@ -1,0 +1,251 @@
+"""A batch of changes seen in the order of its key groups, without moving its bytes until a block needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dstl.changelog.change_set import binary_offsets
+from dstl.changelog.segment.block_codec import RUN, BlockLayout, Bytes
+
+__all__ = ["BlockColumns", "GroupedBatch", "Piece", "Runs"]
+
+_RECORD_BYTES = 8
+"""Counted for each change beside its payload: about what its numbers and lengths take."""
+_SCAN = 1 << 15
+_ALL = slice(0, None)
+_PACKED_ROWS = 1 << 16
+
+Runs = list[tuple[int, int, int]]
+"""Key group, sequence number delta and number of changes, as ``block_codec.RUN`` has them."""
+
+_Rows = slice | npt.NDArray[np.intp]
+
+
+class _BinaryColumn:
+    """A binary column with its buffers at hand.
+
+    Attributes:
+        width: Of its values where all have the same, else None.
+        values: The values as an array of such items, where they have a width and it is not 0.
+    """
+
+    def __init__(self, column: pa.Array) -> None:
+        self.array = column
+        self.offsets = binary_offsets(column)
+        data = column.buffers()[2]
+        self.data: Bytes = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+        self.width = _common_width(self.offsets)
+        self.values: npt.NDArray[np.void] | None = None
+        if self.width:
+            start, stop = int(self.offsets[0]), int(self.offsets[-1])
+            self.values = self.data[start:stop].view(f"V{self.width}")
+
+    def lengths(self, rows: _Rows = _ALL) -> npt.NDArray[np.int32]:
+        """Return the length of each value."""
+        if isinstance(rows, slice):
+            return np.diff(self.offsets[rows.start : None if rows.stop is None else rows.stop + 1])
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def gather(self, rows: _Rows, out: Bytes) -> int:
+        """Write values one after the other to the front of ``out`` and return how many bytes they take."""
+        if isinstance(rows, slice):
+            found = self.data[int(self.offsets[rows.start]) : int(self.offsets[rows.stop])]
+        elif self.values is not None:
+            size = self.values.itemsize * len(rows)
+            # "clip" spares numpy the copy that protects the output from a bad index; there is none.
+            np.take(self.values, rows, out=out[:size].view(self.values.dtype), mode="clip")
+            return size
+        elif self.width == 0:
+            return 0
+        else:
+            taken = self.array.take(pa.array(rows))
+            offsets = binary_offsets(taken)
+            found = np.frombuffer(taken.buffers()[2], np.uint8)[int(offsets[0]) : int(offsets[-1])]
+        out[: len(found)] = found
+        return len(found)
+
+
+def _common_width(offsets: npt.NDArray[np.int32]) -> int | None:
+    first = int(offsets[1] - offsets[0])
+    if int(offsets[-1]) - int(offsets[0]) != first * (len(offsets) - 1):
+        return None
+    # Piece by piece, so that the differences stay in the cache.
+    for at in range(0, len(offsets) - 1, _SCAN):
+        if not bool((np.diff(offsets[at : at + _SCAN + 1]) == first).all()):
+            return None
+    return first
+
+
+class _NumberColumn:
+    """A column of small numbers.
+
+    Attributes:
+        values: All of them.
+        constant: The only one there is, as in most batches, else None: such a column is never gathered.
+    """
+
+    def __init__(self, column: pa.Array) -> None:
+        self.values = np.asarray(column)
+        self.constant: int | None = None
+        if bool((self.values == self.values[0]).all()):
+            self.constant = int(self.values[0])
+
+
+class GroupedBatch:
+    """Changes and the stable order that sorts them by key group.
+
+    Attributes:
+        order: Positions in the batch in that order, or None where the batch is sorted already.
+        rows_of: For every key group its half-open range of rows in that order.
+        numbers: The ``state`` and ``op`` columns as they are in the batch.
+        binaries: The ``key``, ``user_key`` and ``value`` columns as they are in the batch.
+    """
+
+    @staticmethod
+    def of(batches: list[tuple[int, pa.RecordBatch]]) -> GroupedBatch:
+        """Join batches of one log, given with their sequence number deltas in order; one alone is not copied."""
+        counts = [batch.num_rows for _, batch in batches]
+        deltas: int | npt.NDArray[np.uint32] = batches[0][0]
+        if deltas != batches[-1][0]:
+            deltas = np.repeat(np.array([delta for delta, _ in batches], np.uint32), counts)
+        batch = batches[0][1] if len(batches) == 1 else pa.concat_batches([each for _, each in batches])
+        return GroupedBatch(batch, deltas)
+
+    def __init__(self, batch: pa.RecordBatch, sqn_deltas: int | npt.NDArray[np.uint32]) -> None:
+        """Take changes, and which sequence number they or each of them has, counted from the log entry's first."""
+        key_groups = np.asarray(batch.column(0))
+        self.order: npt.NDArray[np.intp] | None = None
+        if not bool((key_groups[1:] >= key_groups[:-1]).all()):
+            self.order = _stable_order(key_groups)
+            if not isinstance(sqn_deltas, int):
+                sqn_deltas = sqn_deltas[self.order]
+        self._sqn_deltas = sqn_deltas
+        counts = np.bincount(key_groups)
+        groups = np.flatnonzero(counts)
+        stops = np.cumsum(counts[groups]).tolist()
+        self.rows_of = {
+            group: (start, stop) for group, start, stop in zip(groups.tolist(), (0, *stops), stops, strict=False)
+        }
+        self.numbers = [_NumberColumn(batch.column(column)) for column in (1, 2)]
+        self.binaries = [_BinaryColumn(batch.column(column)) for column in (3, 4, 5)]
+        self._width = _RECORD_BYTES + sum(each.width or 0 for each in self.binaries)
+        self._prefix = self._variable_prefix()
+
+    def runs(self, key_group: int, start: int, stop: int) -> Runs:
+        """Return the runs of the rows ``[start, stop)``, which all are of this key group."""
+        if isinstance(self._sqn_deltas, int):
+            return [(key_group, self._sqn_deltas, stop - start)]
+        deltas = self._sqn_deltas[start:stop]
+        bounds = np.flatnonzero(np.diff(deltas, prepend=deltas[:1] + 1, append=deltas[-1:] + 1))
+        return [
+            (key_group, delta, count)
+            for delta, count in zip(deltas[bounds[:-1]].tolist(), np.diff(bounds).tolist(), strict=True)
+        ]
+
+    def size(self, start: int, stop: int) -> int:
+        """Return about how many raw bytes the rows ``[start, stop)`` take in a block."""
+        fixed = self._width * (stop - start)
+        return fixed if self._prefix is None else fixed + int(self._prefix[stop] - self._prefix[start])
+
+    def cut(self, start: int, stop: int, nbytes: int) -> int:
+        """Return where rows from ``start`` reach ``nbytes``: after one row at least, at ``stop`` at most."""
+        if self._prefix is None:
+            return min(stop, start + max(1, nbytes // self._width))
+        low, high = start + 1, stop
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.size(start, middle) <= nbytes else (low, middle - 1)
+        return low
+
+    def _variable_prefix(self) -> npt.NDArray[np.int64] | None:
+        """Running bytes of the columns whose values differ in length, or None where no column's do."""
+        variable = [each.lengths() for each in self.binaries if each.width is None]
+        if not variable:
+            return None
+        lengths: npt.NDArray[np.int64] = np.add.reduce(variable, axis=0, dtype=np.int64)
+        prefix = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths if self.order is None else lengths[self.order], out=prefix[1:])
+        return prefix
+
+
+def _stable_order(key_groups: npt.NDArray[np.uint16]) -> npt.NDArray[np.intp]:
+    """Return the positions that sort the key groups and leave equal ones in their order."""
+    if len(key_groups) > _PACKED_ROWS:
+        return np.argsort(key_groups, kind="stable")
+    # Sorting group and position as one number takes 0.4 of the time of a stable argsort.
+    packed = key_groups.astype(np.uint32) << np.uint32(16) | np.arange(len(key_groups), dtype=np.uint32)
+    packed.sort()
+    return (packed & np.uint32(0xFFFF)).astype(np.intp)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows ``[start, stop)`` of a grouped batch, in its order by key group."""
+
+    batch: GroupedBatch
+    start: int
+    stop: int
+
+    @property
+    def nbytes(self) -> int:
+        """About how many raw bytes it takes in a block."""
+        return self.batch.size(self.start, self.stop)
+
+    def split(self, nbytes: int) -> Iterator[Piece]:
+        """Cut into pieces of at most ``nbytes``, or of one change where that is larger."""
+        start = self.start
+        while start < self.stop:
+            stop = self.batch.cut(start, self.stop, nbytes)
+            yield Piece(self.batch, start, stop)
+            start = stop
+
+    def rows(self) -> _Rows:
+        """Return where the changes are in the batch as it was appended."""
+        rows = slice(self.start, self.stop)
+        return rows if self.batch.order is None else self.batch.order[rows]
+
+
+class BlockColumns:
+    """The columns of one block: first says what they take, then moves the bytes there."""
+
+    def __init__(self, pieces: list[Piece], runs: Runs) -> None:
+        """Take the pieces, and their runs: by key group, then by number."""
+        self._parts = [(piece.batch, piece.rows()) for piece in pieces]
+        self._runs = runs
+
+    def encode(self, scratch: Bytes | None) -> Bytes:
+        """Return the raw block, in ``scratch`` where it fits."""
+        layout = BlockLayout(np.array(self._runs, RUN))
+        for column in range(2):
+            constants = {batch.numbers[column].constant for batch, _ in self._parts}
+            constant = constants.pop() if len(constants) == 1 else None
+            dtype = self._parts[0][0].numbers[column].values.dtype
+            if constant is not None:
+                layout.add_numbers(np.full(1, constant, dtype))
+            else:
+                layout.add_numbers(_joined([batch.numbers[column].values[rows] for batch, rows in self._parts]))
+        records = sum(count for _, _, count in self._runs)
+        for column in range(3):
+            widths = {batch.binaries[column].width for batch, _ in self._parts}
+            width = widths.pop() if len(widths) == 1 else None
+            if width is not None:
+                layout.add_fixed(width, records)
+            else:
+                layout.add_variable(_joined([b.binaries[column].lengths(rows) for b, rows in self._parts]))
+        raw, holes = layout.allocate(scratch)
+        for column, hole in enumerate(holes):
+            at = 0
+            for batch, rows in self._parts:
+                at += batch.binaries[column].gather(rows, hole[at:])
+        return raw
+
+
+def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Concatenate, or return the only one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

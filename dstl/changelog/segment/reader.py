@@ -1,0 +1,246 @@
+"""Reads the changes of some key groups and sequence numbers out of one stored segment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from concurrent.futures import Executor
+from typing import Any
+
+import google_crc32c
+import pyarrow as pa
+
+from dstl.changelog.change_set import META_KEY_GROUP
+from dstl.changelog.segment.decoder import decode_stored_block, parse_index
+from dstl.changelog.segment.frame import unpack_footer, unpack_trailer
+from dstl.changelog.segment.index import TRAILER_SIZE, SegmentIndex
+from dstl.changelog.segment.read_plan import AskedAhead, Unit, Wanted, units
+from dstl.errors import CorruptData, MissingState
+from dstl.store.base import ByteRange, ObjectStore
+from handles.key_group import KeyGroup, KeyGroupRange
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumber, SequenceNumberRange
+
+__all__ = ["Changes", "SegmentReader"]
+
+Changes = tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]
+"""Log id, sequence number, key group (``META_KEY_GROUP`` for metadata) and changes in the order of their appends."""
+
+_WHOLE = 256 << 10
+"""A segment of at most this many bytes is fetched in one request and checked as a whole."""
+_TAIL = 64 << 10
+"""First fetched of a larger one: trailer, and nearly always the whole footer."""
+_INLINE = 64 << 10
+"""Stored bytes up to which a unit is decoded on the loop, in about 0.1 ms: a thread would spend as long on handing
+over, and on waiting for the interpreter."""
+_MAX_AHEAD = 4
+
+
+class SegmentReader:
+    """Reads one segment, whole object or part of a manifest, with as few and as small requests as it takes.
+
+    Invariants:
+        1. Nothing is yielded from a block whose length, CRC-32C or contents are not what the footer says, nor from a
+           footer that is not what the trailer says. A segment of at most 256 KiB is also checked against the handle.
+        2. At most ``max_bytes_in_memory`` bytes are held ahead, half of them fetched and half decoded; one request (of
+           8 MiB, or one block) and one unit (of 1 MiB, or one block) may always be under way. What the caller keeps is
+           the caller's.
+
+    Belongs to one event loop. Does not retry: the caller's policy does.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        handle: SegmentHandle,
+        *,
+        executor: Executor | None = None,
+        max_bytes_in_memory: int = 64 << 20,
+        turn: asyncio.Semaphore | None = None,
+    ) -> None:
+        """Fetches nothing yet.
+
+        Args:
+            store: Where the handle's object is.
+            handle: Which bytes are the segment.
+            executor: Threads that decompress; by default those of the loop.
+            max_bytes_in_memory: More: more requests and threads at once; less: less memory while restoring.
+            turn: Held while a unit is decoded; shared by readers that should not take all threads at once.
+        """
+        self._store = store
+        self._handle = handle
+        self._executor = executor
+        self._turn = turn or contextlib.nullcontext()
+        self._budget = max_bytes_in_memory
+        self._where = f"{store.location}: segment {handle.name}" + (f"+{handle.offset}" if handle.offset else "")
+        self._index: SegmentIndex | None = None
+        self._whole: bytes | None = None
+
+    async def index(self) -> SegmentIndex:
+        """Return the segment's index; one request, seldom two, and none the second time.
+
+        Raises:
+            CorruptData: The bytes are not what was written.
+            Invalid: Another major format version wrote it.
+            ObjectNotFound: The object is not there.
+            Unavailable: Try again.
+        """
+        if self._index is None:
+            small = self._handle.size <= _WHOLE
+            self._index = await (self._index_of_whole() if small else self._index_of_tail())
+        return self._index
+
+    async def read(
+        self,
+        key_groups: KeyGroupRange | None = None,
+        logs: Mapping[str, SequenceNumberRange] | None = None,
+    ) -> AsyncGenerator[Changes]:
+        """Yield the changes of these key groups and logs, and the metadata of these logs.
+
+        Logs come in order of their ids, each by runs of adjacent sequence numbers; of a run its metadata first, then
+        its key groups ascending, each by ascending number. So the changes of one log and key group are in order. Close
+        the iterator (``aclosing``) when leaving early, so that nothing is fetched on.
+
+        Args:
+            key_groups: Inclusive range; None for all.
+            logs: For each wanted log the half-open range that the segment is known to hold; None for all of all.
+
+        Raises:
+            MissingState: The segment does not hold the whole of a wanted range.
+            CorruptData: As for :meth:`index`; earlier blocks may have been yielded, none of them damaged.
+            Invalid: As for :meth:`index`.
+            ObjectNotFound: As for :meth:`index`.
+            Unavailable: As for :meth:`index`.
+        """
+        index = await self.index()
+        if logs is not None:
+            self._check_holds(index, logs)
+        planned = list(units(_wanted(index, key_groups, logs)))
+        if self._whole is not None:
+            for unit in planned:
+                for changes in await self._decoded(self._whole, 0, unit, key_groups, logs):
+                    yield changes
+            return
+        asked = AskedAhead(self._get, planned, self._budget // 2)
+        waiting = deque(planned)
+        ahead: deque[tuple[Unit, asyncio.Task[list[Changes]]]] = deque()
+        held = 0
+        try:
+            while waiting or ahead:
+                while waiting and _may_start(len(ahead), held + waiting[0].cost, self._budget // 2):
+                    unit = waiting.popleft()
+                    held += unit.cost
+                    ahead.append((unit, asyncio.create_task(self._load(unit, asked, key_groups, logs))))
+                unit, task = ahead[0]
+                found = await task
+                ahead.popleft()
+                for changes in found:
+                    yield changes
+                held -= unit.cost
+                asked.used(unit)
+        finally:
+            await _cancel([task for _, task in ahead] + asked.tasks())
+
+    async def _load(
+        self,
+        unit: Unit,
+        asked: AskedAhead,
+        key_groups: KeyGroupRange | None,
+        logs: Mapping[str, SequenceNumberRange] | None,
+    ) -> list[Changes]:
+        return await self._decoded(await asked.get(unit), unit.fetch.start, unit, key_groups, logs)
+
+    async def _decoded(
+        self,
+        data: bytes,
+        start: int,
+        unit: Unit,
+        key_groups: KeyGroupRange | None,
+        logs: Mapping[str, SequenceNumberRange] | None,
+    ) -> list[Changes]:
+        """Decode a unit out of the segment's bytes from ``start`` on."""
+        work = (data, start, unit, key_groups, logs, self._where)
+        if unit.stored <= _INLINE:
+            return _decode(*work)
+        async with self._turn:
+            return await asyncio.get_running_loop().run_in_executor(self._executor, _decode, *work)
+
+    async def _index_of_whole(self) -> SegmentIndex:
+        data = await self._get(0, self._handle.size)
+        if google_crc32c.value(data) != self._handle.checksum:
+            # The parts say more precisely what is wrong, if anything is: the handle may be.
+            parse_index(data, self._where)
+            raise CorruptData(f"{self._where} does not have its handle's CRC-32C; restore it from a replica")
+        index = parse_index(data, self._where)
+        self._whole = data
+        return index
+
+    async def _index_of_tail(self) -> SegmentIndex:
+        size = self._handle.size
+        tail = await self._get(max(0, size - _TAIL), size)
+        trailer = unpack_trailer(tail[-TRAILER_SIZE:], self._where, size)
+        needed = trailer.footer_length + TRAILER_SIZE
+        if needed > len(tail):
+            tail = await self._get(size - needed, size - len(tail)) + tail
+        return unpack_footer(tail[-needed:-TRAILER_SIZE], self._where, trailer, size)
+
+    async def _get(self, start: int, stop: int) -> bytes:
+        base = self._handle.offset
+        data = await self._store.get(self._handle.name, ByteRange(base + start, base + stop))
+        if len(data) != stop - start:
+            raise CorruptData(
+                f"{self._where} is truncated: {len(data)} of {stop - start} bytes at {start}; restore it from a replica"
+            )
+        return data
+
+    def _check_holds(self, index: SegmentIndex, logs: Mapping[str, SequenceNumberRange]) -> None:
+        for log_id, wanted in logs.items():
+            held = sum(len(wanted.intersect(each) or ()) for each in index.sqn_ranges(log_id))
+            if held != len(wanted):
+                raise MissingState(
+                    f"{self._where} holds {held} of the {len(wanted)} change sets [{wanted.from_sqn}, {wanted.to_sqn}) "
+                    f"of log {log_id}; the handle names another segment: choose an older checkpoint"
+                )
+
+
+def _wanted(
+    index: SegmentIndex, key_groups: KeyGroupRange | None, logs: Mapping[str, SequenceNumberRange] | None
+) -> Iterator[Wanted]:
+    """Yield the blocks that hold anything wanted, by offset."""
+    for log in index.logs:
+        sqns = log.sqns if logs is None else logs.get(log.log_id)
+        if sqns is not None:
+            for entry in log.blocks.meeting(key_groups, sqns):
+                yield log, entry
+
+
+def _decode(
+    data: bytes,
+    start: int,
+    unit: Unit,
+    key_groups: KeyGroupRange | None,
+    logs: Mapping[str, SequenceNumberRange] | None,
+    where: str,
+) -> list[Changes]:
+    found: list[Changes] = []
+    for log, entry in unit.blocks:
+        at = entry.offset - start
+        block = decode_stored_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)
+        sqns = log.sqns if logs is None else logs[log.log_id]
+        for key_group, sqn, batch in block.slices():
+            if sqn in sqns and (key_group == META_KEY_GROUP or key_groups is None or key_group in key_groups):
+                found.append((log.log_id, sqn, key_group, batch))
+    return found
+
+
+def _may_start(ahead: int, held: int, budget: int) -> bool:
+    """One unit may always be under way, however large: else nothing would ever move."""
+    return ahead == 0 or (ahead < _MAX_AHEAD and held <= budget)
+
+
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,1 @@
+"""Uploads: hedged PUTs of objects with unique names."""

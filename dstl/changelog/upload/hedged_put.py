@@ -1,0 +1,402 @@
+"""One object on its way into the store: its attempts, its one timer, and how it is settled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dstl.changelog.upload.connection_pools import ConnectionPools
+from dstl.changelog.upload.hedging import HedgePolicy, Verdict
+from dstl.changelog.upload.loser_sweeper import LoserSweeper
+from dstl.errors import Closed, Invalid, OutcomeUnknown, SlowDown, Unavailable
+from dstl.metrics import Recorder
+from dstl.options import UploadOptions
+from dstl.runtime import Clock
+from dstl.store.base import ObjectInfo
+
+if TYPE_CHECKING:
+    import random  # noqa: TID251  (the type alone)
+
+__all__ = ["StoredObject", "Upload", "UploadContext"]
+
+_LAG_SHARE = 0.1
+_LAG_S = 0.005
+_ASK_AGAIN_S = 0.0005  # rounding must not make a timer of zero
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """The attempt that won: the only one of its upload whose name may be referenced.
+
+    Attributes:
+        name: Of the object, relative to the store's location.
+        size: In bytes, confirmed by the store.
+        checksum: CRC-32C of the bytes.
+        attempts: Requests sent, hedges included.
+        hedged: Whether a hedge was sent (the winner may be either).
+    """
+
+    name: str
+    size: int
+    checksum: int
+    attempts: int
+    hedged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UploadContext:
+    """What all uploads of an uploader share.
+
+    Attributes:
+        loop: That everything runs on.
+        clock: Of the loop.
+        rng: For jitter.
+        options: Attempts, timeouts, back-off.
+        hedging: Whether hedges may be sent.
+        policy: Decides about them.
+        pools: Where requests go.
+        losers: Deletes what losing attempts leave.
+        recorder: Metrics.
+        settled: Told of each upload that is over.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    clock: Clock
+    rng: random.Random
+    options: UploadOptions
+    hedging: bool
+    policy: HedgePolicy
+    pools: ConnectionPools
+    losers: LoserSweeper
+    recorder: Recorder
+    settled: Callable[[Upload], None]
+
+    def timeout(self, size: int) -> float:
+        """Seconds after which an attempt at so many bytes counts as lost."""
+        return self.options.attempt_timeout_s + size / self.options.min_throughput
+
+
+class _Attempt:
+    """One request under its own name."""
+
+    __slots__ = ("hedge", "lagged", "name", "pool", "started", "task", "upload")
+
+    def __init__(self, upload: Upload, name: str, started: float, hedge: bool, pool: int) -> None:
+        self.upload = upload
+        self.name = name
+        self.started = started
+        self.hedge = hedge
+        self.pool = pool
+        self.lagged = False
+        self.task: asyncio.Task[ObjectInfo] | None = None
+
+    def ended(self, task: asyncio.Task[ObjectInfo]) -> None:
+        self.upload.on_ended(self, task)
+
+
+class Upload:
+    """One object on its way: awaitable; its result is the :class:`StoredObject`.
+
+    Cancelling an ``await`` of it does not stop it; :meth:`cancel` does. Made by ``Uploader.submit`` only.
+    """
+
+    __slots__ = (
+        "_active",
+        "_began",
+        "_checksum",
+        "_critical",
+        "_data",
+        "_denied",
+        "_due",
+        "_failures",
+        "_future",
+        "_hedge_at",
+        "_hedges",
+        "_last_error",
+        "_name_of",
+        "_on_attempt",
+        "_owner",
+        "_retry_at",
+        "_sent",
+        "_size",
+        "_ticket",
+        "_timer",
+        "_tries",
+        "_youngest",
+    )
+
+    def __init__(
+        self,
+        owner: UploadContext,
+        name_of: Callable[[int], str],
+        data: bytes | memoryview,
+        checksum: int,
+        critical: bool,
+        on_attempt: Callable[[int, str], None] | None,
+    ) -> None:
+        self._owner = owner
+        self._name_of = name_of
+        self._data = data
+        self._size = len(data)
+        self._checksum = checksum
+        self._critical = critical
+        self._on_attempt = on_attempt
+        self._future: asyncio.Future[StoredObject] = owner.loop.create_future()
+        self._began = owner.clock.now()
+        self._ticket = owner.policy.began(self._began, self._size, critical)
+        self._active: list[_Attempt] = []
+        self._youngest = self._began
+        self._sent = self._tries = self._hedges = self._failures = 0
+        self._last_error: BaseException | None = None
+        self._denied = ""
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._hedge_at: float | None = None
+        self._retry_at: float | None = None
+
+    @property
+    def critical(self) -> bool:
+        """Whether a checkpoint waits for it."""
+        return self._critical
+
+    def make_critical(self) -> None:
+        """A checkpoint has begun to wait for it: it is hedged earlier and before those that nobody waits for."""
+        if self._critical or self._future.done():
+            return
+        self._critical = True
+        if self._hedge_at is not None:
+            due = self._youngest + self._owner.policy.delay(self._size, True)
+            self._hedge_at = max(self._owner.clock.now(), min(self._hedge_at, due))
+            self._arm()
+
+    def cancel(self) -> None:
+        """Give it up: its attempts are cancelled and what they may leave is deleted; waiters see ``Closed``."""
+        self.fail(Closed(f"upload of {self._size} bytes was given up before it was stored"))
+
+    def add_done_callback(self, callback: Callable[[asyncio.Future[StoredObject]], object]) -> None:
+        """Call back with the settled future, on the loop."""
+        self._future.add_done_callback(callback)
+
+    def __await__(self) -> Generator[object, None, StoredObject]:
+        return asyncio.shield(self._future).__await__()
+
+    # -- attempts
+
+    def attempt(self, *, hedge: bool) -> None:
+        """Send one request, the first, a retry or a hedge, under a new name."""
+        owner = self._owner
+        number = self._sent
+        self._sent += 1
+        if hedge:
+            self._hedges += 1
+        else:
+            self._tries += 1
+        now = owner.clock.now()
+        pool = owner.pools.choose(
+            now, [active.pool for active in self._active], first=owner.hedging and not hedge and self._failures == 0
+        )
+        try:
+            name = self._name_of(number)
+            if self._on_attempt is not None:
+                self._on_attempt(number, name)
+        except Exception as error:
+            self.fail(error)
+            return
+        attempt = _Attempt(self, name, now, hedge, pool)
+        self._active.append(attempt)
+        self._youngest = now
+        task = owner.loop.create_task(owner.pools.stores[pool].put(name, self._data))
+        attempt.task = task
+        task.add_done_callback(attempt.ended)
+        self._retry_at = None
+        if owner.hedging:
+            self._hedge_at = now + owner.policy.delay(self._size, self._critical)
+        self._arm()
+
+    def on_ended(self, attempt: _Attempt, task: asyncio.Task[ObjectInfo]) -> None:
+        """One request has an answer, or was cancelled."""
+        if self._future.done() or attempt not in self._active:
+            if not task.cancelled():
+                task.exception()  # seen: a loser's error is nobody's concern
+            return
+        if task.cancelled():
+            error: BaseException | None = Unavailable(f"PUT of {attempt.name} was cancelled by the store")
+        else:
+            error = task.exception()
+        if error is None:
+            info = task.result()
+            if info.size == self._size:
+                self._succeed(attempt)
+                return
+            error = Unavailable(f"{attempt.name}: the store confirmed {info.size} bytes of {self._size}; trying again")
+        self._lost(attempt, error)
+
+    def _succeed(self, winner: _Attempt) -> None:
+        owner = self._owner
+        now = owner.clock.now()
+        active, self._active = self._active, []
+        if winner.hedge:
+            for attempt in active:
+                if not attempt.hedge and not attempt.lagged:
+                    owner.policy.learn(now, self._size, now - attempt.started)
+            owner.recorder.increment("hedgesWon")
+        elif not winner.lagged:
+            owner.policy.learn(now, self._size, now - winner.started)
+        for attempt in active:
+            if attempt is not winner:
+                self._discard(attempt)
+        stored = StoredObject(winner.name, self._size, self._checksum, self._sent, self._hedges > 0)
+        self._settle(stored=True)
+        self._future.set_result(stored)
+        owner.settled(self)
+        recorder = owner.recorder
+        recorder.increment("numberOfUploadRequests")
+        recorder.observe("uploadSizes", self._size)
+        recorder.observe("uploadLatenciesNanos", (now - self._began) * 1e9)
+        recorder.observe("attemptsPerUpload", self._failures + 1)
+        recorder.observe("totalAttemptsPerUpload", self._sent)
+
+    def _lost(self, attempt: _Attempt, error: BaseException) -> None:
+        """One attempt has failed or is given up; only when it was the last active one does anything follow."""
+        owner = self._owner
+        self._active.remove(attempt)
+        self._failures += 1
+        self._last_error = error
+        if not isinstance(error, SlowDown):
+            owner.losers.add(attempt.name)
+        now = owner.clock.now()
+        if isinstance(error, SlowDown):
+            owner.policy.throttled(now)
+            owner.recorder.increment("slowDowns")
+        elif isinstance(error, Invalid) or not isinstance(error, (Unavailable, OutcomeUnknown)):
+            self.fail(error)
+            return
+        if self._active:
+            self._arm()
+            return
+        if self._tries >= owner.options.max_attempts:
+            self.fail(self._given_up(f"{self._sent} attempts failed"))
+            return
+        doublings = self._failures - 1
+        base = owner.options.backoff_base_s
+        if isinstance(error, SlowDown):
+            base = owner.options.throttle_backoff_s
+            doublings += owner.policy.pause.storm - 1
+        ceiling = min(owner.options.backoff_cap_s, base * 2.0**doublings)
+        self._hedge_at = None
+        self._retry_at = now + owner.rng.random() * ceiling
+        self._arm()
+
+    def _given_up(self, why: str) -> Unavailable:
+        location = self._owner.pools.stores[0].location
+        given_up = Unavailable(
+            f"upload of {self._size} bytes to {location} failed: {why}; last: {self._last_error}; "
+            "its bytes are kept: check the store and let the checkpoint run again"
+        )
+        given_up.__cause__ = self._last_error
+        return given_up
+
+    def _discard(self, attempt: _Attempt) -> None:
+        if attempt.task is not None:
+            attempt.task.cancel()
+        self._owner.losers.add(attempt.name)
+        self._owner.pools.closed_one(attempt.pool)
+
+    def fail(self, error: BaseException) -> None:
+        """Settle it with this error, unless it is settled."""
+        if self._future.done():
+            return
+        active, self._active = self._active, []
+        for attempt in active:
+            self._discard(attempt)
+        self._settle(stored=False)
+        self._future.set_exception(error)
+        self._future.exception()  # seen: a pre-emptive upload may have no waiter yet
+        self._owner.settled(self)
+        self._owner.recorder.increment("numberOfUploadRequests")
+        self._owner.recorder.increment("numberOfUploadFailures")
+
+    def _settle(self, *, stored: bool) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._owner.policy.finished(self._owner.clock.now(), self._ticket, stored=stored)
+
+    # -- time
+
+    def _arm(self) -> None:
+        """Set the one timer to the first of: hedge, retry, an attempt's timeout, the deadline."""
+        due = self._began + self._owner.options.deadline_s
+        if self._hedge_at is not None and self._hedge_at < due:
+            due = self._hedge_at
+        if self._retry_at is not None and self._retry_at < due:
+            due = self._retry_at
+        if self._active:
+            lost = self._active[0].started + self._owner.timeout(self._size)
+            if lost < due:
+                due = lost
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        wait = due - self._owner.clock.now()
+        self._timer = self._owner.loop.call_later(wait if wait > 0.0 else 0.0, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        owner = self._owner
+        lag = owner.clock.now() - self._due
+        if lag > _LAG_S and lag > _LAG_SHARE * (self._due - self._youngest):
+            # The loop was busy: what the store has answered meanwhile is read first, and it is not blamed for the lag.
+            for attempt in self._active:
+                attempt.lagged = True
+            owner.recorder.increment("loopLagSeconds", lag)
+            if self._hedge_at is not None:
+                self._hedge_at += lag
+            owner.loop.call_soon(owner.loop.call_soon, self._on_time)
+            return
+        self._on_time()
+
+    def _on_time(self) -> None:
+        if self._future.done():
+            return
+        owner = self._owner
+        now = owner.clock.now()
+        if now >= self._began + owner.options.deadline_s:
+            self.fail(self._given_up(f"not stored within {owner.options.deadline_s:g} s"))
+            return
+        if self._active and now >= self._active[0].started + owner.timeout(self._size):
+            oldest = self._active[0]
+            if not oldest.hedge and not oldest.lagged:
+                owner.policy.learn(now, self._size, now - oldest.started)
+            if oldest.task is not None:
+                oldest.task.cancel()
+            self._lost(oldest, OutcomeUnknown(f"PUT of {oldest.name} had no answer in time"))
+            return
+        if self._retry_at is not None and now >= self._retry_at:
+            owner.policy.retried(self._size)
+            self.attempt(hedge=False)
+            return
+        if self._hedge_at is not None and now >= self._hedge_at:
+            self._consider_hedge(now)
+            return
+        self._arm()
+
+    def _consider_hedge(self, now: float) -> None:
+        owner = self._owner
+        answer = owner.policy.ask(
+            now, size=self._size, age=now - self._youngest, hedges=self._hedges, critical=self._critical
+        )
+        if answer.verdict is not Verdict.WAIT:
+            owner.policy.outlived(self._ticket)
+        if answer.verdict is Verdict.SEND:
+            owner.recorder.increment("hedgesSent")
+            owner.recorder.increment("hedgeBytes", self._size)
+            self.attempt(hedge=True)
+            return
+        if answer.reason and answer.reason != self._denied:
+            self._denied = answer.reason
+            owner.recorder.increment(f"hedgesDenied.{answer.reason}")
+        self._hedge_at = None if answer.verdict is Verdict.NEVER else now + max(answer.ask_again_s, _ASK_AGAIN_S)
+        self._arm()

@@ -1,0 +1,1 @@
+"""The TaskManagers of a run: their number, places, restores and calls."""

@@ -1,0 +1,106 @@
+"""How far the TaskManagers' restores have come, as one figure: asked of them while they restore."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from dstl.errors import DstlError
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
+from materializer.restore.progress import ProgressListener, RestoreStatus, combined, status_from_wire
+
+__all__ = ["RestoreWatch"]
+
+_T = TypeVar("_T")
+_log = logging.getLogger(__name__)
+_INTERVAL_S = 0.5
+_ANSWER_S = 10.0
+"""How long a TaskManager may take to say how far it is; then it is asked again, on another connection."""
+
+
+class RestoreWatch:
+    """Watches the restores of one preparation of the fleet: ends those that stand still, tells of all of them together.
+
+    A TaskManager answers one call after the other on a connection, so it is asked on another one; that is opened only
+    once its restore has taken a while. One event loop.
+
+    Args:
+        secret: The application's.
+        tell: Told of the sum of all, about twice a second, and once more at the end; None: nobody is.
+        stall_s: How many seconds a restore may stand still; it takes as long as it likes while bytes are applied.
+    """
+
+    def __init__(self, secret: Secret, tell: ProgressListener | None, stall_s: float) -> None:
+        self._secret = secret
+        self._tell = tell
+        self._stall_s = stall_s
+        self._latest: dict[str, RestoreStatus] = {}
+        self._moved: dict[str, float] = {}
+
+    async def watched(self, member_id: str, address: Address, restore: Coroutine[Any, Any, _T]) -> _T:
+        """Await a TaskManager's restore, and ask meanwhile how far it has come.
+
+        Raises:
+            TimeoutError: It stood still for too long; ``restore`` is cancelled. Says which TaskManager.
+            DstlError: Whatever the restore raises.
+        """
+        now = asyncio.get_running_loop().time
+        self._moved[member_id] = now()
+        restoring = asyncio.ensure_future(restore)
+        asking = asyncio.ensure_future(self._ask(member_id, address, restoring))
+        try:
+            while not restoring.done():
+                left = self._moved[member_id] + self._stall_s - now()
+                if left <= 0:
+                    raise TimeoutError(f"the restore of TaskManager {member_id} stands still for {self._stall_s:g} s")
+                await asyncio.wait([restoring], timeout=left)
+            return await restoring
+        finally:
+            asking.cancel()
+            restoring.cancel()
+            await asyncio.gather(asking, restoring, return_exceptions=True)
+
+    def finished(self, member_id: str, fields: dict[str, Any]) -> None:
+        """Take a restore's end: the fields of its answer."""
+        self._note(member_id, fields)
+
+    async def _ask(self, member_id: str, address: Address, restoring: asyncio.Future[Any]) -> None:
+        connection = None
+        try:
+            while not (await asyncio.wait([restoring], timeout=_INTERVAL_S))[0]:
+                try:
+                    async with asyncio.timeout(_ANSWER_S):
+                        if connection is None:
+                            connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
+                        fields, _ = await connection.call("restore_progress")
+                    self._note(member_id, fields)
+                except (DstlError, TimeoutError) as error:
+                    _log.debug("how far TaskManager %s has come is not known: %s", member_id, error)
+                    if connection is not None:
+                        connection.close()
+                    connection = None
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _note(self, member_id: str, fields: dict[str, Any]) -> None:
+        status, before = status_from_wire(fields.get("progress")), self._latest.get(member_id)
+        if status is None:
+            return
+        self._latest[member_id] = status
+        if before is None or (status.done, status.total, status.finished) != (
+            before.done,
+            before.total,
+            before.finished,
+        ):
+            self._moved[member_id] = asyncio.get_running_loop().time()
+        if self._tell is None:
+            return
+        try:
+            self._tell(combined(self._latest.values()))
+        except Exception:
+            _log.exception("a listener of a restore's progress raised")

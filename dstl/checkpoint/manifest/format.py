@@ -1,0 +1,152 @@
+"""The bytes of a record in the manifest log: fence, checkpoint, abort marker (``handles/FORMAT.md``, part 2).
+
+``"DSTLMAN1" | inlined segments | body | u32 body length | u32 raw length | u32 CRC-32C of all before | "1NAMLTSD"``,
+little-endian. The body is a zstd frame of JSON. Inlined segments come first, back to back, so that their offsets do not
+depend on the body, which contains them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dstl.checkpoint.manifest.segment_rows import pack_segments, unpack_segments
+from dstl.checkpoint.record_frame import RecordFrame, complaint
+from dstl.errors import CorruptData, Invalid
+from handles.checkpoint import CompletedCheckpoint
+
+__all__ = [
+    "MANIFESTS",
+    "MANIFEST_VERSION",
+    "ManifestRecord",
+    "decode_record",
+    "encode_record",
+    "inline_offsets",
+    "manifest_name",
+    "manifest_sequence",
+]
+
+MANIFESTS = "manifests/"
+"""Every record's name has this prefix."""
+
+
+MANIFEST_VERSION = 2
+"""The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
+_TABLE_FILES = 2
+_FRAME = RecordFrame(
+    magic=b"DSTLMAN1",
+    end=b"1NAMLTSD",
+    what="a manifest",
+    max_raw=128 << 20,  # a million segments
+    too_large="materialize more often, or use fewer TaskManagers",
+    level=1,
+    inlines=True,
+)
+
+
+def manifest_name(sequence: int) -> str:
+    """Return the object name of a record."""
+    return f"{MANIFESTS}{sequence:020d}.dstl"
+
+
+def manifest_sequence(name: str) -> int | None:
+    """Return the number in a record's name, or None where the name is not a record's."""
+    stem = name.removeprefix(MANIFESTS).removesuffix(".dstl")
+    sequence = int(stem) if stem.isascii() and stem.isdigit() else 0
+    return sequence if sequence and name == manifest_name(sequence) else None
+
+
+class ManifestRecord(BaseModel):
+    """One record of the manifest log.
+
+    Attributes:
+        version: Format version of the body, at least the one that its checkpoint needs; a reader refuses a newer one.
+        kind: ``fence`` (a driver took over), ``checkpoint``, or ``abort`` (a commit at this number was given up).
+        sequence: Its number in the log; also in its name.
+        epoch: Number of the fence of the driver that wrote it.
+        oldest: The cleanup boundary: no checkpoint below it is retained, so its record may be gone, or come back to
+            life by a late request, and means nothing either way. Never falls along the log.
+        put_id: Random; tells a driver its own record after a lost response.
+        query_id: The query that owns the location; empty in a fence that was won before any batch.
+        created_at: Unix seconds by the driver's clock; shown to people, decides nothing.
+        checkpoint: The body of a checkpoint; None in the other kinds.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    version: Annotated[int, Field(ge=1, strict=True)] = 1
+    kind: Literal["fence", "checkpoint", "abort"]
+    sequence: Annotated[int, Field(ge=1)]
+    epoch: Annotated[int, Field(ge=1)]
+    oldest: Annotated[int, Field(ge=0)] = 0
+    put_id: str
+    query_id: str
+    created_at: float
+    checkpoint: CompletedCheckpoint | None = None
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> ManifestRecord:
+        if self.epoch > self.sequence or self.oldest > self.sequence:
+            raise ValueError(f"record {self.sequence} is older than its epoch {self.epoch} or boundary {self.oldest}")
+        if (self.kind == "checkpoint") != (self.checkpoint is not None):
+            raise ValueError(f"a {self.kind} with the wrong body")
+        if self.checkpoint is not None and (self.checkpoint.checkpoint_id, self.checkpoint.query_id) != (
+            self.sequence,
+            self.query_id,
+        ):
+            raise ValueError(f"record {self.sequence} holds the checkpoint of another record or query")
+        return self
+
+
+def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> bytes:
+    """Return a record's bytes, with its inlined segments at the places that :func:`inline_offsets` gives.
+
+    Raises:
+        Invalid: The checkpoint has more parts than any reader would take.
+    """
+    plain: dict[str, Any] = record.model_dump(mode="json", exclude={"checkpoint": {"segments"}})
+    if record.checkpoint is None:
+        del plain["checkpoint"]
+    else:
+        plain["checkpoint"] |= pack_segments(record.checkpoint)
+        for base in plain["checkpoint"]["materialized"]:
+            if base["files"]:
+                plain["version"] = max(plain["version"], _TABLE_FILES)
+            else:
+                del base["files"]
+    return _FRAME.pack(plain, inlined)
+
+
+def inline_offsets(sizes: Sequence[int]) -> list[int]:
+    """Return where inlined segments of these sizes lie, in bytes from the start of the record."""
+    return list(accumulate(sizes, initial=len(_FRAME.magic)))[:-1]
+
+
+def decode_record(data: bytes, name: str) -> ManifestRecord:
+    """Read a record back; everything is verified before anything is parsed.
+
+    Memory is bounded: nothing is unpacked beyond what the record declares, nor beyond 128 MiB.
+
+    Raises:
+        CorruptData: The bytes are not what was written.
+        Invalid: A newer version wrote it.
+    """
+
+    def damaged(why: str) -> CorruptData:
+        return CorruptData(f"manifest {name} is damaged ({why}): restore the object, or choose an older checkpoint")
+
+    plain = _FRAME.unpack(data, damaged)
+    version = plain.get("version") if isinstance(plain, dict) else None
+    if isinstance(version, int) and version > MANIFEST_VERSION:
+        raise Invalid(f"manifest {name} has format {version}, this DSTL reads up to {MANIFEST_VERSION}: upgrade it")
+    try:
+        if isinstance(plain, dict) and isinstance(plain.get("checkpoint"), dict):
+            plain["checkpoint"] |= unpack_segments(plain["checkpoint"])
+        return ManifestRecord.model_validate(plain)
+    except ValidationError as error:
+        raise damaged(complaint(error)) from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise damaged(str(error)) from None

@@ -1,0 +1,181 @@
+"""Reading the manifest log of a location, as its driver and everybody else may: records, scans, checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from dstl.checkpoint.manifest.format import MANIFESTS, ManifestRecord, decode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.patience import Patience
+from dstl.errors import CorruptData, DstlError, Invalid, ObjectNotFound, Unavailable
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectInfo, ObjectStore
+from handles.checkpoint import CompletedCheckpoint
+
+__all__ = ["ATTEMPTS", "ManifestReader"]
+
+T = TypeVar("T")
+
+ATTEMPTS = 20
+"""With the pauses between them, at least 30 s of a store that answers nothing but 503 are waited out."""
+_LONGEST_PAUSE_S = 4.0
+_TOGETHER = 16
+_SCAN_ROUNDS = 16
+
+
+class ManifestReader:
+    """Reads the manifest log of a location; changes nothing. One event loop.
+
+    Reads are repeated for some 30 to 60 s of an unavailable store.
+
+    Args:
+        store: The location's; stays the caller's.
+        runtime: Clock, jitter.
+        attempts: How often a read is tried.
+        skip_damaged: Whether :meth:`owner` passes over a damaged record.
+    """
+
+    def __init__(
+        self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS, skip_damaged: bool = False
+    ) -> None:
+        self._store = store
+        self._patience = Patience(runtime, attempts=attempts, longest_s=_LONGEST_PAUSE_S)
+        self._skip_damaged = skip_damaged
+
+    async def read(self, sequence: int) -> ManifestRecord:
+        """Return one record.
+
+        Raises:
+            ObjectNotFound: There is none of that number.
+            CorruptData: It is damaged.
+            Invalid: A newer version wrote it.
+            Unavailable: The store did not answer.
+        """
+        name = manifest_name(sequence)
+        record = decode_record(await self._repeat(partial(self._store.get, name)), name)
+        if record.sequence != sequence:
+            raise CorruptData(
+                f"manifest {name} holds record {record.sequence}: two objects were swapped; restore both from a replica"
+            )
+        return record
+
+    async def tail(self) -> int:
+        """Return the highest number in use, 0 for an empty log."""
+        return max(await self._listed(), default=0)
+
+    async def scan(self) -> ManifestScan:
+        """Return what the log holds from its cleanup boundary on, damaged records included; only reads.
+
+        It is of one moment: a record that is deleted while it reads was subsumed by one that it has not listed, so it
+        begins anew, for without either nothing would seem to be retained.
+
+        Raises:
+            Unavailable: The store did not answer, or the log moved on faster than it could be read.
+        """
+        for _ in range(_SCAN_ROUNDS):
+            scan = await self._scan_once()
+            if scan is not None:
+                return scan
+        raise Unavailable(f"the manifest log of {self._store.location} moves on faster than it can be read: try again")
+
+    async def _scan_once(self) -> ManifestScan | None:
+        """Return a scan, or None where a record of it was deleted meanwhile."""
+        listed = await self._listed()
+        gone = 0
+        records: dict[int, ManifestRecord] = {}
+        damaged: dict[int, DstlError] = {}
+        boundary = 0
+        waiting = sorted(listed)
+        # The newest first, alone: it says where to stop, however many fences lie below.
+        together = 1
+        while waiting and waiting[-1] >= boundary:
+            numbers, waiting = waiting[-together:], waiting[:-together]
+            for sequence, found in zip(numbers, await asyncio.gather(*map(self._found, numbers)), strict=True):
+                if isinstance(found, DstlError):
+                    damaged[sequence] = found
+                elif found is not None:
+                    records[sequence] = found
+                    boundary = max(boundary, found.oldest)
+                else:
+                    gone = max(gone, sequence)
+            together = _TOGETHER
+        if gone and gone >= boundary:
+            return None
+        query_id = next((records[s].query_id for s in sorted(records, reverse=True) if records[s].query_id), "")
+        for sequence, record in list(records.items()):
+            if record.query_id not in ("", query_id):
+                del records[sequence]
+                damaged[sequence] = CorruptData(
+                    f"manifest {manifest_name(sequence)} is of query {record.query_id}, and {self._store.location} "
+                    f"belongs to query {query_id}: an object of another location was put here; restore the right one"
+                )
+        return ManifestScan(
+            listed,
+            {s: r for s, r in records.items() if s >= boundary},
+            {s: e for s, e in damaged.items() if s >= boundary},
+            boundary,
+            query_id,
+        )
+
+    async def checkpoints(self) -> list[CompletedCheckpoint]:
+        """Return the retained checkpoints, oldest first, without taking the log over.
+
+        Raises:
+            CorruptData: A record is damaged, so that it is unknown which checkpoints there are.
+            Invalid: A newer version wrote one.
+        """
+        scan = await self.scan()
+        for _, error in sorted(scan.damaged.items(), reverse=True):
+            raise error
+        return scan.retained
+
+    async def owner(self) -> str:
+        """Return the query that the location belongs to; empty where no query has used it."""
+        for sequence in sorted(await self._listed(), reverse=True):
+            try:
+                record = await self.read(sequence)
+            except ObjectNotFound:
+                continue
+            except CorruptData:
+                if not self._skip_damaged:
+                    raise
+                continue
+            if record.query_id:
+                return record.query_id
+        return ""
+
+    async def _listed(self) -> dict[int, ObjectInfo]:
+        """Return the objects of all records by number.
+
+        A listing may be stale, so names beyond its end are probed until one is missing.
+        """
+
+        async def names() -> dict[int, ObjectInfo]:
+            found = {}
+            async for info in self._store.list(MANIFESTS):
+                sequence = manifest_sequence(info.name)
+                if sequence is not None:
+                    found[sequence] = info
+            return found
+
+        listed = await self._repeat(names)
+        while True:
+            following = max(listed, default=0) + 1
+            try:
+                listed[following] = await self._repeat(partial(self._store.head, manifest_name(following)))
+            except ObjectNotFound:
+                return listed
+
+    async def _found(self, sequence: int) -> ManifestRecord | DstlError | None:
+        try:
+            return await self.read(sequence)
+        except ObjectNotFound:
+            return None
+        except (CorruptData, Invalid) as error:
+            return error
+
+    async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._patience.repeat(call, f"reading the manifest log of {self._store.location}")

@@ -1,0 +1,1 @@
+"""Savepoints: checkpoints copied to where nothing deletes them."""

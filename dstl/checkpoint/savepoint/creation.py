@@ -1,0 +1,342 @@
+"""Savepoints: self-contained, canonical copies of a checkpoint that no cleanup touches.
+
+A checkpoint is the running job's: it shares files with its neighbours and goes when it is subsumed. A savepoint is the
+operator's: a copy of the state alone, without states that the query has deleted, in the encoding that every table kind
+reads, below ``savepoints/<name>/`` of the same or another location, kept until somebody deletes it. It holds no source
+offsets: those stay in Spark's checkpoint directory.
+
+Order of creation: base files, then the descriptor, put only if absent. So a savepoint is complete or invisible, and of
+two that are made under one name at the same time one fails and takes its own files away. Order of deletion: the marker,
+the descriptor, the files, the marker again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import google_crc32c
+
+from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.checkpoint.savepoint.format import (
+    Savepoint,
+    SavepointFile,
+    check_savepoint_name,
+    descriptor_name,
+    directory_of,
+    marker_name,
+)
+from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.errors import DstlError, MissingState, ObjectExists, OutcomeUnknown
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from handles.checkpoint import CheckpointId, CompletedCheckpoint
+from handles.key_group import KeyGroupRange
+from materializer.bases.key_group_file import KeyGroupFile, encode_key_group
+from materializer.bases.table_directory import FileBases
+from materializer.expiry import deleted_states, is_deleted
+from materializer.restore.restore import restore_tables
+from materializer.tables import Expired, HeapStateTable, StateTable
+
+__all__ = [
+    "OnProgress",
+    "choose_checkpoint",
+    "create_savepoint",
+    "key_group_chunks",
+    "save_checkpoint",
+]
+
+_log = logging.getLogger(__name__)
+
+OnProgress = Callable[[int, int], None]
+"""Called with how much is done and how much there is."""
+
+TARGET_FILE_BYTES = 32 << 20
+"""A base file is closed once it has so many bytes. Larger: fewer objects and requests; smaller: less memory, and a
+restore on many TaskManagers shares the reading better."""
+
+_CHUNK_BYTES = 128 << 20
+"""Stored bytes of state and log that are rebuilt as tables at once; in memory they take several times as much."""
+
+_UPLOADS = 3
+_RETAKES = 5
+
+
+def key_group_chunks(checkpoint: CompletedCheckpoint, chunk_bytes: int = _CHUNK_BYTES) -> list[KeyGroupRange]:
+    """Cut a checkpoint's key groups into ranges of about so many stored bytes, so that each fits in memory.
+
+    Keys are spread by their hash, so key groups are about the same size.
+    """
+    groups = checkpoint.max_parallelism
+    chunks = max(1, min(groups, -(-checkpoint.full_bytes // chunk_bytes)))
+    starts = [index * groups // chunks for index in range(chunks)]
+    return [KeyGroupRange(a, b - 1) for a, b in zip(starts, [*starts[1:], groups], strict=True)]
+
+
+async def choose_checkpoint(
+    store: ObjectStore, runtime: Runtime, checkpoint_id: CheckpointId | None = None
+) -> CompletedCheckpoint:
+    """Return a retained checkpoint of a location, the latest where none is named. Only reads.
+
+    Raises:
+        MissingState: There is none, or none of that number.
+        CorruptData: Its manifest, or a newer one, is damaged.
+    """
+    scan = await ManifestReader(store, runtime).scan()
+    found = {c.checkpoint_id: c for c in scan.retained}
+    if checkpoint_id is None:
+        newest = max(found, default=0)
+        for sequence, error in sorted(scan.damaged.items(), reverse=True):
+            if sequence > newest:
+                raise error
+        if newest:
+            return found[newest]
+    elif checkpoint_id in found:
+        return found[checkpoint_id]
+    elif checkpoint_id in scan.damaged:
+        raise scan.damaged[checkpoint_id]
+    held = ", ".join(map(str, sorted(found))) or "none"
+    wanted = "checkpoint" if checkpoint_id is None else f"checkpoint {checkpoint_id}"
+    raise MissingState(f"{store.location} has no {wanted}; it retains: {held}. See dstl checkpoints list")
+
+
+async def create_savepoint(
+    source: ObjectStore,
+    target: ObjectStore,
+    runtime: Runtime,
+    name: str,
+    *,
+    checkpoint_id: CheckpointId | None = None,
+    on_progress: OnProgress | None = None,
+) -> Savepoint:
+    """Make a savepoint of a location's checkpoint; safe while its job runs, for the source is only read.
+
+    A checkpoint that the job subsumes meanwhile may lose files. Where none was named, the newest one is then taken
+    anew.
+
+    Args:
+        source: The job's location.
+        target: Where the savepoint goes; may be the same.
+        runtime: Clock, jitter, ids.
+        name: The savepoint's name in the target.
+        checkpoint_id: A retained checkpoint; None for the latest.
+        on_progress: Called with key groups done and in all.
+
+    Raises:
+        ObjectExists: The target has a savepoint of that name, or had one that a job has claimed.
+        MissingState: No such checkpoint, or it was subsumed while it was copied.
+        CorruptData: The checkpoint is damaged.
+        OutcomeUnknown: The savepoint may be there: look with list.
+    """
+    for take in range(1, _RETAKES + 1):
+        checkpoint = await choose_checkpoint(source, runtime, checkpoint_id)
+        try:
+            return await save_checkpoint(source, target, runtime, name, checkpoint, on_progress=on_progress)
+        except MissingState as error:
+            retained = await ManifestReader(source, runtime).scan()
+            if checkpoint.checkpoint_id in {c.checkpoint_id for c in retained.retained}:
+                raise
+            if checkpoint_id is not None or take == _RETAKES:
+                raise MissingState(
+                    f"checkpoint {checkpoint.checkpoint_id} of {source.location} was subsumed by its job while it was "
+                    "copied: name a newer one, retain more (CheckpointOptions.retained), or use "
+                    "StateBackend.savepoint in the job itself"
+                ) from error
+            _log.info("checkpoint %d was subsumed meanwhile; taking a newer one", checkpoint.checkpoint_id)
+    raise AssertionError("unreachable")
+
+
+async def save_checkpoint(
+    source: ObjectStore,
+    target: ObjectStore,
+    runtime: Runtime,
+    name: str,
+    checkpoint: CompletedCheckpoint,
+    *,
+    on_progress: OnProgress | None = None,
+    chunk_bytes: int = _CHUNK_BYTES,
+    file_bytes: int = TARGET_FILE_BYTES,
+) -> Savepoint:
+    """Copy one checkpoint, whose objects must stay there meanwhile; otherwise as :func:`create_savepoint`.
+
+    Key groups are rebuilt range by range, so memory is bounded by ``chunk_bytes`` (times what tables need above the
+    stored bytes) and a few base files, whatever the size of the state.
+    """
+    objects = SavepointObjects(target, runtime)
+    await _check_free(objects, name)
+    unique = runtime.new_id()
+    writer = _FileWriter(objects, directory_of(name) + unique, file_bytes)
+    try:
+        files = await _copy(checkpoint, source, runtime, writer, on_progress, chunk_bytes)
+        savepoint = _described(name, unique, source.location, checkpoint, files, runtime)
+    except BaseException:
+        await writer.withdraw()
+        raise
+    try:
+        won = await objects.win(savepoint, name)
+    except OutcomeUnknown:
+        # It may be there, or come: what it names stays.
+        raise
+    except DstlError:
+        await writer.withdraw()
+        raise
+    if not won:
+        await writer.withdraw()
+        raise ObjectExists(f"{target.location} has a savepoint {name!r} now: another one was made at the same time")
+    await _check_survived(objects, savepoint)
+    return savepoint
+
+
+def _described(
+    name: str,
+    unique: str,
+    source: str,
+    checkpoint: CompletedCheckpoint,
+    files: Sequence[SavepointFile],
+    runtime: Runtime,
+) -> Savepoint:
+    return Savepoint(
+        name=name,
+        put_id=unique,
+        created_at=runtime.clock.wall(),
+        source=source,
+        query_id=checkpoint.query_id,
+        checkpoint_id=checkpoint.checkpoint_id,
+        batch_id=checkpoint.batch_id,
+        watermark_ms=checkpoint.watermark_ms,
+        late_watermark_ms=checkpoint.late_watermark_ms,
+        sequence_base=checkpoint.sequence_base + checkpoint.checkpoint_id,
+        max_parallelism=checkpoint.max_parallelism,
+        operators=checkpoint.operators,
+        files=tuple(files),
+    )
+
+
+async def _check_free(objects: SavepointObjects, name: str) -> None:
+    directory = directory_of(check_savepoint_name(name))
+    names = {info.name for info in await objects.list(f"{name}/")}
+    if descriptor_name(name) in names:
+        raise ObjectExists(f"{objects.store.location} has a savepoint {name!r}: delete it, or use another name")
+    if marker_name(name) in names:
+        raise ObjectExists(
+            f"{objects.store.location} had a savepoint {name!r} that was claimed or is being deleted ({directory} is "
+            "not empty): use another name, or finish it with dstl savepoint delete"
+        )
+
+
+async def _check_survived(objects: SavepointObjects, savepoint: Savepoint) -> None:
+    """A deletion of what looked like a failed savepoint's leftovers may have hit us; then it was none."""
+    there = {info.name for info in await objects.list(f"{savepoint.name}/")}
+    gone = [name for name in savepoint.objects() if name not in there]
+    if gone:
+        await objects.delete([descriptor_name(savepoint.name)])
+        raise MissingState(
+            f"savepoint {savepoint.name!r} in {objects.store.location}: {gone[0]} was deleted while the savepoint was "
+            "being made: make it again"
+        )
+
+
+async def _copy(
+    checkpoint: CompletedCheckpoint,
+    source: ObjectStore,
+    runtime: Runtime,
+    writer: _FileWriter,
+    on_progress: OnProgress | None,
+    chunk_bytes: int,
+) -> list[SavepointFile]:
+    total = checkpoint.max_parallelism
+    async with FileBases(source, runtime) as files:
+        for chunk in key_group_chunks(checkpoint, chunk_bytes):
+            restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime, files=files)
+            try:
+                for entry in checkpoint.operators:
+                    deleted = dict.fromkeys(deleted_states(entry.registry), is_deleted)
+                    await writer.write(entry.uid, restored.tables.pop(entry.uid, None), chunk, deleted)
+            finally:
+                for table in restored.tables.values():
+                    table.close()
+            if on_progress is not None:
+                on_progress(chunk.end + 1, total)
+    return await writer.finish(entry.uid for entry in checkpoint.operators)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    data: bytearray = field(default_factory=bytearray)
+    parts: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class _FileWriter:
+    """Packs key groups into base files, one open file per operator, and stores them while the next are encoded."""
+
+    def __init__(self, objects: SavepointObjects, directory: str, file_bytes: int) -> None:
+        self._objects = objects
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._open: dict[str, _OpenFile] = {}
+        self._stored: dict[str, list[SavepointFile]] = {}
+        self._uploads: set[asyncio.Task[None]] = set()
+        self._names: list[str] = []
+
+    async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange, dropped: Expired) -> None:
+        """Add one operator's key groups, without what is dropped; closes the table."""
+        table = table if table is not None else HeapStateTable()
+        snapshot = table.snapshot()
+        try:
+            for group in key_groups:
+                # zstd and the checksum let the loop go on meanwhile.
+                part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
+                file = self._open.setdefault(operator, _OpenFile())
+                file.parts.append((group, len(file.data), len(part.data), part.rows))
+                file.data += part.data
+                if len(file.data) >= self._file_bytes:
+                    await self._store(operator)
+        finally:
+            snapshot.close()
+            table.close()
+
+    async def finish(self, operators: Iterable[str]) -> list[SavepointFile]:
+        """Store what is open, wait for all, and return the files by operator in the given order."""
+        uids = list(operators)
+        for operator in uids:
+            if operator in self._open:
+                await self._store(operator)
+        await self._wait(0)
+        return [file for operator in uids for file in self._stored.get(operator, ())]
+
+    async def withdraw(self) -> None:
+        """Delete what was stored for a savepoint that did not come to be; the descriptor certainly is not there."""
+        for task in self._uploads:
+            task.cancel()
+        await asyncio.gather(*self._uploads, return_exceptions=True)
+        try:
+            await self._objects.delete(self._names)
+        except DstlError as error:
+            _log.warning("%d files below %s are left: %s", len(self._names), self._directory, error)
+
+    async def _store(self, operator: str) -> None:
+        file = self._open.pop(operator)
+        name = f"{self._directory}/{len(self._names):06d}.base"
+        data = bytes(file.data)
+        relative = "/".join(name.split("/")[2:])
+        self._stored.setdefault(operator, []).append(
+            SavepointFile(
+                operator=operator,
+                name=relative,
+                size=len(data),
+                checksum=google_crc32c.value(data),
+                parts=tuple(file.parts),
+            )
+        )
+        self._names.append(name)
+        await self._wait(_UPLOADS - 1)
+        self._uploads.add(asyncio.ensure_future(self._objects.put(name, data)))
+
+    async def _wait(self, most: int) -> None:
+        """Wait until at most so many uploads are under way; raises what one of them raised."""
+        while len(self._uploads) > most:
+            done, self._uploads = await asyncio.wait(self._uploads, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()

@@ -1,0 +1,1 @@
+"""Upkeep of a location: listing, verification and cleaning, with or without a running job."""

@@ -1,0 +1,160 @@
+"""Checking one stored object against what checkpoints say of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+import google_crc32c
+
+from dstl.changelog.change_set import META_KEY_GROUP
+from dstl.changelog.segment.decoder import verify_segment
+from dstl.changelog.segment.index import SegmentIndex
+from dstl.changelog.segment.reader import SegmentReader
+from dstl.errors import CorruptData
+from dstl.store.base import ByteRange, ObjectStore
+from handles.key_group import KeyGroupRange
+from handles.materialized_handle import MaterializedStateHandle, TableFile
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumberRange
+from materializer.bases.key_group_file import decode_key_group
+from materializer.bases.table_index import decode_index
+
+T = TypeVar("T")
+
+__all__ = ["SegmentUse", "check_base", "check_segment", "check_stray_segment", "check_table_file"]
+
+_WHOLE = 16 << 20
+"""A larger segment is read twice, in parts: for its checksum, and block by block."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentUse:
+    """What a checkpoint says of a part of a segment.
+
+    Attributes:
+        log_id: The log.
+        sqns: Change sets of the log that lie in it: half-open.
+        key_groups: All that they may touch, inclusive: those that both the log and the segment are listed with.
+    """
+
+    log_id: str
+    sqns: SequenceNumberRange
+    key_groups: KeyGroupRange
+
+
+async def check_segment(store: ObjectStore, handle: SegmentHandle, uses: Iterable[SegmentUse]) -> None:
+    """Read every byte of a segment and compare it with its handle and its uses.
+
+    Raises:
+        CorruptData: It is not what the manifest says.
+        ObjectNotFound: It is not there.
+        Invalid: A newer version wrote it.
+        Unavailable: Try again.
+    """
+    if handle.size <= _WHOLE:
+        data = await _get(store, handle.name, handle.offset, handle.size)
+        _check_crc(google_crc32c.value(data), handle.checksum)
+        index = await _off_loop(partial(verify_segment, data, handle.name))
+    else:
+        crc = 0
+        for at in range(0, handle.size, _WHOLE):
+            part = await _get(store, handle.name, handle.offset + at, min(_WHOLE, handle.size - at))
+            crc = google_crc32c.extend(crc, part)
+        _check_crc(crc, handle.checksum)
+        reader = SegmentReader(store, handle, max_bytes_in_memory=_WHOLE)
+        index = await reader.index()
+        async with aclosing(reader.read()) as changes:
+            async for _ in changes:
+                pass
+    for use in uses:
+        _check_use(index, use)
+
+
+async def check_stray_segment(store: ObjectStore, name: str, size: int) -> None:
+    """Read a segment that no checkpoint needs; only the segment itself says what it should be.
+
+    Raises:
+        CorruptData: It is damaged.
+    """
+    data = await _get(store, name, 0, size)
+    await _off_loop(partial(verify_segment, data, name))
+
+
+async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> None:
+    """Read every byte of a base file and decode the parts that the handle lists; of a table in files, its index.
+
+    Raises:
+        CorruptData: It is not what the manifest says.
+        ObjectNotFound: It is not there.
+        Invalid: A newer version wrote it.
+        Unavailable: Try again.
+    """
+    crc = 0
+    for at in range(0, handle.size, _WHOLE):
+        crc = google_crc32c.extend(crc, await _get(store, handle.name, at, min(_WHOLE, handle.size - at)))
+    _check_crc(crc, handle.checksum)
+    if handle.files:
+        decode_index(await _get(store, handle.name, 0, handle.size), handle.files, handle.name)
+        return
+    for key_group, offset, length in handle.parts:
+        data = await _get(store, handle.name, offset, length)
+        await _off_loop(partial(_decode_part, data, key_group, handle.name))
+
+
+async def check_table_file(store: ObjectStore, file: TableFile) -> None:
+    """Read every byte of a table's file and compare it with what handles say.
+
+    Raises:
+        CorruptData: It is not what the manifest says.
+        ObjectNotFound: It is not there.
+        Unavailable: Try again.
+    """
+    crc = 0
+    for at in range(0, file.size, _WHOLE):
+        crc = google_crc32c.extend(crc, await _get(store, file.name, at, min(_WHOLE, file.size - at)))
+    _check_crc(crc, file.checksum)
+
+
+def _decode_part(data: bytes, key_group: int, name: str) -> None:
+    for _ in decode_key_group(data, key_group, name=name):
+        pass
+
+
+def _check_use(index: SegmentIndex, use: SegmentUse) -> None:
+    held = sum(len(use.sqns.intersect(each) or ()) for each in index.sqn_ranges(use.log_id))
+    if held != len(use.sqns):
+        raise CorruptData(
+            f"it holds {held} of the {len(use.sqns)} change sets [{use.sqns.from_sqn}, {use.sqns.to_sqn}) of log "
+            f"{use.log_id}"
+        )
+    for log in index.logs:
+        if log.log_id != use.log_id:
+            continue
+        for block in log.blocks.meeting(None, use.sqns):
+            groups = (block.first_key_group, block.last_key_group)
+            if block.first_key_group != META_KEY_GROUP and not all(g in use.key_groups for g in groups):
+                raise CorruptData(
+                    f"log {use.log_id} has changes of key groups {groups[0]}-{groups[1]} in it, outside "
+                    f"{use.key_groups}: a restore of fewer key groups would miss them"
+                )
+
+
+def _check_crc(found: int, expected: int) -> None:
+    if found != expected:
+        raise CorruptData(f"its CRC-32C is {found:08x}, and its handle's {expected:08x}")
+
+
+async def _get(store: ObjectStore, name: str, start: int, size: int) -> bytes:
+    data = await store.get(name, ByteRange(start, start + size))
+    if len(data) != size:
+        raise CorruptData(f"it is truncated: {len(data)} of {size} bytes at {start}")
+    return data
+
+
+async def _off_loop(work: partial[T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)

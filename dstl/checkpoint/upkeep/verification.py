@@ -1,0 +1,277 @@
+"""Reading every byte of a location back, before anybody needs it: manifests, segments, base files.
+
+Only reads, and may run beside the query: what the query deletes meanwhile, because a newer checkpoint has subsumed it,
+is no damage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from dstl.changelog.object_names import parse_segment_name
+from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.upkeep.object_checks import (
+    SegmentUse,
+    check_base,
+    check_segment,
+    check_stray_segment,
+    check_table_file,
+)
+from dstl.errors import CorruptData, Invalid, MissingState, ObjectNotFound
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectInfo, ObjectStore
+from handles.checkpoint import CompletedCheckpoint, referenced_objects
+from handles.materialized_handle import MaterializedStateHandle, TableFile
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumberRange
+from materializer.repeated_read import repeated
+
+__all__ = ["LocationVerification", "Problem", "verify_location"]
+
+_TOGETHER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One object that is not what it should be.
+
+    Attributes:
+        object: Its name.
+        checkpoints: The retained checkpoints that need it; none where nobody does.
+        kind: ``damaged``, ``missing`` or ``unsupported`` (a newer version wrote it).
+        detail: What is wrong.
+        next_step: What the operator can do.
+    """
+
+    object: str
+    checkpoints: tuple[int, ...]
+    kind: str
+    detail: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocationVerification:
+    """What a check of every byte found.
+
+    Attributes:
+        query_id: The query that the location belongs to.
+        checkpoints: The retained checkpoints that were checked, oldest first.
+        objects: How many objects were read.
+        bytes: How many bytes.
+        strays: Objects with names of ours that no retained checkpoint needs: the cleaner's.
+        others: Objects with other names: not looked at.
+        problems: Empty where all is well.
+    """
+
+    query_id: str
+    checkpoints: tuple[CompletedCheckpoint, ...]
+    objects: int
+    bytes: int
+    strays: int
+    others: int
+    problems: tuple[Problem, ...]
+
+
+async def verify_location(
+    store: ObjectStore,
+    runtime: Runtime,
+    *,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> LocationVerification:
+    """Read and decode every manifest, segment and base file of a location.
+
+    Checked of each object that a retained checkpoint names: that it is there, its size and CRC-32C, the CRC-32C and
+    the contents of every block, that it holds the change sets that the manifest says, and of their logs no key groups
+    that a restore would not look for there. Of other records and segments: that they can be read.
+
+    Args:
+        store: The location.
+        runtime: Clock and jitter for repeated reads.
+        on_progress: Told (done, in all), in bytes.
+
+    Raises:
+        Invalid: No query has used this location.
+        Unavailable: The store did not answer several times in a row.
+    """
+    log = ManifestReader(store, runtime)
+    listed = {info.name: info async for info in store.list()}
+    scan = await log.scan()
+    if not scan.listed:
+        raise Invalid(f"{store.location} is not a location of DSTL: it holds no manifest")
+    needed_by = _needed_by(scan.retained) | {manifest_name(sequence): (sequence,) for sequence in scan.damaged}
+    strays = [name for name in listed if name not in needed_by and _is_ours(name, scan.query_id)]
+    checks = list(_checks(store, log, scan, listed, strays))
+    problems = [*_missing_records(scan), *await _run(checks, needed_by, runtime, on_progress)]
+    if problems:
+        problems = await _still_problems(problems, log)
+    known = {*needed_by, *strays, *map(manifest_name, scan.listed)}
+    return LocationVerification(
+        scan.query_id,
+        tuple(scan.retained),
+        len({check.name for check in checks}),
+        sum(check.size for check in checks),
+        len(strays),
+        sum(name not in known for name in listed),
+        tuple(sorted(problems, key=lambda each: (each.object, each.detail))),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    name: str
+    size: int
+    work: Callable[[], Awaitable[object]]
+
+
+def _checks(
+    store: ObjectStore,
+    log: ManifestReader,
+    scan: ManifestScan,
+    listed: Mapping[str, ObjectInfo],
+    strays: Collection[str],
+) -> Iterator[_Check]:
+    """Yield one check for each distinct claim about an object; several checkpoints make the same."""
+    for sequence, info in scan.listed.items():
+        yield _Check(manifest_name(sequence), info.size, partial(_check_record, log, scan, sequence))
+    uses: dict[SegmentHandle, dict[SegmentUse, None]] = defaultdict(dict)
+    bases: dict[MaterializedStateHandle, None] = {}
+    for checkpoint in scan.retained:
+        for entry in checkpoint.segments:
+            for at, from_sqn, to_sqn in entry.ranges:
+                of = checkpoint.logs[at]
+                groups = entry.key_groups.intersect(of.key_groups) or of.key_groups
+                uses[entry.handle][SegmentUse(of.log_id, SequenceNumberRange(from_sqn, to_sqn), groups)] = None
+        bases.update(dict.fromkeys(checkpoint.materialized))
+    for handle, of_segment in uses.items():
+        whole = listed.get(handle.name) if handle.offset == 0 else None
+        yield _Check(handle.name, handle.size, partial(_check_segment, store, handle, tuple(of_segment), whole))
+    for base in bases:
+        yield _Check(base.name, base.size, partial(_check_base, store, base, listed.get(base.name)))
+    for file in {file: None for base in bases for file in base.files}:
+        yield _Check(file.name, file.size, partial(_check_table_file, store, file, listed.get(file.name)))
+    for name in strays:
+        if name.endswith(".seg"):
+            size = listed[name].size
+            yield _Check(name, size, partial(check_stray_segment, store, name, size))
+
+
+async def _check_record(log: ManifestReader, scan: ManifestScan, sequence: int) -> None:
+    if sequence in scan.damaged:
+        raise scan.damaged[sequence]
+    await log.read(sequence)
+
+
+async def _check_segment(
+    store: ObjectStore, handle: SegmentHandle, uses: tuple[SegmentUse, ...], whole: ObjectInfo | None
+) -> None:
+    _check_size(whole, handle.size)
+    await check_segment(store, handle, uses)
+
+
+async def _check_base(store: ObjectStore, handle: MaterializedStateHandle, whole: ObjectInfo | None) -> None:
+    _check_size(whole, handle.size)
+    await check_base(store, handle)
+
+
+async def _check_table_file(store: ObjectStore, file: TableFile, whole: ObjectInfo | None) -> None:
+    _check_size(whole, file.size)
+    await check_table_file(store, file)
+
+
+def _check_size(info: ObjectInfo | None, size: int) -> None:
+    """What is not in the list may still be there: the read says."""
+    if info is not None and info.size != size:
+        raise CorruptData(f"it has {info.size} bytes, and its handle says {size}")
+
+
+async def _run(
+    checks: Collection[_Check],
+    needed_by: Mapping[str, tuple[int, ...]],
+    runtime: Runtime,
+    on_progress: Callable[[int, int], None],
+) -> list[Problem]:
+    problems: list[Problem] = []
+    total, done = sum(check.size for check in checks), 0
+    turn = asyncio.Semaphore(_TOGETHER)
+
+    async def run(check: _Check) -> None:
+        nonlocal done
+        async with turn:
+            try:
+                await repeated(check.work, runtime)
+            except (CorruptData, Invalid, MissingState) as error:
+                checkpoints = needed_by.get(check.name, ())
+                problem = _problem(check.name, checkpoints, error)
+                if problem is not None:
+                    problems.append(problem)
+        done += check.size
+        on_progress(done, total)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for check in checks:
+                group.create_task(run(check))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return problems
+
+
+def _problem(name: str, checkpoints: tuple[int, ...], error: Exception) -> Problem | None:
+    if isinstance(error, ObjectNotFound):
+        if not checkpoints:
+            return None
+        kind, detail = "missing", "it is not there"
+    else:
+        kind, detail = ("unsupported" if isinstance(error, Invalid) else "damaged"), str(error)
+    if kind == "unsupported":
+        step = "upgrade DSTL here"
+    elif checkpoints:
+        numbers = ", ".join(map(str, checkpoints))
+        step = f"restore {name} from a replica, or start from a checkpoint other than {numbers} or from a savepoint"
+    else:
+        step = f"no retained checkpoint needs it: restore {name} from a replica, or leave it"
+    return Problem(name, checkpoints, kind, detail, step)
+
+
+def _missing_records(scan: ManifestScan) -> Iterator[Problem]:
+    """Yield the checkpoints that should be retained, by what the others say, and have no record."""
+    expected: dict[int, list[int]] = {scan.boundary: []}
+    for checkpoint in scan.retained:
+        if checkpoint.parent is not None:
+            expected.setdefault(checkpoint.parent, []).append(checkpoint.checkpoint_id)
+    for sequence, children in expected.items():
+        if sequence and sequence >= scan.boundary > 0 and sequence not in scan.listed:
+            after = f"; checkpoint {children[0]} was built on it" if children else ""
+            yield Problem(
+                manifest_name(sequence),
+                (sequence, *children),
+                "missing",
+                f"the record of checkpoint {sequence} is not there{after}",
+                f"restore it from a replica; checkpoint {sequence} cannot be chosen without it, later ones can",
+            )
+
+
+async def _still_problems(problems: list[Problem], log: ManifestReader) -> list[Problem]:
+    """Leave out what a running query has subsumed and deleted while it was being read."""
+    retained = {c.checkpoint_id for c in (await log.scan()).retained}
+    return [p for p in problems if p.kind != "missing" or retained & set(p.checkpoints)]
+
+
+def _needed_by(checkpoints: Collection[CompletedCheckpoint]) -> dict[str, tuple[int, ...]]:
+    needed: dict[str, tuple[int, ...]] = {}
+    for checkpoint in checkpoints:
+        for name in {*referenced_objects(checkpoint), manifest_name(checkpoint.checkpoint_id)}:
+            needed[name] = (*needed.get(name, ()), checkpoint.checkpoint_id)
+    return needed
+
+
+def _is_ours(name: str, query_id: str) -> bool:
+    parsed = parse_segment_name(name)
+    return parsed is not None and parsed.query_id == query_id

@@ -1,0 +1,1 @@
+"""Calls between workers, TaskManagers and the coordinator: connections, frames and messages."""

@@ -1,0 +1,330 @@
+"""The calling side of a socket: blocking for a Spark worker, asynchronous for the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from dstl.rpc.framing import Framing
+from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
+from dstl.rpc.protocol import (
+    MAX_FRAME,
+    MAX_HANDSHAKE,
+    PREFIX_BYTES,
+    Secret,
+    frame_length,
+    raise_for,
+    set_tcp_options,
+)
+from dstl.runtime import Clock, SystemClock
+
+__all__ = ["Address", "AsyncConnection", "Connection"]
+
+_CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
+_OPEN_SECONDS = 30.0
+"""What a process has for connecting and for the handshake, however long its calls may take then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a service listens: a unix socket for the same host, a TCP address for others.
+
+    Attributes:
+        host: Host that the service runs on.
+        port: TCP port; 0 when it listens on its unix socket only.
+        path: Unix socket path on that host; empty when it has none.
+    """
+
+    host: str
+    port: int = 0
+    path: str = ""
+
+    def to_wire(self) -> list[object]:
+        """Return a plain list for a socket."""
+        return [self.host, self.port, self.path]
+
+    @staticmethod
+    def from_wire(fields: list[Any]) -> Address:
+        """Rebuild an address; the inverse of :meth:`to_wire`."""
+        return Address(str(fields[0]), int(fields[1]), str(fields[2]))
+
+    def seen_from(self, host: str) -> Address:
+        """Return what a process on this host calls: two hosts may share a file system, as two on one machine do."""
+        return self if host == self.host else Address(self.host, self.port)
+
+    @property
+    def is_local(self) -> bool:
+        """True where the unix socket can be reached from this process, and is its own user's."""
+        try:
+            return bool(self.path) and os.stat(self.path).st_uid == os.geteuid()
+        except OSError:
+            return False
+
+    @staticmethod
+    def parse(text: str) -> Address:
+        """Return the TCP address ``HOST:PORT``; an IPv6 host may stand in brackets.
+
+        Raises:
+            Invalid: It is not of that form.
+        """
+        host, _, port = text.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise Invalid(f"not an address: {text!r}; write HOST:PORT")
+        return Address(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+
+class Connection:
+    """A blocking connection of one worker to one service. Not thread-safe; make it after any fork.
+
+    Attributes:
+        pid: The process that made it; no other may use it.
+        is_broken: True once a call has failed on the wire: make another connection.
+
+    Args:
+        timeout: Seconds of silence after which a call fails. The handshake has 30 seconds at most.
+        role: In which capacity this process calls.
+        clock: Bounds the handshake.
+
+    Raises:
+        Unavailable: Nobody listens there, it is no DSTL service, or the connection broke.
+        AccessDenied: One side does not know the other's secret, or the service is not the one that was dialled.
+        Invalid: It is one of another version.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        secret: Secret,
+        *,
+        timeout: float = 600.0,
+        role: Role = Role.WORKER,
+        clock: Clock | None = None,
+    ) -> None:
+        self.address = address
+        self.pid = os.getpid()
+        self.is_broken = False
+        self._framing = Framing()
+        self._clock = clock if clock is not None else SystemClock()
+        self._deadline: float | None = self._clock.now() + min(timeout, _OPEN_SECONDS)
+        self._socket = _connect(address, min(timeout, _OPEN_SECONDS))
+        try:
+            self._framing = self._handshake(secret, role)
+            self._deadline = None
+            self._socket.settimeout(timeout)
+        except CorruptData as error:
+            self._socket.close()
+            raise no_service(str(address)) from error
+        except OSError as error:
+            self._socket.close()
+            raise Unavailable(f"the service at {address} ended the handshake: {error}") from error
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def _handshake(self, secret: Secret, role: Role) -> Framing:
+        vouched = is_vouched_for(self._socket)
+        dialled, reached = _names(self.address, self._socket)
+        handshake = ClientHandshake(secret, role, dialled, reached)
+        challenge, _ = self._receive(MAX_HANDSHAKE)
+        self._send(self._framing.encode(handshake.answer(challenge)))
+        answer, _ = self._receive(MAX_HANDSHAKE)
+        return handshake.finish(answer, vouched=vouched)
+
+    def call(self, method: str, payload: bytes | memoryview = b"", **fields: Any) -> tuple[dict[str, Any], memoryview]:
+        """Send a request, wait for its reply and return the reply's fields and payload.
+
+        Raises:
+            DstlError: Whatever the other side raised.
+            Unavailable: The connection broke or timed out; it cannot be used any more.
+            Invalid: The request is too long to be sent.
+            Closed: Another process made the connection.
+        """
+        if os.getpid() != self.pid:
+            raise Closed(f"the connection to {self.address} was made before a fork: make another one")
+        frame = None
+        try:
+            frame = self._framing.encode({"call": method, **fields}, payload)
+            self._send(frame)
+            header, data = self._receive()
+        except BaseException as error:
+            if frame is None and isinstance(error, Invalid):
+                raise  # nothing was sent, and nothing will come
+            # Whatever it is: a reply may still come, and would be taken for the next call's.
+            self.is_broken = True
+            self._socket.close()
+            if isinstance(error, (OSError, CorruptData)):
+                raise Unavailable(f"the connection to {self.address} broke during {method}: {error}") from error
+            raise
+        raise_for(header)
+        return header, data
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self._socket.close()
+
+    def _send(self, frame: list[bytes | memoryview]) -> None:
+        if sum(map(len, frame)) < 1 << 16:
+            self._socket.sendall(b"".join(frame))
+        else:
+            for buffer in frame:
+                self._socket.sendall(buffer)
+
+    def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
+        return self._framing.decode(self._exactly(frame_length(bytes(self._exactly(PREFIX_BYTES)), limit)))
+
+    def _exactly(self, length: int) -> bytearray:
+        buffer = bytearray(length)
+        view, done = memoryview(buffer), 0
+        while done < length:
+            if self._deadline is not None:
+                # Whoever sends a byte now and then holds nobody up either.
+                left = self._deadline - self._clock.now()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                self._socket.settimeout(left)
+            got = self._socket.recv_into(view[done:])
+            if got == 0:
+                raise ConnectionResetError(_CLOSED)
+            done += got
+        return buffer
+
+
+def _names(address: Address, sock: socket.socket) -> tuple[str, str]:
+    """Return a service's address as this process knows it, and as its connected socket does."""
+    if sock.family == socket.AF_UNIX:
+        return address.path, ""
+    reached = socket_address(sock.getpeername()) if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
+    return f"{address.host}:{address.port}", reached
+
+
+def _connect(address: Address, timeout: float) -> socket.socket:
+    try:
+        if address.is_local:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(timeout)
+                sock.connect(address.path)
+            except BaseException:
+                sock.close()
+                raise
+            return sock
+        sock = socket.create_connection((address.host, address.port), timeout)
+        set_tcp_options(sock)
+        return sock
+    except OSError as error:
+        raise Unavailable(f"nobody answers at {address}: {error}") from error
+
+
+class AsyncConnection:
+    """An asynchronous connection; calls on it are sent one after the other. One event loop."""
+
+    def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.address = address
+        self._reader = reader
+        self._writer = writer
+        self._turn = asyncio.Lock()
+        self._framing = Framing()
+
+    @property
+    def is_broken(self) -> bool:
+        """True once the connection has ended; it cannot be used any more."""
+        return self._writer.is_closing()
+
+    @staticmethod
+    async def open(
+        address: Address, secret: Secret, *, timeout: float = _OPEN_SECONDS, role: Role = Role.WORKER
+    ) -> AsyncConnection:
+        """Connect and authenticate, within ``timeout`` seconds.
+
+        Args:
+            address: Where the service listens.
+            secret: The application's.
+            timeout: For both together.
+            role: In which capacity this process calls.
+
+        Raises:
+            Unavailable: Nobody listens or answers there, or it is no DSTL service.
+            AccessDenied: One side does not know the other's secret, or the service is not the one that was dialled.
+            Invalid: It is one of another version.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await AsyncConnection._open(address, secret, role)
+        except CorruptData as error:
+            raise no_service(str(address)) from error
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise Unavailable(f"nobody answers at {address}: {error or 'timed out'}") from error
+
+    @staticmethod
+    async def _open(address: Address, secret: Secret, role: Role) -> AsyncConnection:
+        if address.is_local:
+            reader, writer = await asyncio.open_unix_connection(address.path, limit=1 << 20)
+        else:
+            reader, writer = await asyncio.open_connection(address.host, address.port, limit=1 << 20)
+        connection = AsyncConnection(address, reader, writer)
+        try:
+            sock = writer.get_extra_info("socket")
+            set_tcp_options(sock)
+            vouched = is_vouched_for(sock)
+            handshake = ClientHandshake(secret, role, *_names(address, sock))
+            challenge, _ = await connection._receive(MAX_HANDSHAKE)
+            writer.writelines(connection._framing.encode(handshake.answer(challenge)))
+            answer, _ = await connection._receive(MAX_HANDSHAKE)
+            connection._framing = handshake.finish(answer, vouched=vouched)
+        except BaseException:
+            writer.close()
+            raise
+        return connection
+
+    async def call(
+        self, method: str, payload: bytes | memoryview = b"", **fields: Any
+    ) -> tuple[dict[str, Any], memoryview]:
+        """Send a request and return its reply's fields and payload.
+
+        Raises:
+            DstlError: Whatever the other side raised.
+            Unavailable: The connection broke; it cannot be used any more. So it is when the call was cancelled.
+            Invalid: The request is too long to be sent.
+        """
+        async with self._turn:
+            frame = None
+            try:
+                if self.is_broken:
+                    raise ConnectionResetError("it was closed before")
+                frame = await self._framing.encoded({"call": method, **fields}, payload)
+                self._writer.writelines(frame)
+                await self._writer.drain()
+                header, data = await self._receive()
+            except BaseException as error:
+                if frame is None and isinstance(error, Invalid):
+                    raise  # nothing was sent, and nothing will come
+                # Whatever it is: a reply may still come, and would be taken for the next call's.
+                self._writer.close()
+                if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
+                    why = _CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
+                    raise Unavailable(f"the connection to {self.address} broke during {method}: {why}") from error
+                raise
+        raise_for(header)
+        return header, data
+
+    async def wait_closed_by_peer(self) -> None:
+        """Return when the other side has ended the connection; for a connection that is only a sign of life."""
+        with contextlib.suppress(OSError):
+            while await self._reader.read(1024):
+                pass
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self._writer.close()
+
+    async def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
+        length = frame_length(await self._reader.readexactly(PREFIX_BYTES), limit)
+        return await self._framing.decoded(await self._reader.readexactly(length))

@@ -1,0 +1,299 @@
+"""The serving side of a socket: accept, authenticate, dispatch, bound."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any
+
+from dstl.errors import AccessDenied, DstlError, Invalid, shown
+from dstl.rpc.framing import Framing
+from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
+from dstl.rpc.protocol import (
+    MAX_HANDSHAKE,
+    PREFIX_BYTES,
+    Secret,
+    error_reply,
+    frame_length,
+    set_tcp_options,
+)
+
+__all__ = ["Peer", "Reply", "RpcServer"]
+
+_log = logging.getLogger(__name__)
+
+Reply = tuple[dict[str, Any], bytes | memoryview]
+_MOST_CONNECTIONS = 4096
+_QUIET_S = 30.0
+"""Refused strangers are logged once in so many seconds, with their number."""
+
+Handler = Callable[["Peer", dict[str, Any], memoryview], Awaitable[Reply]]
+
+
+class Peer:
+    """One authenticated connection, as handlers see it.
+
+    Attributes:
+        role: In which capacity the peer has come; None before its handshake.
+        framing: How its frames are written.
+        on_lost: Called once, without arguments, when the connection ends; None until a handler sets it.
+        is_gone: True once the connection has ended. While one of its calls is being handled, only those that the
+            server watches for find out.
+    """
+
+    def __init__(self, end: Callable[[], None] = lambda: None) -> None:
+        self.role: Role | None = None
+        self.framing = Framing()
+        self.on_lost: Callable[[], None] | None = None
+        self.is_gone = False
+        self._end = end
+
+    def end(self) -> None:
+        """End the connection, which is how the other side learns that it is not wanted any more. Idempotent."""
+        self._end()
+
+
+class RpcServer:
+    """Serves named methods on a unix socket, a TCP port, or both. One event loop; not thread-safe.
+
+    A hostile or broken peer costs its own connection, never another's: frames are bounded before they are read,
+    nobody is dispatched before the handshake, and the number of connections is capped. Who has not shaken hands yet is
+    a stranger: of many, those that have been silent for longest are let go, so that those who know the secret, and need
+    milliseconds, get in beside any number of others.
+
+    Args:
+        secret: Who does not know it is refused.
+        handlers: By name of the call. One connection's calls are handled one after the other.
+        callers: By role, the calls that a peer in it may make. None: every role may make every call.
+        max_connections: Beyond it, a peer is told to try later. None: half of the files that this process may open.
+        max_strangers: Beyond it, a stranger has ``patience_s`` instead of ``handshake_s``.
+        handshake_s: Seconds that a peer has for its handshake.
+        patience_s: Seconds that a stranger has in any case.
+        watched: Calls that may wait for long: their handlers are told by :attr:`Peer.is_gone` when nobody waits for the
+            answer any more. It costs a call some microseconds.
+    """
+
+    def __init__(
+        self,
+        secret: Secret,
+        handlers: dict[str, Handler],
+        *,
+        callers: Mapping[Role, Collection[str]] | None = None,
+        max_connections: int | None = None,
+        max_strangers: int = 64,
+        handshake_s: float = 10.0,
+        patience_s: float = 1.0,
+        watched: frozenset[str] = frozenset(),
+    ) -> None:
+        self._secret = secret
+        self._handlers = handlers
+        self._callers = callers
+        self._max_connections = _affordable_connections() if max_connections is None else max_connections
+        # So many are accepted at once, before anybody is asked whether there is room.
+        self._backlog = max(8, min(100, self._max_connections // 4))
+        self._max_strangers = max_strangers
+        self._handshake_s = handshake_s
+        self._patience_s = patience_s
+        self._names: set[str] = set()
+        self._watched = watched
+        self._closed = False
+        self._servers: list[asyncio.Server] = []
+        self._connections: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation ends them in the same
+        self._strangers: dict[asyncio.Task[None], float] = {}  # when each has come: the first has waited for longest
+        self._unsaid = 0
+        self._quiet_until = float("-inf")
+
+    async def listen_unix(self, path: str) -> None:
+        """Listen on a unix socket; its directory must already be private (0700).
+
+        Raises:
+            Invalid: The path is longer than a socket address can hold (107 bytes).
+        """
+        if len(os.fsencode(path)) > 107:
+            raise Invalid(f"the socket path {path!r} is too long: set a shorter TMPDIR")
+        server = await asyncio.start_unix_server(self._accept, path, limit=1 << 20, backlog=self._backlog)
+        os.chmod(path, 0o600)
+        self._names.add(path)
+        self._servers.append(server)
+
+    async def listen_tcp(self, host: str, port: int = 0, known_as: str = "") -> int:
+        """Listen on one address and return the port.
+
+        Args:
+            host: The address to bind.
+            port: 0 for any.
+            known_as: The host by which others reach this one, where it is not ``host``: they are asked what they have
+                dialled. The addresses of its sockets need not be named.
+        """
+        server = await asyncio.start_server(self._accept, host, port, limit=1 << 20, backlog=self._backlog)
+        self._servers.append(server)
+        port = int(server.sockets[0].getsockname()[1])
+        self._names.update({f"{host}:{port}", f"{known_as or host}:{port}"})
+        return port
+
+    async def close(self) -> None:
+        """Stop listening and end every connection. Idempotent."""
+        self._closed = True
+        for server in self._servers:
+            server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers.clear()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = None
+        self._strangers[task] = asyncio.get_running_loop().time()
+        peer = Peer(writer.close)
+        try:
+            if self._closed:  # accepted just before, and unknown to close()
+                return
+            self._make_room()
+            await self._admit(peer, reader, writer)
+            self._strangers.pop(task, None)
+            await self._serve(peer, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
+            pass
+        except asyncio.CancelledError:
+            # Only close() and _make_room() cancel a connection; swallowing it here ends the task quietly.
+            pass
+        except Exception as error:
+            if peer.role is None:
+                self._note_stranger(error)
+            elif isinstance(error, DstlError):
+                _log.warning("a connection was ended: %s", error)
+            else:
+                _log.exception("a connection was ended")
+        finally:
+            self._connections.pop(task, None)
+            self._strangers.pop(task, None)
+            peer.is_gone = True
+            writer.close()
+            if peer.on_lost is not None:
+                peer.on_lost()
+
+    def _make_room(self) -> None:
+        """End strangers that have been silent for longest: beyond their number when they have had their time, and any
+        beyond the number of all connections."""
+        now = asyncio.get_running_loop().time()
+        current = asyncio.current_task()
+        over = len(self._connections) - self._max_connections
+        for task, since in list(self._strangers.items()):
+            if task is current or (
+                over <= 0 and (len(self._strangers) <= self._max_strangers or now - since < self._patience_s)
+            ):
+                break
+            del self._strangers[task]
+            self._connections.pop(task, None)
+            over -= 1
+            task.cancel()
+
+    def _note_stranger(self, error: Exception) -> None:
+        """Log why somebody was not let in; where many are, now and then one."""
+        self._unsaid += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._quiet_until:
+            others = f" (and {self._unsaid - 1} others since the last such line)" if self._unsaid > 1 else ""
+            _log.warning("a connection was refused: %s%s", error, others)
+            self._unsaid, self._quiet_until = 0, now + _QUIET_S
+
+    async def _admit(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Let a peer in, or tell it why not and raise."""
+        async with asyncio.timeout(self._handshake_s):
+            try:
+                if len(self._connections) > self._max_connections:
+                    raise Refusal("busy", f"there are {self._max_connections} connections already")
+                await self._handshake(peer, reader, writer)
+            except DstlError as error:
+                told = error if isinstance(error, Refusal) else Refusal("malformed", "")
+                writer.writelines(Framing().encode(told.to_wire()))
+                await writer.drain()
+                raise
+
+    async def _handshake(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        sock = writer.get_extra_info("socket")
+        set_tcp_options(sock)
+        vouched = is_vouched_for(sock)
+        own = socket_address(writer.get_extra_info("sockname"))
+        handshake = ServerHandshake(self._secret, frozenset(self._names), own)
+        plain = Framing()
+        writer.writelines(plain.encode(handshake.challenge()))
+        await writer.drain()
+        length = frame_length(await reader.readexactly(PREFIX_BYTES), MAX_HANDSHAKE)
+        answer, _ = plain.decode(await reader.readexactly(length))
+        role, last, framing = handshake.accept(answer, vouched=vouched)
+        writer.writelines(plain.encode(last))
+        await writer.drain()
+        peer.role, peer.framing = role, framing
+
+    async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        prefix = await reader.readexactly(PREFIX_BYTES)
+        while True:
+            header, payload = await peer.framing.decoded(await reader.readexactly(frame_length(prefix)))
+            if header.get("call") in self._watched:
+                prefix = await self._answer_watched(peer, header, payload, reader, writer)
+            else:
+                await self._answer(peer, header, payload, writer)
+                prefix = await reader.readexactly(PREFIX_BYTES)
+
+    async def _answer(
+        self, peer: Peer, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            reply, data = await self._dispatch(peer, header, payload)
+            frame = await peer.framing.encoded(reply, data)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not isinstance(error, DstlError):
+                _log.exception("the call %r failed", header.get("call"))
+            frame = peer.framing.encode(error_reply(error))
+        writer.writelines(frame)
+        await writer.drain()
+
+    async def _answer_watched(
+        self,
+        peer: Peer,
+        header: dict[str, Any],
+        payload: memoryview,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bytes:
+        """Answer a call while the next one's prefix is awaited, for only a read notices that the peer has gone.
+
+        Returns:
+            The prefix.
+        """
+
+        def note(ahead: asyncio.Task[bytes]) -> None:
+            peer.is_gone = ahead.cancelled() or ahead.exception() is not None
+
+        ahead = asyncio.ensure_future(reader.readexactly(PREFIX_BYTES))
+        ahead.add_done_callback(note)
+        try:
+            await self._answer(peer, header, payload, writer)
+            return await ahead
+        finally:
+            ahead.cancel()
+
+    async def _dispatch(self, peer: Peer, header: dict[str, Any], payload: memoryview) -> Reply:
+        name = str(header.get("call"))
+        handler = self._handlers.get(name)
+        if handler is None:
+            raise Invalid(f"no such call: {shown(name)}; do both sides run the same version of DSTL?")
+        if self._callers is not None and (peer.role is None or name not in self._callers.get(peer.role, ())):
+            raise AccessDenied(f"a {peer.role} may not call {name}")
+        return await handler(peer, header, payload)
+
+
+def _affordable_connections() -> int:
+    """Return half of the files that this process may open: stores, tables and peers need the others."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(16, min(_MOST_CONNECTIONS, soft // 2))

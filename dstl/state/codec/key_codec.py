@@ -1,0 +1,282 @@
+"""Grouping keys and user keys as bytes: canonical (equal keys have equal bytes) and injective within one schema.
+
+::
+
+    no column               b""
+    one string column       its UTF-8; null is b"\\xff", which no UTF-8 holds
+    one column of integers, dates, timestamps, booleans
+                            i64, little-endian; null is b""
+    anything else           one msgpack array of the columns' wire values (dstl.state.codec.field_codec)
+
+As in Spark's grouping, -0.0 equals 0.0 and every NaN equals every other; the entries of a map are sorted.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    MapType,
+    StringType,
+    StructType,
+)
+
+from dstl.errors import CorruptData, Invalid, clipped, shown
+from dstl.state.codec.binary_column import rows_of
+from dstl.state.codec.field_codec import field_codec, values_by_name
+from dstl.state.codec.packed_columns import is_columnar, pack_columns
+from dstl.state.codec.type_groups import FLOATS, INTEGERS, MICROSECONDS, TEXT, WHOLE
+from dstl.state.codec.wire_column import int64_column, to_int64
+
+__all__ = ["KeyCodec"]
+
+_NULL_TEXT = b"\xff"
+_I64 = struct.Struct("<q")
+_NAN = struct.unpack(">d", b"\x7f\xf8\0\0\0\0\0\0")[0]
+_WHOLE = (BooleanType, *WHOLE)
+
+Convert = Callable[[Any], Any]
+
+
+class KeyCodec:
+    """Bytes of the tuples of one key schema.
+
+    Args:
+        schema: The key's columns, in their order.
+        what: What the key is of, for messages.
+
+    Raises:
+        Invalid: A column's type cannot be a key (a collated string, whose equality is not that of its bytes).
+    """
+
+    __slots__ = ("_canonical", "_decoders", "_encoders", "_kind", "_pack", "names", "schema", "what")
+
+    def __init__(self, schema: StructType, what: str = "the grouping key") -> None:
+        self.schema = schema
+        self.what = what
+        self.names = list(schema.names)
+        types = [f.dataType for f in schema.fields]
+        for field in schema.fields:
+            _refuse_unequal(field.dataType, f"column {field.name!r} of {what}")
+        codecs = [field_codec(t) for t in types]
+        self._canonical = [_canonical(t) for t in types]
+        self._encoders = [_encoder(c.encode, n) for c, n in zip(codecs, self._canonical, strict=True)]
+        self._decoders = [c.decode for c in codecs]
+        self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
+        self._kind = "packed"
+        if not types:
+            self._kind = "empty"
+        elif len(types) == 1 and isinstance(types[0], TEXT):
+            self._kind = "text"
+        elif len(types) == 1 and isinstance(types[0], _WHOLE):
+            self._kind = "whole"
+
+    def encode(self, key: Any) -> bytes:
+        """Return the bytes of one key: a tuple, list or ``Row``, a dict by name, or of one column a bare string.
+
+        Raises:
+            Invalid: Not a key of the schema; names the column.
+        """
+        if isinstance(key, dict):
+            try:
+                key = values_by_name(key, self.names)
+            except ValueError as error:
+                raise Invalid(f"{self.what}: {error}") from None
+        elif isinstance(key, str) and len(self.names) == 1:
+            key = (key,)
+        if not isinstance(key, (tuple, list)) or len(key) != len(self.names):
+            raise Invalid(
+                f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {shown(key)}"
+            )
+        wire: list[Any] = []
+        for one, encode, name in zip(key, self._encoders, self.names, strict=True):
+            try:
+                wire.append(None if one is None else encode(one))
+            except (TypeError, ValueError, OverflowError, AssertionError) as error:
+                raise Invalid(f"column {name!r} of {self.what}: {clipped(error)}") from error
+        if None in wire:
+            for one, field in zip(wire, self.schema.fields, strict=True):
+                if one is None and not field.nullable:
+                    raise Invalid(f"column {field.name!r} of {self.what} is declared NOT NULL and got None")
+        return self._bytes(wire)
+
+    def decode(self, data: bytes) -> tuple[Any, ...]:
+        """Return the key that :meth:`encode` was given, with the Python types that PySpark's state API returns.
+
+        Raises:
+            CorruptData: Not bytes of a key of this schema.
+        """
+        try:
+            if self._kind == "text":
+                wire: list[Any] = [None if data == _NULL_TEXT else data.decode()]
+            elif self._kind == "whole":
+                wire = [_I64.unpack(data)[0] if data else None]
+                if isinstance(self.schema.fields[0].dataType, BooleanType) and data:
+                    wire = [bool(wire[0])]
+            elif self._kind == "empty":
+                wire = []
+            else:
+                wire = msgpack.unpackb(data, use_list=True, strict_map_key=False)
+            return tuple(
+                [one if d is None or one is None else d(one) for one, d in zip(wire, self._decoders, strict=True)]
+            )
+        except Exception as error:
+            raise CorruptData(
+                f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {clipped(error)}"
+            ) from error
+
+    def encode_columns(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
+        """Return the bytes of ``count`` keys given as Arrow columns; equal to :meth:`encode` of each."""
+        if self._kind == "empty":
+            return [b""] * count
+        if self._kind == "text":
+            found = columns[0].cast(pa.large_binary()).to_pylist()
+            if columns[0].null_count:
+                return [_NULL_TEXT if one is None else one for one in found]
+            return list(found)
+        if self._kind == "whole":
+            return self._whole(columns[0])
+        wire = [
+            _wire_list(column, field.dataType, encode)
+            for column, field, encode in zip(columns, self.schema.fields, self._encoders, strict=True)
+        ]
+        return list(map(self._pack, zip(*wire, strict=True)))
+
+    def encode_array(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
+        """Return the bytes of ``count`` keys given as Arrow columns as a binary array; see :meth:`encode_columns`.
+
+        Nothing runs per key in Python but for arrays, maps and structs.
+        """
+        if self._kind == "text":
+            return columns[0].cast(pa.binary()).fill_null(_NULL_TEXT)
+        if self._kind == "whole":
+            found = rows_of(to_int64(columns[0]).astype("<i8"))
+            return found if not columns[0].null_count else pc.if_else(columns[0].is_valid(), found, b"")
+        types = [field.dataType for field in self.schema.fields]
+        if self._kind == "packed" and all(map(is_columnar, types)):
+            return pack_columns(list(map(_canonical_column, columns)), types, count)
+        return pa.array(self.encode_columns(columns, count), pa.binary())
+
+    def canonical(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return the key columns with one NaN and one zero: whose row came first must not show.
+
+        Inside structs and arrays they stay as they are.
+        """
+        return list(map(_canonical_column, columns))
+
+    def starts(self, columns: Sequence[pa.Array], count: int) -> list[int]:
+        """Return the row numbers at which a new key begins in ``count`` rows sorted by key; the first is 0."""
+        if count == 0:
+            return []
+        if not columns or count == 1:
+            return [0]
+        differs = np.zeros(count - 1, dtype=bool)
+        for column, field in zip(columns, self.schema.fields, strict=True):
+            if isinstance(field.dataType, (StructType, ArrayType, MapType)) or not _comparable(column.type):
+                encoded = KeyCodec(StructType([field]), self.what).encode_columns([column], count)
+                differs |= np.fromiter(map(bytes.__ne__, encoded[1:], encoded), dtype=bool, count=count - 1)
+            else:
+                differs |= _changes(column)
+        return [0, *(np.flatnonzero(differs) + 1).tolist()]
+
+    def _bytes(self, wire: list[Any]) -> bytes:
+        if self._kind == "text":
+            return _NULL_TEXT if wire[0] is None else wire[0].encode()
+        if self._kind == "whole":
+            return b"" if wire[0] is None else _I64.pack(wire[0])
+        return self._pack(wire) if wire else b""
+
+    @staticmethod
+    def _whole(column: pa.Array) -> list[bytes]:
+        found: list[bytes] = to_int64(column).astype("<i8").view("V8").tolist()
+        if column.null_count:
+            return [one if valid else b"" for one, valid in zip(found, column.is_valid().to_pylist(), strict=True)]
+        return found
+
+
+def _canonical_column(column: pa.Array) -> pa.Array:
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, column.type), pc.add(column, pa.scalar(0.0, column.type)))
+
+
+def _wire_list(column: pa.Array, data_type: DataType, encode: Convert) -> list[Any]:
+    if isinstance(data_type, (DateType, *MICROSECONDS)):
+        return list(int64_column(column).to_pylist())
+    if isinstance(data_type, (BooleanType, *INTEGERS, *TEXT)):
+        return list(column.to_pylist())
+    return [None if one is None else encode(one) for one in column.to_pylist()]
+
+
+def _comparable(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_interval(kind))
+
+
+def _changes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    after, before = column.slice(1), column.slice(0, len(column) - 1)
+    differs = pc.not_equal(after, before)
+    if pa.types.is_floating(column.type):
+        differs = pc.and_not(differs, pc.and_(pc.is_nan(after), pc.is_nan(before)))
+    if column.null_count:
+        null_after, null_before = pc.is_null(after), pc.is_null(before)
+        differs = pc.if_else(pc.or_(null_after, null_before), pc.xor(null_after, null_before), differs)
+    found: np.ndarray[Any, np.dtype[np.bool_]] = differs.to_numpy(zero_copy_only=False)
+    return found
+
+
+def _encoder(encode: Convert, canonical: Convert | None) -> Convert:
+    return encode if canonical is None else lambda value: canonical(encode(value))
+
+
+def _canonical(data_type: DataType) -> Convert | None:
+    """What has to be done to a wire value so that equal values have equal bytes; None for nothing."""
+    if isinstance(data_type, FLOATS):
+        return lambda number: _NAN if math.isnan(number) else number + 0.0
+    if isinstance(data_type, ArrayType):
+        element = _canonical(data_type.elementType)
+        return None if element is None else lambda wire: [None if one is None else element(one) for one in wire]
+    if isinstance(data_type, MapType):
+        key, value = _canonical(data_type.keyType), _canonical(data_type.valueType)
+        pack = msgpack.Packer(use_bin_type=True).pack
+
+        def sort(wire: list[list[Any]]) -> list[list[Any]]:
+            pairs = [[key(k) if key else k, value(v) if value is not None and v is not None else v] for k, v in wire]
+            return sorted(pairs, key=lambda pair: pack(pair[0]))
+
+        return sort
+    if isinstance(data_type, StructType):
+        inner = [_canonical(f.dataType) for f in data_type.fields]
+        if not any(inner):
+            return None
+        return lambda wire: [one if c is None or one is None else c(one) for one, c in zip(wire, inner, strict=True)]
+    return None
+
+
+def _refuse_unequal(data_type: DataType, where: str) -> None:
+    """Refuse types whose equality is not that of their bytes."""
+    # The oldest supported PySpark may lack variants: known by name.
+    if type(data_type).__name__ == "VariantType":
+        raise Invalid(f"{where} is a variant, which has no equality: use a string of it (to_json, say) instead")
+    collation = getattr(data_type, "collation", "UTF8_BINARY")
+    if isinstance(data_type, StringType) and collation != "UTF8_BINARY":
+        raise Invalid(f"{where} is a string collated by {collation}: group by a plain string (lower(...), say) instead")
+    for inner in ("elementType", "keyType", "valueType"):
+        if hasattr(data_type, inner):
+            _refuse_unequal(getattr(data_type, inner), where)
+    if isinstance(data_type, StructType):
+        for field in data_type.fields:
+            _refuse_unequal(field.dataType, where)
+    if isinstance(data_type, DecimalType) and data_type.precision > 38:
+        raise Invalid(f"{where} has a decimal of more than 38 digits")

@@ -1,0 +1,1 @@
+"""Rows and pandas frames to Arrow columns and back."""

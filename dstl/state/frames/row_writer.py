@@ -1,0 +1,174 @@
+"""Rows that a processor yields to Arrow batches of the output schema, as Spark's own worker builds them.
+
+A ``Row`` or a dict is matched by name: what the schema does not know is left out, what is missing is null. A tuple is
+matched by position (Spark refuses it). A naive datetime is taken as UTC, as Spark's worker takes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
+
+from dstl.errors import Invalid, clipped, shown
+from dstl.state.frames.null_checks import forbids_nulls, refuse_null
+
+__all__ = ["RowWriter", "arrow_schema", "carried"]
+
+_FIELDS = attrgetter("__fields__")
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema in which Spark takes rows of this schema from a Python worker."""
+    # PySpark 4.1 and 4.2 know no time zone here: they always mean UTC.
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+def carried(schema: StructType, what: str) -> pa.Schema:
+    """Return the Arrow schema in which these columns cross between Spark and a Python worker.
+
+    Args:
+        schema: The columns.
+        what: Names the operator and which of its columns they are, for messages.
+
+    Raises:
+        Invalid: Two columns of one name, or a type that does not cross (an interval of months); names the column.
+    """
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise Invalid(f"{what} has two columns {name!r}: rename one")
+    for field in schema.fields:
+        try:
+            arrow_schema(StructType([field]))
+        except PySparkException:
+            raise Invalid(
+                f"{what}'s column {field.name!r} is {field.dataType.simpleString()}, which Spark cannot bring to or "
+                "from a Python worker: cast or drop it"
+            ) from None
+    return arrow_schema(schema)
+
+
+class RowWriter:
+    """Builds batches of one schema.
+
+    Args:
+        schema: The output schema.
+        operator: For messages.
+    """
+
+    def __init__(self, schema: StructType, operator: str) -> None:
+        self.schema = arrow_schema(schema)
+        self._types = schema
+        self._operator = operator
+        self._names = tuple(schema.names)
+        self._converters = [_converter(f.dataType) for f in schema.fields]
+        self._forbids = [not f.nullable or forbids_nulls(f.dataType) for f in schema.fields]
+        self._layouts: dict[tuple[str, ...], list[int | None]] = {}
+
+    def batches(self, rows: Sequence[Any]) -> list[pa.RecordBatch]:
+        """Return these rows as one batch.
+
+        Raises:
+            Invalid: Something is not a row of the schema; names the operator, the column and both types.
+        """
+        columns = self._columns(rows)
+        arrays = []
+        for name, values, field, convert, forbids in zip(
+            self._names, columns, self.schema, self._converters, self._forbids, strict=True
+        ):
+            try:
+                if convert is not None:
+                    values = [None if one is None else convert(one) for one in values]
+                array = pa.array(values, field.type)
+            except (pa.ArrowException, TypeError, ValueError, AttributeError, AssertionError, OverflowError) as error:
+                raise Invalid(
+                    f"operator {self._operator!r} yielded a row whose column {name!r} is not "
+                    f"{self._types[name].dataType.simpleString()}: {clipped(error)}"
+                ) from error
+            if forbids:
+                refuse_null(array, self._types[name], self._operator)
+            arrays.append(array)
+        if not arrays:
+            return [pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows), pa.struct([])))]
+        return [pa.RecordBatch.from_arrays(arrays, schema=self.schema)]
+
+    def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
+        try:
+            # The usual case, decided without a Python loop: every row has the output's fields in their order.
+            if set(map(tuple, map(_FIELDS, rows))) == {self._names}:
+                return list(zip(*rows, strict=True))
+        except (AttributeError, TypeError, ValueError):
+            pass
+        return list(zip(*[self._values(row) for row in rows], strict=True)) or [[] for _ in self._names]
+
+    def _values(self, row: Any) -> Sequence[Any]:
+        if isinstance(row, Row) and hasattr(row, "__fields__"):
+            fields = tuple(row.__fields__)
+            layout = self._layouts.get(fields)
+            if layout is None:
+                layout = [fields.index(n) if n in fields else None for n in self._names]
+                if len(self._layouts) < 256:
+                    self._layouts[fields] = layout
+            return [None if i is None else tuple.__getitem__(row, i) for i in layout]
+        if isinstance(row, dict):
+            return [row.get(name) for name in self._names]
+        if isinstance(row, (tuple, list)):
+            if len(row) != len(self._names):
+                raise Invalid(
+                    f"operator {self._operator!r} yielded {len(row)} values for the {len(self._names)} output columns"
+                )
+            return row
+        raise Invalid(
+            f"operator {self._operator!r} yielded {type(row).__name__}: a Row-style processor yields pyspark.sql.Row; "
+            "one that yields data frames is run by transformWithStateInPandas"
+        )
+
+
+def _converter(data_type: DataType) -> Callable[[Any], Any] | None:
+    """What a value needs before Arrow takes it; None for nothing."""
+    if isinstance(data_type, StructType):
+        inner = [(f.name, _converter(f.dataType)) for f in data_type.fields]
+
+        def convert_struct(value: Any) -> dict[str, Any]:
+            if isinstance(value, Row) and hasattr(value, "__fields__"):
+                value = dict(zip(value.__fields__, value, strict=False))
+            if isinstance(value, dict):
+                parts = [value.get(name) for name, _ in inner]
+            elif isinstance(value, (tuple, list)) and len(value) == len(inner):
+                parts = list(value)
+            else:
+                raise TypeError(f"{shown(value)} is not a struct of {len(inner)} fields")
+            return {
+                name: part if convert is None or part is None else convert(part)
+                for (name, convert), part in zip(inner, parts, strict=True)
+            }
+
+        return convert_struct
+    if isinstance(data_type, ArrayType):
+        element = _converter(data_type.elementType)
+        return None if element is None else lambda value: [None if one is None else element(one) for one in value]
+    if isinstance(data_type, MapType):
+        key, item = _converter(data_type.keyType), _converter(data_type.valueType)
+
+        def convert_map(value: Any) -> list[tuple[Any, Any]]:
+            pairs = value.items() if isinstance(value, dict) else value
+            return [(key(k) if key else k, v if item is None or v is None else item(v)) for k, v in pairs]
+
+        return convert_map
+    if isinstance(data_type, UserDefinedType):
+        inner_converter = _converter(data_type.sqlType())
+        if inner_converter is None:
+            serialize: Callable[[Any], Any] = data_type.serialize
+            return serialize
+        return lambda value: inner_converter(data_type.serialize(value))
+    if type(data_type).__name__ == "VariantType":
+        return lambda value: {"value": value.value, "metadata": value.metadata} if hasattr(value, "metadata") else value
+    return None

@@ -1,0 +1,1 @@
+"""Vectorised operators: aggregates and functions of whole Arrow batches."""

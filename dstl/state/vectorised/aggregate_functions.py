@@ -1,0 +1,363 @@
+"""Aggregates over many keys at once: how rows become partial results, and those the accumulators that state holds.
+
+An accumulator is one or two columns of the operator's state. Results are those of Spark's functions of the same name:
+integers are summed as ``bigint`` and never wrap around, nulls are left out, NaN is larger than any number.
+"""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from dstl.errors import Invalid
+from dstl.state.codec.type_groups import INTEGERS, MICROSECONDS
+from dstl.state.codec.wire_column import from_int64, to_int64
+from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.vectorised.exact_sums import exact_sums
+from dstl.state.vectorised.key_codes import Groups
+
+__all__ = ["Accumulator", "Count", "Extreme", "First", "Last", "Mean", "Sum"]
+
+_REAL = (FloatType, DoubleType)
+_ORDERED = (
+    *INTEGERS,
+    *_REAL,
+    BooleanType,
+    DateType,
+    *MICROSECONDS,
+    DecimalType,
+    StringType,
+    BinaryType,
+)
+_I64 = np.iinfo(np.int64)
+_EXACT = 1 << 62
+_DIGITS = 60
+
+Columns = Sequence[pa.Array]
+
+
+class Accumulator(Protocol):
+    """One aggregate of one operator.
+
+    Attributes:
+        state: Types of the accumulator's columns; all nullable. A key without state has nulls.
+        result: Type of the result.
+    """
+
+    state: tuple[DataType, ...]
+    result: DataType
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators of all groups with the rows added.
+
+        Args:
+            prior: Each group's accumulator.
+            column: The aggregated column, one value per row; None for ``count()`` of rows.
+            groups: Which row belongs to which group.
+
+        Raises:
+            Invalid: A result does not fit its type.
+        """
+        ...
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return each group's result."""
+        ...
+
+
+class Count:
+    """Number of rows, or of those whose column is not null."""
+
+    state: tuple[DataType, ...] = (LongType(),)
+    result: DataType = LongType()
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        codes = groups.codes
+        if column is not None and column.null_count:
+            codes = codes[column.is_valid().to_numpy(zero_copy_only=False)]
+        return [pa.array(_numbers(prior[0]) + np.bincount(codes, minlength=groups.count))]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        return accumulated[0].fill_null(0)
+
+
+class Sum:
+    """Sum of a number column; null where all values are."""
+
+    def __init__(self, of: DataType) -> None:
+        self.result: DataType
+        if isinstance(of, INTEGERS):
+            self.result = LongType()
+        elif isinstance(of, _REAL):
+            self.result = DoubleType()
+        elif isinstance(of, DecimalType):
+            self.result = DecimalType(min(38, of.precision + 10), of.scale)
+        else:
+            raise Invalid(f"sum() takes numbers, not {of.simpleString()}")
+        self.state = (self.result,)
+        self._kind = arrow_schema(StructType([StructField("sum", self.result)])).field(0).type
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        partial = _summed(column, groups, self._kind)
+        return [_plus(prior[0], partial)]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        return accumulated[0]
+
+
+class Mean:
+    """Mean of a number column; null where all values are. A double, or of decimals one with four more digits."""
+
+    def __init__(self, of: DataType) -> None:
+        if isinstance(of, DecimalType):
+            self.result: DataType = DecimalType(min(38, of.precision + 4), min(38, of.scale + 4))
+        elif isinstance(of, (*INTEGERS, *_REAL)):
+            self.result = DoubleType()
+        else:
+            raise Invalid(f"mean() takes numbers, not {of.simpleString()}")
+        self._sum = Sum(of if isinstance(of, DecimalType) else DoubleType())
+        self._count = Count()
+        self.state: tuple[DataType, ...] = (self._sum.result, LongType())
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        if isinstance(self.result, DoubleType):
+            column = column.cast(pa.float64(), safe=False)
+        return [*self._sum.fold(prior[:1], column, groups), *self._count.fold(prior[1:], column, groups)]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results.
+
+        Raises:
+            Invalid: A mean of decimals does not fit its type.
+        """
+        count = accumulated[1].fill_null(0)
+        count = pc.if_else(pc.equal(count, 0), None, count)
+        if isinstance(self.result, DecimalType):
+            return _divided(accumulated[0], count, self.result)
+        return pc.divide(accumulated[0], count.cast(pa.float64(), safe=False))
+
+
+class Extreme:
+    """Smallest or largest value; null where all are.
+
+    Args:
+        of: The column's type.
+        largest: Which end.
+    """
+
+    def __init__(self, of: DataType, *, largest: bool) -> None:
+        self._name = "max" if largest else "min"
+        if not isinstance(of, _ORDERED):
+            raise Invalid(f"{self._name}() takes a type with an order, not {of.simpleString()}")
+        if isinstance(of, StringType) and getattr(of, "collation", "UTF8_BINARY") != "UTF8_BINARY":
+            raise Invalid(
+                f"{self._name}() takes plain strings, not {of.simpleString()}: their order is not that of bytes"
+            )
+        self._largest = largest
+        self.result: DataType = of
+        self.state: tuple[DataType, ...] = (of,)
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        # The prior values are rows like any other.
+        codes = np.concatenate((groups.codes, np.arange(groups.count)))
+        values = pa.concat_arrays([column, prior[0]])
+        if values.null_count:
+            valid = values.is_valid()
+            codes, values = codes[valid.to_numpy(zero_copy_only=False)], values.filter(valid)
+        if pa.types.is_floating(values.type):
+            return [self._floats(values, codes, groups.count)]
+        kind = values.type
+        # These are numbers below, in the same order; Arrow aggregates strings by themselves.
+        as_numbers = pa.types.is_integer(kind) or pa.types.is_temporal(kind) or pa.types.is_boolean(kind)
+        if as_numbers:
+            found = np.full(groups.count, _I64.min if self._largest else _I64.max)
+            (np.maximum if self._largest else np.minimum).at(found, codes, to_int64(values))
+            return [from_int64(found, _missing(codes, groups.count), kind)]
+        return [self._others(values, codes, groups.count)]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        return accumulated[0]
+
+    def _floats(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
+        numbers = values.to_numpy(zero_copy_only=False)
+        zeros = np.flatnonzero(numbers == 0)
+        if len(zeros):
+            # Of equal zeros -0.0 counts as the smaller: which one came first must not show.
+            wins = np.signbit(numbers[zeros]) != self._largest
+            zeros = np.concatenate((zeros[~wins], zeros[wins]))
+        if self._largest:
+            found = np.full(count, -np.inf, numbers.dtype)
+            with np.errstate(invalid="ignore"):
+                np.maximum.at(found, codes, numbers)  # a NaN wins
+        else:
+            found = np.full(count, np.nan, numbers.dtype)
+            with np.errstate(invalid="ignore"):
+                np.fmin.at(found, codes, numbers)  # a number wins over a NaN
+        if len(zeros):
+            chosen = zeros[found[codes[zeros]] == 0]
+            found[codes[chosen]] = numbers[chosen]
+        found[np.isnan(found)] = np.nan
+        return pa.array(found, values.type, mask=_missing(codes, count))
+
+    def _others(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
+        table = pa.table({"group": codes, "value": values}).group_by("group", use_threads=False)
+        found = table.aggregate([("value", self._name)]).combine_chunks()
+        rows = np.full(count, -1, np.int64)
+        rows[found.column("group").to_numpy()] = np.arange(found.num_rows)
+        taken = found.column(f"value_{self._name}").take(pa.array(rows, mask=rows < 0))
+        return _whole(taken).cast(values.type)
+
+
+class First:
+    """The value of the first row, which may be null; or the first value that is not.
+
+    Args:
+        of: The column's type.
+        ignore_nulls: Leave rows out whose value is null.
+    """
+
+    def __init__(self, of: DataType, *, ignore_nulls: bool) -> None:
+        self.result: DataType = of
+        # The flag tells a null that was seen from nothing seen.
+        self.state: tuple[DataType, ...] = (of, BooleanType())
+        self._ignore_nulls = ignore_nulls
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        taken, seen = self._taken(column, groups)
+        before = prior[1].fill_null(False)
+        return [pc.if_else(before, prior[0], taken), pc.or_(before, seen)]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        return accumulated[0]
+
+    def _taken(self, column: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array]:
+        rows = groups.first_rows(self._rows(column))
+        return column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)
+
+    def _rows(self, column: pa.Array) -> npt.NDArray[np.int64] | None:
+        if not self._ignore_nulls or not column.null_count:
+            return None
+        return np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+
+
+class Last(First):
+    """The value of the last row, or the last value that is not null."""
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        rows = groups.last_rows(self._rows(column))
+        taken, seen = column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)
+        return [pc.if_else(seen, taken, prior[0]), pc.or_(prior[1].fill_null(False), seen)]
+
+
+def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _missing(codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
+    missing = np.ones(count, np.bool_)
+    missing[codes] = False
+    return missing
+
+
+def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
+    """Return each group's sum, null where it has no value."""
+    codes = groups.codes
+    if column.null_count:
+        valid = column.is_valid()
+        codes, column = codes[valid.to_numpy(zero_copy_only=False)], column.filter(valid)
+    missing = _missing(codes, groups.count)
+    mask = missing if missing.any() else None
+    if pa.types.is_floating(kind):
+        numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+        return pa.array(exact_sums(numbers, codes, groups.count), mask=mask)
+    if pa.types.is_integer(kind):
+        whole = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        if not len(whole) or max(int(whole.max()), -int(whole.min())) * len(whole) < _EXACT:
+            sums = np.zeros(groups.count, np.int64)
+            np.add.at(sums, codes, whole)
+            return pa.array(sums, mask=mask)
+        column = column.cast(pa.decimal256(_DIGITS, 0))
+    else:
+        column = column.cast(pa.decimal256(_DIGITS, kind.scale))
+    # Exact in so many digits: what does not fit then is an error, not another number.
+    table = pa.table({"group": codes, "value": column}).group_by("group", use_threads=False)
+    found = table.aggregate([("value", "sum")]).combine_chunks()
+    rows = np.full(groups.count, -1, np.int64)
+    rows[found.column("group").to_numpy()] = np.arange(found.num_rows)
+    sums_found = _whole(found.column("value_sum").take(pa.array(rows, mask=rows < 0)))
+    try:
+        return sums_found.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise Invalid(f"a sum does not fit {kind}: {error}") from None
+
+
+def _divided(sums: pa.Array, counts: pa.Array, kind: DecimalType) -> pa.Array:
+    """Return the quotients, rounded half up in the last digit of ``kind``."""
+    # Whole numbers of that digit: decimals lose nothing so, and Arrow's own division cuts digits off.
+    whole = _with_scale(sums.cast(pa.decimal256(_DIGITS - 18, kind.scale)), 0)
+    count = counts.cast(pa.decimal256(20, 0))
+    half = pc.if_else(pc.less(whole, pa.scalar(decimal.Decimal(0), whole.type)), pc.negate(count), count)
+    found = pc.divide(pc.add(pc.add(whole, whole), half), pc.add(count, count))
+    found = _with_scale(found.cast(pa.decimal256(_DIGITS, 0), safe=False), kind.scale)
+    try:
+        return found.cast(pa.decimal128(kind.precision, kind.scale))
+    except pa.ArrowInvalid as error:
+        raise Invalid(f"a mean does not fit decimal128({kind.precision}, {kind.scale}): {error}") from None
+
+
+def _with_scale(column: pa.Array, scale: int) -> pa.Array:
+    """Return the same digits with the point elsewhere."""
+    kind = pa.decimal256(column.type.precision, scale)
+    return pa.Array.from_buffers(kind, len(column), column.buffers(), column.null_count, column.offset)
+
+
+def _plus(prior: pa.Array, partial: pa.Array) -> pa.Array:
+    """Return the sums of both; a null on one side leaves the other."""
+    try:
+        if pa.types.is_decimal(prior.type):
+            wide = pa.decimal256(_DIGITS, prior.type.scale)
+            both = pc.add(prior.cast(wide), partial.cast(wide)).cast(prior.type)
+        else:
+            both = pc.add_checked(prior, partial)
+    except pa.ArrowInvalid as error:
+        raise Invalid(f"a sum does not fit {prior.type}: {error}") from None
+    return pc.coalesce(both, prior, partial) if both.null_count else both

@@ -1,0 +1,1 @@
+"""Bases: stored snapshots of tables, written, cached and loaded."""

@@ -1,0 +1,320 @@
+"""The first half of a restore: key groups out of base files, the newest that can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from dstl.errors import CorruptData, DstlError, MissingState
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from handles.base_generations import Generations
+from handles.key_group import KeyGroup, KeyGroupRange
+from handles.materialized_handle import KeyGroupBase
+from materializer.bases.key_group_file import open_key_group
+from materializer.bases.source import BaseSource
+from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
+from materializer.repeated_read import repeated
+from materializer.tables import RocksDBStateTable, RocksDBTableSnapshot, StateTable
+from materializer.thread_call import call_in_thread
+
+__all__ = ["LoadedBases", "load_bases"]
+
+_FETCH = 8 << 20
+_AHEAD_BYTES = 32 << 20
+_AHEAD_FETCHES = 8
+_DECODED_AHEAD_BYTES = 64 << 20
+"""Decoded bytes that may wait for the table. A part for which there is no room is decoded page by page while it is
+loaded: what is stored as some kilobytes may be gigabytes."""
+
+
+@dataclass(slots=True)
+class LoadedBases:
+    """What was loaded of one operator.
+
+    Attributes:
+        loaded: Per key group, the base that it was loaded from; none where no base could be read.
+        versions: Table versions of the key groups that were loaded from their newest base.
+        damaged: Objects that could not be used.
+    """
+
+    loaded: dict[KeyGroup, KeyGroupBase] = field(default_factory=dict)
+    versions: dict[KeyGroup, int] = field(default_factory=dict)
+    damaged: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Fetch:
+    name: str
+    start: int
+    stop: int
+    bases: list[KeyGroupBase] = field(default_factory=list)
+    decoded: int = 0
+
+
+class _DecodedAhead:
+    """Counts decoded bytes that wait for the table. Thread-safe."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> bool:
+        """Reserve room; False where there is not enough."""
+        with self._lock:
+            if nbytes > self._free:
+                return False
+            self._free -= nbytes
+            return True
+
+    def give_back(self, nbytes: int) -> None:
+        """Let go of room."""
+        with self._lock:
+            self._free += nbytes
+
+
+async def load_bases(
+    generations: Generations,
+    owned: KeyGroupRange,
+    table: StateTable,
+    store: ObjectStore,
+    runtime: Runtime,
+    files: FileBases,
+    advance: Callable[[int], None],
+) -> LoadedBases:
+    """Load the owned key groups of one operator into its empty table.
+
+    Neighbouring parts of a file are fetched together, several fetches ahead within a fixed budget of bytes, and decoded
+    in threads. A RocksDB table opens the first base that is files as it is; any other table, and further such bases,
+    are read key group by key group. What is damaged or missing is replaced by the next older base of its key groups.
+
+    Args:
+        generations: The operator's bases.
+        owned: Key groups to load.
+        table: Where they go. Its calls are made from a thread, one at a time.
+        store: Where the files are.
+        runtime: Clock and jitter for repeated reads.
+        files: Fetches the bases that are files.
+        advance: Told of bytes that were loaded.
+
+    Raises:
+        Unavailable: The store did not answer several times in a row.
+    """
+    loading = _Loading(table, files, advance)
+    wanted = {group: generations[group] for group in owned if group in generations}
+    age = 0
+    while wanted:
+        chosen = [bases[age] for bases in wanted.values()]
+        in_files: dict[str, list[KeyGroupBase]] = {}
+        for base in chosen:
+            if base.files:
+                in_files.setdefault(base.name, []).append(base)
+        failed: list[KeyGroup] = []
+        # The largest first, for the first may be opened as it is.
+        for bases in sorted(in_files.values(), key=len, reverse=True):
+            failed += await loading.files_of(bases, newest=age == 0)
+        async with aclosing(
+            _decoded(_fetches(b for b in chosen if not b.files), BaseSource(store, runtime, files.cache))
+        ) as found:
+            async for parts in found:
+                failed += await loading.parts(parts, newest=age == 0)
+        age += 1
+        wanted = {group: wanted[group] for group in failed if len(wanted[group]) > age}
+    return loading.result
+
+
+class _Loading:
+    """One operator's table while it is loaded."""
+
+    def __init__(self, table: StateTable, files: FileBases, advance: Callable[[int], None]) -> None:
+        self._table = table
+        self._files = files
+        self._advance = advance
+        self.result = LoadedBases()
+
+    async def parts(self, parts: _Parts, *, newest: bool) -> list[KeyGroup]:
+        """Load key groups from pages; returns those that failed. One call of a thread for all, for each costs a turn of
+        the interpreter."""
+        unusable = await call_in_thread(_restore_all, self._table, parts)
+        for base, _ in parts:
+            if base.key_group in unusable:
+                self.result.damaged.add(base.name)
+            else:
+                self._loaded(base, newest)
+        self._advance(sum(base.length for base, _ in parts if base.key_group not in unusable))
+        return unusable
+
+    async def files_of(self, bases: Sequence[KeyGroupBase], *, newest: bool) -> list[KeyGroup]:
+        """Load some key groups of one base that is files; returns those that failed."""
+        progress = _Share(bases, self._advance)
+        try:
+            fetched = await self._files.fetched(bases[0], progress)
+        except UnusableObject as error:
+            self.result.damaged.add(error.name)
+            return [base.key_group for base in bases]
+        table = self._table
+        if isinstance(table, RocksDBStateTable) and not self.result.loaded:
+            failed = await self._adopt(table, bases, fetched, newest)
+        else:
+            failed = await self._copy(bases, fetched, newest)
+        progress.finish()
+        return failed
+
+    async def _adopt(
+        self, table: RocksDBStateTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool
+    ) -> list[KeyGroup]:
+        groups = [base.key_group for base in bases]
+        try:
+            await call_in_thread(table.adopt, fetched.path, groups, fetched.known, fetched.row_bytes)
+        except CorruptData:
+            self.result.damaged.add(bases[0].name)
+            return groups
+        for base in bases:
+            self._loaded(base, newest)
+        return []
+
+    async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool) -> list[KeyGroup]:
+        failed = []
+        snapshot = RocksDBTableSnapshot(fetched.path, {}, keep=True)
+        try:
+            for base in bases:
+                try:
+                    await call_in_thread(self._table.restore, base.key_group, snapshot.entries(base.key_group))
+                except CorruptData:
+                    self.result.damaged.add(base.name)
+                    failed.append(base.key_group)
+                else:
+                    self._loaded(base, newest)
+        finally:
+            snapshot.close()
+        return failed
+
+    def _loaded(self, base: KeyGroupBase, newest: bool) -> None:
+        self.result.loaded[base.key_group] = base
+        if newest:
+            self.result.versions[base.key_group] = self._table.version(base.key_group)
+
+
+class _Share:
+    """Counts a whole base's bytes as the share that its wanted key groups have of it."""
+
+    def __init__(self, bases: Sequence[KeyGroupBase], advance: Callable[[int], None]) -> None:
+        self._share = sum(base.length for base in bases)
+        self._total = max(1, bases[0].total_size)
+        self._advance = advance
+        self._come = self._told = 0
+
+    def __call__(self, nbytes: int) -> None:
+        """Take notice of so many bytes more."""
+        self._come = min(self._total, self._come + nbytes)
+        now = self._share * self._come // self._total
+        self._advance(now - self._told)
+        self._told = now
+
+    def finish(self) -> None:
+        """Nothing more will come: what did not had come before."""
+        self(self._total)
+
+
+def _fetches(bases: Iterable[KeyGroupBase]) -> list[_Fetch]:
+    """Join parts that lie side by side in one file into one request."""
+    fetches: list[_Fetch] = []
+    for base in sorted(bases, key=lambda each: (each.name, each.offset)):
+        last = fetches[-1] if fetches else None
+        end = base.offset + base.length
+        if last and last.name == base.name and last.stop == base.offset and end - last.start <= _FETCH:
+            last.stop = end
+            last.bases.append(base)
+        else:
+            fetches.append(_Fetch(base.name, base.offset, end, [base]))
+    return fetches
+
+
+_Pages = Iterable[pa.RecordBatch] | DstlError
+_Parts = list[tuple[KeyGroupBase, _Pages]]
+
+
+def _restore_all(table: StateTable, parts: _Parts) -> list[KeyGroup]:
+    """Restore each key group that has pages, and return the others and those whose pages end in damage."""
+    failed = []
+    for base, pages in parts:
+        try:
+            if isinstance(pages, DstlError):
+                raise pages
+            table.restore(base.key_group, pages)
+        except (CorruptData, MissingState):
+            failed.append(base.key_group)
+    return failed
+
+
+async def _decoded(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_Parts]:
+    """Yield the parts of each fetch with their pages, or with why there are none; a bounded number ahead."""
+    waiting = deque(fetches)
+    running: deque[tuple[_Fetch, asyncio.Task[Mapping[KeyGroup, _Pages]]]] = deque()
+    held = 0
+    room = _DecodedAhead(_DECODED_AHEAD_BYTES)
+    try:
+        while waiting or running:
+            while waiting and (
+                not running
+                or (len(running) < _AHEAD_FETCHES and held + waiting[0].stop - waiting[0].start <= _AHEAD_BYTES)
+            ):
+                fetch = waiting.popleft()
+                held += fetch.stop - fetch.start
+                running.append((fetch, asyncio.ensure_future(_fetched(fetch, source, room))))
+            fetch, task = running[0]
+            parts = await task
+            running.popleft()
+            yield [(base, parts[base.key_group]) for base in fetch.bases]
+            del parts, task
+            held -= fetch.stop - fetch.start
+            room.give_back(fetch.decoded)
+    finally:
+        for _, task in running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+        await source.close()
+
+
+async def _fetched(fetch: _Fetch, source: BaseSource, room: _DecodedAhead) -> Mapping[KeyGroup, _Pages]:
+    async def read() -> Mapping[KeyGroup, _Pages]:
+        return await call_in_thread(_parts, fetch, await source.get(fetch.bases[0], fetch.start, fetch.stop), room)
+
+    try:
+        return await repeated(read, source.runtime)
+    except (CorruptData, MissingState) as error:
+        if len(fetch.bases) == 1:
+            return {fetch.bases[0].key_group: error}
+    # One of them is damaged: each by itself, so that the others are not lost with it.
+    alone = [_Fetch(fetch.name, base.offset, base.offset + base.length, [base]) for base in fetch.bases]
+    found: dict[KeyGroup, _Pages] = {}
+    for each in alone:
+        found.update(await _fetched(each, source, room))
+        fetch.decoded += each.decoded
+    return found
+
+
+def _parts(fetch: _Fetch, data: bytes, room: _DecodedAhead) -> dict[KeyGroup, _Pages]:
+    view = memoryview(data)
+    found: dict[KeyGroup, _Pages] = {}
+    taken = 0
+    try:
+        for base in fetch.bases:
+            at = base.offset - fetch.start
+            raw, pages = open_key_group(view[at : at + base.length], base.key_group, name=f"base file {fetch.name}")
+            if room.take(raw):
+                taken += raw
+                found[base.key_group] = list(pages)
+            else:
+                found[base.key_group] = pages
+    except BaseException:
+        room.give_back(taken)
+        raise
+    fetch.decoded += taken
+    return found

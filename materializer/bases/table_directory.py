@@ -1,0 +1,293 @@
+"""Bases of tables that are stored as the files that they lie in: written file by file, fetched back as a directory."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from dstl.errors import CorruptData, MissingState, Unavailable
+from dstl.runtime import Runtime
+from dstl.store.base import ByteRange, ObjectStore
+from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
+from materializer.bases.base_cache import BaseCache
+from materializer.bases.operator_bases import MaterializationPlan
+from materializer.bases.table_index import TableIndex, decode_index, encode_index
+from materializer.repeated_read import repeated
+from materializer.scratch_directory import ScratchDirectory
+from materializer.tables import RocksDBTableSnapshot, SnapshotFile
+from materializer.thread_call import call_in_thread
+
+__all__ = ["FetchedFiles", "FileBases", "StoreObject", "UnusableObject", "write_table_files"]
+
+_TOGETHER = 3
+"""Files under way at once."""
+
+_PIECE = 16 << 20
+"""A file is fetched in pieces, for one that several runs were merged into may be large."""
+
+StoreObject = Callable[[bytes | memoryview, int], Awaitable[tuple[str, int, int]]]
+"""Stores bytes with their CRC-32C and returns name, size and checksum."""
+
+
+class UnusableObject(CorruptData):
+    """One object of a base is damaged or missing.
+
+    Attributes:
+        name: Its name.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+async def write_table_files(
+    operator: str,
+    plan: MaterializationPlan,
+    snapshot: RocksDBTableSnapshot,
+    stored: Mapping[str, TableFile],
+    store: StoreObject,
+    cache: BaseCache | None = None,
+) -> MaterializedStateHandle:
+    """Store those files of a snapshot that are not stored yet, then the index.
+
+    Args:
+        operator: The operator's uid.
+        plan: All of its key groups are in the snapshot.
+        snapshot: The moment to store.
+        stored: By id, files that the base may name again.
+        store: Stores one object.
+        cache: Keeps the files for a restart on this host.
+
+    Raises:
+        DstlError: The store did not take a file, or the snapshot cannot be read.
+    """
+    found = await call_in_thread(snapshot.files)
+    turn = asyncio.Semaphore(2)
+
+    async def named(file: SnapshotFile) -> TableFile:
+        again = stored.get(file.id)
+        if again is not None and (again.size, again.checksum) == (file.size, file.checksum):
+            return again
+        async with turn:
+            data = await call_in_thread(_mapped, snapshot.path / file.name)
+            name, size, checksum = await store(data, file.checksum)
+            if cache is not None:
+                await call_in_thread(cache.link, name, size, snapshot.path / file.name)
+            return TableFile(file.id, name, size, checksum)
+
+    files: tuple[TableFile, ...] = await _all_of(*(named(file) for file in found if file.id))
+    small = {file.name: await call_in_thread(_read, snapshot.path / file.name) for file in found if not file.id}
+    index = encode_index(TableIndex(small, tuple((f.id, f.size, f.checksum) for f in files), snapshot.row_bytes))
+    name, size, checksum = await store(index, google_crc32c.value(index))
+    total = size + sum(file.size for file in files)
+    groups = plan.key_groups
+    cuts = [total * at // len(groups) for at in range(len(groups) + 1)]
+    return MaterializedStateHandle(
+        operator=operator,
+        materialization_id=plan.materialization_id,
+        checkpoint=plan.checkpoint,
+        name=name,
+        size=size,
+        checksum=checksum,
+        parts=tuple((group, cuts[at], cuts[at + 1] - cuts[at]) for at, group in enumerate(groups)),
+        files=files,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedFiles:
+    """A base's files on this host.
+
+    Attributes:
+        path: Directory of all files of the table.
+        known: What the table should know of the unchanging ones.
+        row_bytes: Mean bytes of an entry.
+    """
+
+    path: Path
+    known: tuple[SnapshotFile, ...]
+    row_bytes: int
+
+
+class FileBases:
+    """Fetches bases that are files, each once for as long as this is open; an async context manager. One event loop.
+
+    Args:
+        store: Where the objects are.
+        runtime: Clock and jitter for repeated reads.
+        cache: Objects that are on this host already; what is fetched is added.
+    """
+
+    def __init__(self, store: ObjectStore, runtime: Runtime, cache: BaseCache | None = None) -> None:
+        self.cache = cache
+        self._store = store
+        self._runtime = runtime
+        self._directory: ScratchDirectory | None = None
+        self._fetched: dict[str, FetchedFiles] = {}
+
+    async def fetched(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+        """Return a base's files; every byte has been checked.
+
+        Args:
+            base: Any key group of the base.
+            progress: Told of bytes that have come.
+
+        Raises:
+            UnusableObject: An object is damaged or missing.
+            Unavailable: The store did not answer several times in a row, or the disk cannot be written.
+            Invalid: A newer version wrote it.
+        """
+        found = self._fetched.get(base.name)
+        if found is None:
+            found = self._fetched[base.name] = await self._fetch(base, progress)
+        return found
+
+    async def __aenter__(self) -> FileBases:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Delete all files. Idempotent."""
+        self._fetched.clear()
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            await call_in_thread(directory.close)
+
+    async def _fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+        path = await call_in_thread(self._new_directory)
+        data = await self._get(base.name, base.object_size, base.object_checksum)
+        try:
+            index = decode_index(data, base.files, base.name)
+        except CorruptData as error:
+            raise UnusableObject(base.name, str(error)) from error
+        progress(len(data))
+        turn = asyncio.Semaphore(_TOGETHER)
+
+        async def fetch(file: TableFile) -> None:
+            async with turn:
+                await self._to_disk(file, path / file.file_name)
+            progress(file.size)
+
+        for name, content in index.contents.items():
+            await call_in_thread(_write, path / name, content)
+        await _all_of(*(fetch(file) for file in base.files))
+        known = tuple(SnapshotFile(file.file_name, file.size, file.checksum, file.id) for file in base.files)
+        return FetchedFiles(path, known, index.row_bytes)
+
+    async def _to_disk(self, file: TableFile, path: Path) -> None:
+        if self.cache is not None and await call_in_thread(_from_cache, self.cache, file, path):
+            return
+        for last in (False, True):
+            checksum = 0
+            for at in range(0, max(1, file.size), _PIECE):
+                data = await self._piece(file, at)
+                checksum = await call_in_thread(_append, path, at, data, checksum)
+            if checksum == file.checksum:
+                break
+            # Once more: it may have happened on the way.
+            if last:
+                raise UnusableObject(file.name, f"{file.name} has another CRC-32C than its handle names")
+        if self.cache is not None:
+            await call_in_thread(self.cache.link, file.name, file.size, path)
+
+    async def _piece(self, file: TableFile, at: int) -> bytes:
+        stop = min(file.size, at + _PIECE)
+
+        async def read() -> bytes:
+            data = await self._store.get(file.name, ByteRange(at, stop))
+            if len(data) != stop - at:
+                raise CorruptData(f"{file.name} ends at byte {at + len(data)}, before {stop}")
+            return data
+
+        try:
+            return await repeated(read, self._runtime)
+        except (CorruptData, MissingState) as error:
+            raise UnusableObject(file.name, str(error)) from error
+
+    async def _get(self, name: str, size: int, checksum: int) -> bytes:
+        async def read() -> bytes:
+            data = await self._store.get(name)
+            if len(data) != size or await call_in_thread(google_crc32c.value, data) != checksum:
+                raise CorruptData(f"{name} has {len(data)} bytes that are not the {size} which its handle names")
+            return data
+
+        try:
+            return await repeated(read, self._runtime)
+        except (CorruptData, MissingState) as error:
+            raise UnusableObject(name, str(error)) from error
+
+    def _new_directory(self) -> Path:
+        try:
+            if self._directory is None:
+                self._directory = ScratchDirectory("dstl-base-")
+            return Path(tempfile.mkdtemp(dir=self._directory.path))
+        except OSError as error:
+            raise Unavailable(f"cannot make a directory for base files: {error.strerror}; check TMPDIR") from error
+
+
+async def _all_of(*work: Awaitable[TableFile | None]) -> tuple[Any, ...]:
+    """Wait for all; when one fails, cancel the others, wait for them too, and raise what failed first."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return tuple(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _from_cache(cache: BaseCache, file: TableFile, path: Path) -> bool:
+    found = cache.open(file.name, file.size, file.checksum)
+    if found is None:
+        return False
+    try:
+        if not found.link(path):
+            for at in range(0, file.size, _PIECE):
+                _append(path, at, found.read(at, min(file.size, at + _PIECE)), 0)
+    finally:
+        found.close()
+    return True
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Unavailable(f"cannot read {path}: {error.strerror}; check the disk") from error
+
+
+def _mapped(path: Path) -> memoryview:
+    """Return a file's bytes without reading them: the system may let go of them at any time."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise Unavailable(f"cannot read {path}: {error.strerror}; check the disk") from error
+
+
+def _append(path: Path, at: int, data: bytes, checksum: int) -> int:
+    """Write the next piece of a file; returns the CRC-32C of all pieces so far."""
+    try:
+        with path.open("r+b" if at else "wb") as file:
+            file.seek(at)
+            file.write(data)
+    except OSError as error:
+        raise Unavailable(f"cannot write {path}: {error.strerror}; check the disk") from error
+    return int(google_crc32c.extend(checksum, data))
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise Unavailable(f"cannot write {path}: {error.strerror}; check the disk") from error

@@ -1,0 +1,1 @@
+"""Restores: tables from bases and the log behind them."""

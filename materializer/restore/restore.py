@@ -1,0 +1,293 @@
+"""Rebuilding tables from a checkpoint: bases first, then the log after them, for the key groups that are owned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+
+from dstl.errors import CorruptData, DstlError, MissingState
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from handles.base_generations import Generations, generations_of
+from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroupRange
+from materializer.bases.base_cache import BaseCache
+from materializer.bases.loading import LoadedBases, load_bases
+from materializer.bases.operator_bases import LoggedChanges, OperatorBases
+from materializer.bases.table_directory import FileBases
+from materializer.restore.log_pieces import LogPiece, PiecesAhead, gathered
+from materializer.restore.log_replay import ReplayStep, replay_steps, replayed
+from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
+from materializer.tables import RocksDBStateTable, StagedChanges, StateTable
+from materializer.thread_call import call_in_thread
+
+__all__ = ["RestoredTables", "restore_tables"]
+
+_MEASURABLE_BYTES = 4 << 20
+_TOGETHER_ROWS = 1 << 16
+_STAGED_BYTES = 1 << 20
+"""Less is applied as it is: a file for it would be one more for every read to look into."""
+
+
+@dataclass(slots=True)
+class RestoredTables:
+    """What a restore has built.
+
+    Attributes:
+        tables: By operator; an operator whose owned key groups are empty may be missing.
+        bases: By operator, what its tables were loaded from and the log after it.
+        bytes: Bytes of base files and segments that were read.
+        changes: Change records applied.
+        fallbacks: Base files that were damaged or missing, so that older ones and more log were read.
+        replay_bytes_per_s: How fast it was; None where it was too little to tell.
+    """
+
+    tables: dict[str, StateTable] = field(default_factory=dict)
+    bases: dict[str, OperatorBases] = field(default_factory=dict)
+    bytes: int = 0
+    changes: int = 0
+    fallbacks: tuple[str, ...] = ()
+    replay_bytes_per_s: float | None = None
+
+
+async def restore_tables(
+    checkpoint: CompletedCheckpoint | None,
+    store: ObjectStore,
+    owned: KeyGroupRange,
+    open_table: Callable[[str], StateTable],
+    runtime: Runtime,
+    *,
+    on_progress: ProgressListener | None = None,
+    files: FileBases | None = None,
+    cache: BaseCache | None = None,
+) -> RestoredTables:
+    """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
+
+    First every operator's base files, each key group from the newest one that can be read; then the segments that came
+    with a later checkpoint than the base of any of their key groups, in the checkpoint's order, which is the order of
+    their commits. Several objects are fetched ahead, within a fixed budget of bytes; what holds none of the owned key
+    groups is not opened. Tables are written in threads, one call at a time each.
+
+    Args:
+        checkpoint: What to restore; None for an empty state.
+        store: Where its objects are.
+        owned: Key groups to restore, inclusive.
+        open_table: Makes an empty table for an operator.
+        runtime: Clock, and jitter for repeated reads.
+        on_progress: Told after every object; by default a log line every few seconds.
+        files: Fetches bases that are a table's own files; whoever restores a checkpoint in several pieces gives the
+            same to all of them, and closes it.
+        cache: Bases that are on this host already; what is fetched is added. ``files`` has its own.
+
+    Raises:
+        CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
+        MissingState: A segment, or a part of one, is not there.
+        Unavailable: The store did not answer several times in a row.
+        Invalid: A later version of DSTL wrote a segment.
+    """
+    if checkpoint is None:
+        return RestoredTables()
+    fetcher = files or FileBases(store, runtime, cache)
+    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher)
+    try:
+        return await restore.run()
+    except BaseException as error:
+        for table in restore.restored.tables.values():
+            table.close()
+        if isinstance(error, DstlError):
+            raise _explained(checkpoint, error) from error
+        raise
+    finally:
+        if fetcher is not files:
+            await fetcher.close()
+
+
+def _explained(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
+    what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
+    if isinstance(error, (CorruptData, MissingState)):
+        what += ". Bring the object back from a replica, or go back to an older checkpoint"
+    return type(error)(what)
+
+
+class _Restore:
+    """One restore under way."""
+
+    def __init__(
+        self,
+        checkpoint: CompletedCheckpoint,
+        store: ObjectStore,
+        owned: KeyGroupRange,
+        open_table: Callable[[str], StateTable],
+        runtime: Runtime,
+        on_progress: ProgressListener,
+        files: FileBases,
+    ) -> None:
+        self._files = files
+        self._checkpoint = checkpoint
+        self._store = store
+        self._owned = owned
+        self._open_table = open_table
+        self._runtime = runtime
+        self._on_progress = on_progress
+        self._progress = RestoreProgress({}, runtime.clock.now())
+        self._log: dict[str, list[LoggedChanges]] = {}
+        self._loading = True
+        self.restored = RestoredTables()
+
+    async def run(self) -> RestoredTables:
+        """Load, then replay."""
+        started = self._runtime.clock.now()
+        generations = {
+            operator: {group: bases for group, bases in groups.items() if group in self._owned}
+            for operator, groups in generations_of(self._checkpoint.materialized).items()
+        }
+        newest = {
+            operator: {group: bases[0].checkpoint for group, bases in groups.items()}
+            for operator, groups in generations.items()
+        }
+        steps = replay_steps(self._checkpoint, self._owned, newest)
+        for operator, groups in generations.items():
+            self._progress.more(operator, sum(bases[0].length for bases in groups.values()))
+        self._expect(steps, 1)
+        log = self._pieces(steps)
+        try:
+            loaded = await self._load(generations)
+            self._loading = False
+            if any(each.damaged for each in loaded.values()):
+                await log.close()
+                self._expect(steps, -1)
+                after = {op: {g: base.checkpoint for g, base in each.loaded.items()} for op, each in loaded.items()}
+                steps = replay_steps(self._checkpoint, self._owned, after)
+                self._expect(steps, 1)
+                log = self._pieces(steps)
+            while (piece := await log.next()) is not None:
+                await self._replay(piece)
+        finally:
+            await log.close()
+        restored = self.restored
+        for table in restored.tables.values():
+            _resume(table)
+        for operator in {*generations, *self._log}:
+            of = loaded.get(operator, LoadedBases())
+            restored.bases[operator] = OperatorBases(
+                generations.get(operator), of.versions, of.damaged, self._log.get(operator, ())
+            )
+        restored.fallbacks = tuple(sorted({name for each in loaded.values() for name in each.damaged}))
+        seconds = self._runtime.clock.now() - started
+        if restored.bytes >= _MEASURABLE_BYTES and seconds > 0:
+            restored.replay_bytes_per_s = restored.bytes / seconds
+        self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
+        return restored
+
+    def _pieces(self, steps: Sequence[ReplayStep]) -> PiecesAhead:
+        segments = replayed(steps, self._store, self._owned, self._runtime)
+        return PiecesAhead(gathered(segments), self._prepare)
+
+    async def _load(self, generations: Mapping[str, Generations]) -> dict[str, LoadedBases]:
+        loaded: dict[str, LoadedBases] = {}
+        for operator, groups in generations.items():
+            if groups:
+                loaded[operator] = await load_bases(
+                    groups,
+                    self._owned,
+                    self._table(operator),
+                    self._store,
+                    self._runtime,
+                    self._files,
+                    partial(self._advance, operator),
+                )
+                self._check_loaded(operator, loaded[operator])
+        return loaded
+
+    def _table(self, operator: str) -> StateTable:
+        if operator not in self.restored.tables:
+            self.restored.tables[operator] = self._open_table(operator)
+        return self.restored.tables[operator]
+
+    def _expect(self, steps: Sequence[ReplayStep], sign: int) -> None:
+        for step in steps:
+            for operator, share in _shares(step).items():
+                self._progress.more(operator, sign * share)
+
+    def _advance(self, operator: str, nbytes: int) -> None:
+        now = self._runtime.clock.now()
+        self.restored.bytes += nbytes
+        self._progress.add(operator, nbytes, now)
+        self._on_progress(self._progress.status(now))
+
+    def _check_loaded(self, operator: str, loaded: LoadedBases) -> None:
+        """Refuse to go on where no base of a key group could be read and the log does not go back to the beginning."""
+        for entry in self._checkpoint.truncated:
+            lost = [g for g in entry.key_groups if g in self._owned and g not in loaded.loaded]
+            if entry.operator == operator and lost:
+                names = ", ".join(sorted(loaded.damaged))
+                raise CorruptData(f"every base of key group {lost[0]} of {operator} is damaged or missing: {names}")
+
+    async def _prepare(self, piece: LogPiece) -> None:
+        """Have a table write a piece of the log down while its bases come: for each alone leaves a core idle."""
+        for operator, batches in list(piece.changes.items()):
+            table = self._table(operator)
+            if self._loading and isinstance(table, RocksDBStateTable) and piece.nbytes >= _STAGED_BYTES:
+                staged = await call_in_thread(_stage, table, batches)
+                if staged is not None:
+                    piece.stage(operator, staged)
+
+    async def _replay(self, piece: LogPiece) -> None:
+        for operator, batches in piece.changes.items():
+            _resume(self._table(operator))
+            await call_in_thread(_apply, self._table(operator), batches)
+        for operator, staged in piece.staged.items():
+            table = self._table(operator)
+            assert isinstance(table, RocksDBStateTable), "no other table stages"
+            await call_in_thread(table.take, staged)
+        now = self._runtime.clock.now()
+        for step, rows in piece.steps:
+            self.restored.changes += sum(rows.values())
+            total = max(1, sum(rows.values()))
+            for operator, count in rows.items():
+                # At least one byte: a log that may hold these key groups is not free of them until they have a base.
+                stored = max(1, step.entry.handle.size * count // total)
+                self._log.setdefault(operator, []).append(LoggedChanges(step.entry.checkpoint, stored, 1, now))
+            for operator, share in _shares(step).items():
+                self._advance(operator, share)
+
+
+def _shares(step: ReplayStep) -> Mapping[str, int]:
+    """Return the segment's bytes by operator; an equal share each, for what each has is known once it is read."""
+    operators = sorted({operator for operator, _ in step.operators.values()})
+    size, count = step.entry.handle.size, len(operators)
+    return {operator: size * (at + 1) // count - size * at // count for at, operator in enumerate(operators)}
+
+
+def _resume(table: StateTable) -> None:
+    """Let a table merge its files: whatever is put one by one may be so much that it must keep up with it."""
+    if isinstance(table, RocksDBStateTable):
+        table.resume_compaction()
+
+
+def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
+    """Runs in a thread."""
+    for batch in _together(batches):
+        table.apply(batch)
+
+
+def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+    """Runs in a thread."""
+    return table.stage(list(_together(batches)))
+
+
+def _together(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield many small batches, which the blocks of segments are cut into, as few larger ones."""
+    few: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        few.append(batch)
+        rows += batch.num_rows
+        if rows >= _TOGETHER_ROWS:
+            yield pa.concat_batches(few)
+            few, rows = [], 0
+    if few:
+        yield pa.concat_batches(few)

@@ -1,0 +1,166 @@
+"""``dstl savepoint``: what it prints, what it refuses, and its exit codes."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from test_savepoint import a_job
+from typer.testing import CliRunner
+
+from dstl.checkpoint.savepoint.format import descriptor_name
+from dstl.cli.console import age_text, size_text
+from dstl.cli.savepoint import app
+from dstl.options import S3Options
+from dstl.store.local import LocalStore
+from dstl.store.location import open_store
+from dstl.testing.s3_server import S3Server
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture
+def s3_job(seed: int) -> Iterator[tuple[str, str]]:
+    """A job on S3, and the endpoint."""
+    with S3Server() as server, server.credentials():
+        server.make_bucket("bucket")
+
+        async def fill() -> None:
+            store = open_store("s3://bucket/job", S3Options(endpoint_url=server.endpoint_url))
+            try:
+                await a_job(store, seed)
+            finally:
+                await store.close()
+
+        asyncio.run(fill())
+        yield "s3://bucket/job", server.endpoint_url
+
+
+@pytest.fixture
+def job(tmp_path: Path, seed: int) -> str:
+    location = tmp_path / "job"
+    asyncio.run(a_job(LocalStore(str(location)), seed))
+    return str(location)
+
+
+def call(*words: str, code: int = 0) -> str:
+    done = RUNNER.invoke(app, list(words))
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_a_savepoints_whole_life(job: str, tmp_path: Path) -> None:
+    live_a_whole_life(job, str(tmp_path / "other"), call)
+
+
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+def test_a_savepoints_whole_life_on_s3(s3_job: tuple[str, str]) -> None:
+    job, endpoint_url = s3_job
+    live_a_whole_life(
+        job, "s3://bucket/other", lambda *words, code=0: call(*words, "--endpoint-url", endpoint_url, code=code)
+    )
+
+
+def live_a_whole_life(job: str, other: str, call: Callable[..., str]) -> None:
+    def listed(location: str) -> list[dict[str, object]]:
+        return json.loads(call("list", location, "--json"))
+
+    made = json.loads(call("create", job, "first", "--json"))
+    assert made["location"] == f"{job}/savepoints/first"
+    assert (made["batch"], made["query_id"], made["operators"]) == (3, "query-1", ["counts", "sums"])
+    moved = json.loads(call("create", job, "second", "--to", other, "--checkpoint", str(made["checkpoint"]), "--json"))
+    assert moved["location"] == f"{other}/savepoints/second"
+    assert moved["bytes"] == made["bytes"]
+    assert [(each["name"], each["state"]) for each in listed(job)] == [("first", "complete")]
+    assert [(each["name"], each["entries"]) for each in listed(other)] == [("second", made["entries"])]
+    for words in (("list", other), ("verify", other, "second"), ("create", job, "third")):
+        text = call(*words)
+        assert "savepoint" in text
+    found = json.loads(call("verify", other, "second", "--json"))
+    assert (found["ok"], found["problems"], found["checkpoint"]) == (True, [], made["checkpoint"])
+    dry = json.loads(call("delete", other, "second", "--json"))
+    assert (dry["deleted"], len(dry["objects"])) == (False, moved["objects"])
+    assert "would be deleted: run again with --commit" in call("delete", other, "second")
+    assert listed(other)
+    assert json.loads(call("delete", other, "second", "--commit", "--json"))["deleted"] is True
+    assert "not a location of DSTL" in call("list", other, code=2)
+
+
+def test_exit_codes_say_what_to_do(job: str, tmp_path: Path) -> None:
+    call("create", job, "mine")
+    assert "has a savepoint 'mine': delete it, or use another name" in call("create", job, "mine", code=2)
+    assert "not a savepoint name" in call("create", job, "a/b", code=2)
+    assert "retains: none" in call("create", str(tmp_path / "empty"), "x", code=1)
+    assert "has no checkpoint 77" in call("create", job, "x", "--checkpoint", "77", code=1)
+    assert "has no savepoint 'none'" in call("verify", job, "none", code=1)
+    assert "has no savepoint 'none'" in call("delete", job, "none", "--commit", code=1)
+    assert "--endpoint-url is http" in call("list", job, "--endpoint-url", "key:secret@host", code=2)
+    assert "holds no user, key or secret" in call("list", "s3://key:secret@bucket/x", code=2)
+
+
+def test_damage_is_shown_with_the_object_and_ends_with_1(job: str) -> None:
+    made = json.loads(call("create", job, "mine", "--json"))
+    (file, *_) = sorted(Path(job, "savepoints", "mine").rglob("*.base"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 16
+    os.chmod(file, 0o644)
+    file.write_bytes(data)
+    found = json.loads(call("verify", job, "mine", "--json", code=1))
+    assert found["ok"] is False
+    (problem,) = found["problems"]
+    assert str(file.relative_to(job)) in problem
+    assert "DAMAGED" in call("verify", job, "mine", code=1)
+    descriptor = Path(job, descriptor_name("mine"))
+    os.chmod(descriptor, 0o644)
+    descriptor.write_bytes(descriptor.read_bytes()[:-1])
+    assert "savepoint.dstl is damaged" in call("verify", job, "mine", code=1)
+    (each,) = json.loads(call("list", job, "--json"))
+    assert (each["state"], made["name"]) == ("damaged", each["name"])
+
+
+def test_create_says_where_the_savepoint_is_to_any_process(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(job).parent)
+    assert json.loads(call("create", "job", "here", "--json"))["location"] == f"{job}/savepoints/here"
+    assert json.loads(call("create", "job", "there", "--to", "x", "--json"))["location"] == (
+        f"{Path(job).parent}/x/savepoints/there"
+    )
+
+
+def test_a_grace_is_written_as_in_every_other_command(job: str) -> None:
+    call("create", job, "mine")
+    Path(job, "savepoints", "mine", "savepoint.dstl").unlink()
+    assert "may be being made" in call("delete", job, "mine", "--commit", code=2)
+    assert "not a duration: '0'" in call("delete", job, "mine", "--grace", "0", "--commit", code=2)
+    assert "deleted" in call("delete", job, "mine", "--grace", "0s", "--commit")
+
+
+def test_foreign_files_are_listed_as_foreign_and_never_deleted(tmp_path: Path) -> None:
+    photos = tmp_path / "savepoints" / "photos"
+    photos.mkdir(parents=True)
+    (photos / "a.jpg").write_bytes(b"precious")
+    os.utime(photos / "a.jpg", (1, 1))
+    assert "foreign" in call("list", str(tmp_path))
+    assert "photos/a.jpg" in call("delete", str(tmp_path), "photos", "--commit", "--grace", "0s", code=2)
+    assert (photos / "a.jpg").read_bytes() == b"precious"
+
+
+def test_help_documents_the_exit_codes() -> None:
+    for words in ([], ["create"], ["list"], ["verify"], ["delete"]):
+        assert "Exit codes: 0 done" in " ".join(call(*words, "--help").split())
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (3_240_000, "3.2 MB"), (512e9, "512 GB"), (2e12, "2.0 TB")],
+)
+def test_sizes_are_written_for_people(count: float, text: str) -> None:
+    assert size_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0 s"), (41, "41 s"), (600, "10 min"), (12_000, "3 h 20 min"), (1_036_800, "12 d")]
+)
+def test_ages_are_written_for_people(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text

@@ -1,0 +1,205 @@
+"""Frames, handshake and secrets: what a stranger may send, and what nobody may see."""
+
+import copy
+import io
+import logging
+import pickle
+import struct
+import traceback
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dstl.errors import AccessDenied, CorruptData, DstlError, Fenced, Invalid
+from dstl.rpc.client import Address
+from dstl.rpc.handshake import NONCE_BYTES, ClientHandshake, Role, ServerHandshake
+from dstl.rpc.protocol import (
+    MAX_FRAME,
+    MAX_HANDSHAKE,
+    PREFIX_BYTES,
+    Secret,
+    decode_body,
+    encode_frame,
+    error_reply,
+    frame_length,
+    raise_for,
+)
+from dstl.taskmanager.launcher import Invitation
+
+WORKER = Role.WORKER
+CANARY = b"canary-0123456789abcdef"
+
+
+def frame(header: dict[str, object], payload: bytes = b"") -> bytes:
+    return b"".join(encode_frame(header, payload))
+
+
+@given(
+    st.dictionaries(st.text(max_size=8), st.one_of(st.integers(-(2**63), 2**63), st.binary(), st.none()), max_size=5),
+    st.binary(max_size=200),
+)
+@settings(deadline=None, max_examples=60)
+def test_a_frame_comes_back_as_it_was(header: dict[str, object], payload: bytes) -> None:
+    data = frame(header, payload)
+    length = frame_length(data[:PREFIX_BYTES])
+    assert length == len(data) - PREFIX_BYTES
+    back, rest = decode_body(data[PREFIX_BYTES:])
+    assert (back, bytes(rest)) == (header, payload)
+
+
+@given(st.binary(max_size=300))
+@settings(deadline=None, max_examples=300)
+def test_garbage_is_refused_or_a_map_and_never_anything_else(data: bytes) -> None:
+    try:
+        header, _ = decode_body(data)
+    except CorruptData:
+        return
+    assert isinstance(header, dict)
+
+
+@pytest.mark.parametrize("length", [0, 3, MAX_FRAME + 1, 0xFFFFFFFF])
+def test_a_length_out_of_bounds_is_refused_before_anything_is_allocated(length: int) -> None:
+    with pytest.raises(CorruptData, match=f"declares {length} bytes"):
+        frame_length(struct.pack(">I", length))
+
+
+def test_an_unauthenticated_peer_has_a_tighter_bound() -> None:
+    with pytest.raises(CorruptData, match="the limit is 1024"):
+        frame_length(struct.pack(">I", MAX_HANDSHAKE + 1), MAX_HANDSHAKE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\0\0",
+        struct.pack(">I", 1),  # a header that is not there
+        struct.pack(">I", 0xFFFFFFFF) + b"\x80",
+        struct.pack(">I", 1) + b"\xc1",  # no msgpack
+        struct.pack(">I", 1) + b"\x90",  # no map
+        struct.pack(">I", 2) + b"\x80\x80",  # two
+        struct.pack(">I", 3) + b"\x81\x80\xc0",  # a map as a key
+        struct.pack(">I", 5) + b"\xdf\xff\xff\xff\xff",  # a map of 4 G entries
+        struct.pack(">I", 5) + b"\xc6\xff\xff\xff\xff",  # 4 GiB of bytes
+        struct.pack(">I", 4) + b"\x81\xa1\xff\xc0",  # no UTF-8
+        struct.pack(">I", 100_000) + b"\x91" * 100_000,
+        struct.pack(">I", 200_002) + b"\x81\xa1k" + b"\x91" * 199_999,
+    ],
+)
+def test_hostile_headers_are_refused(body: bytes) -> None:
+    with pytest.raises(CorruptData):
+        decode_body(body)
+
+
+def test_a_header_of_more_than_16_mib_is_refused() -> None:
+    big = msgpack.packb({"k": b"\0" * (16 << 20)})
+    with pytest.raises(CorruptData, match="declares a header"):
+        decode_body(struct.pack(">I", len(big)) + big)
+
+
+def test_a_message_above_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dstl.rpc.protocol.MAX_FRAME", 100)
+    assert encode_frame({}, b"\0" * 90)
+    with pytest.raises(Invalid, match="send it in parts"):
+        encode_frame({}, b"\0" * 100)
+
+
+def test_errors_cross_the_wire_with_their_kind() -> None:
+    with pytest.raises(Fenced, match=r"^over$"):
+        raise_for(error_reply(Fenced("over")))
+    with pytest.raises(DstlError, match=r"KeyError: 'x'"):
+        raise_for(error_reply(KeyError("x")))
+    raise_for({"ok": 1})
+
+
+@pytest.mark.parametrize("error", [5, [], ["Fenced"], ["Fenced", b"x"], "Fenced", {"Fenced": 1}])
+def test_an_error_that_is_none_is_refused(error: object) -> None:
+    with pytest.raises(CorruptData):
+        raise_for({"error": error})
+
+
+def shaken(client: Secret, server: Secret, **changed: object) -> None:
+    """Do a handshake in memory, and change what the client says."""
+    serving, calling = (
+        ServerHandshake(server, frozenset({"there:1"}), ""),
+        ClientHandshake(client, WORKER, "there:1", ""),
+    )
+    _, last, _ = serving.accept({**calling.answer(serving.challenge()), **changed}, vouched=False)
+    calling.finish(last, vouched=False)
+
+
+def test_a_proof_holds_for_one_secret_and_one_pair_of_nonces() -> None:
+    ours, theirs = Secret.generate(), Secret.generate()
+    shaken(ours, ours)
+    with pytest.raises(AccessDenied, match="does not know this application's secret"):
+        shaken(ours, theirs)
+    with pytest.raises(AccessDenied, match="does not know this application's secret"):
+        shaken(ours, ours, nonce=b"n" * NONCE_BYTES)
+
+
+@pytest.mark.parametrize("given", [None, 0, 1 << 60, "text", b"", [1], b"\0" * NONCE_BYTES])
+def test_whatever_is_sent_as_a_proof_is_refused_without_a_crash(given: object) -> None:
+    secret = Secret.generate()
+    with pytest.raises(AccessDenied):
+        shaken(secret, secret, proof=given)
+
+
+@pytest.mark.parametrize("text", ["a" * 32, "ab" * 16, "1111111122222222", "a" * 1000])
+def test_a_secret_that_repeats_itself_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(Invalid, match="easily guessed") as raised:
+        Secret.from_text(text)
+    assert text not in str(raised.value)
+
+
+def test_a_weak_secret_is_warned_of_and_a_random_one_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    Secret.from_text("hunter2 hunter2 hunter2")
+    assert ["can be guessed" in record.getMessage() for record in caplog.records] == [True]
+    assert "hunter2" not in caplog.text
+    caplog.clear()
+    for _ in range(100):
+        Secret.from_text(Secret.generate().reveal().hex())
+    assert not caplog.records
+
+
+def test_a_secret_that_is_no_text_is_refused_and_not_shown() -> None:
+    """From the environment bytes that are not UTF-8 come as surrogates, and the encoder's error holds them."""
+    with pytest.raises(Invalid, match="not UTF-8 text") as raised:
+        Secret.from_text(b"hunter2-hunter2-\xff".decode(errors="surrogateescape"))
+    assert "hunter2" not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_a_short_secret_is_refused_and_not_shown() -> None:
+    with pytest.raises(Invalid) as raised:
+        Secret(b"shortcanary")
+    assert "shortcanary" not in str(raised.value)
+
+
+def test_the_secret_shows_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    secret = Secret(CANARY)
+    config = Invitation("tm", Address("127.0.0.1", 1), secret)
+    shown = io.StringIO()
+    with caplog.at_level(logging.DEBUG):
+        logging.getLogger("dstl").warning("%s %r %s", secret, secret, config)
+    try:
+        shaken(secret, secret, proof=b"wrong")
+    except AccessDenied as error:
+        traceback.print_exception(error, file=shown)
+    for text in (repr(secret), str(secret), f"{secret}", repr(config), caplog.text, shown.getvalue(), repr([secret])):
+        assert "canary" not in text
+    assert not hasattr(secret, "__dict__")
+
+
+def test_the_secret_survives_what_spark_does_to_a_closure_and_the_pipe_to_a_child() -> None:
+    secret = Secret(CANARY)
+    assert pickle.loads(pickle.dumps(secret)).reveal() == CANARY
+    assert copy.deepcopy(secret).reveal() == CANARY
+    config = Invitation("tm", Address("h", 1, "/p"), secret, listen_tcp=True)
+    line = config.to_json()
+    assert "\n" not in line
+    assert "canary" not in line
+    back = Invitation.from_json(line)
+    assert back.secret.reveal() == CANARY
+    assert (back.coordinator, back.listen_tcp, back.detached) == (config.coordinator, True, False)

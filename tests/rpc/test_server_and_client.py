@@ -1,0 +1,536 @@
+"""The two ends of a socket: bad peers, broken connections, and the bounds that keep one from hurting the others."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dstl.errors import AccessDenied, Closed, DstlError, Fenced, Invalid, Unavailable
+from dstl.rpc import protocol
+from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.framing import Framing
+from dstl.rpc.handshake import NONCE_BYTES, ServerHandshake, socket_address
+from dstl.rpc.protocol import MAX_FRAME, Secret, encode_frame
+from dstl.rpc.server import Peer, Reply, RpcServer
+
+SECRET = Secret.generate()
+
+
+class Service:
+    """What the server under test serves."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        self.release = asyncio.Event()
+        self.calls = 0
+        self.handlers = {
+            "echo": self.echo,
+            "fail": self.fail,
+            "bug": self.bug,
+            "wait": self.wait,
+            "watch": self.watch,
+            "flood": self.flood,
+            "too_much": self.too_much,
+        }
+
+    async def echo(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        self.calls += 1
+        return {"n": call.get("n")}, payload
+
+    async def fail(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        raise Fenced("no longer yours")
+
+    async def bug(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        raise RuntimeError("a bug")
+
+    async def wait(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        await self.release.wait()
+        return {"n": "late"}, b""
+
+    async def watch(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        peer.on_lost = lambda: self.lost.append(call["name"])
+        return {}, b""
+
+    async def flood(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        return {}, b"\0" * (8 << 20)
+
+    async def too_much(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        return {"blob": b"\0" * (protocol.MAX_FRAME + 1)}, b""
+
+
+@contextlib.asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[tuple[RpcServer, Service, Address]]:
+    service = Service()
+    server = RpcServer(SECRET, service.handlers, **settings)
+    port = await server.listen_tcp("127.0.0.1")
+    try:
+        yield server, service, Address("127.0.0.1", port)
+    finally:
+        await server.close()
+
+
+@contextlib.asynccontextmanager
+async def raw(address: Address) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@contextlib.contextmanager
+def impostor(behave: Callable[[socket.socket], None]) -> Any:
+    """Listen on a port, on a thread, and treat every connection as the test says."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with peer, contextlib.suppress(OSError):
+                    behave(peer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield Address("127.0.0.1", listener.getsockname()[1])
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5)
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    return asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def refused(error: type[DstlError], address: Address, timeout: float = 5.0) -> None:
+    """Open a blocking connection in vain."""
+
+    def connect() -> None:
+        with pytest.raises(error):
+            Connection(address, SECRET, timeout=timeout)
+
+    await in_thread(connect)
+
+
+def send(peer: socket.socket, header: dict[str, Any], payload: bytes = b"") -> None:
+    peer.sendall(b"".join(encode_frame(header, payload)))
+
+
+def handshake(peer: socket.socket) -> Framing:
+    """Do the server's part of a handshake, rightly."""
+    shake = ServerHandshake(SECRET, frozenset(), socket_address(peer.getsockname()))
+    send(peer, shake.challenge())
+    _, last, framing = shake.accept(receive(peer), vouched=False)
+    send(peer, last)
+    return framing
+
+
+def receive(peer: socket.socket, framing: Framing | None = None) -> dict[str, Any]:
+    def exactly(length: int) -> bytes:
+        data = b""
+        while len(data) < length:
+            got = peer.recv(length - len(data))
+            if not got:
+                raise ConnectionResetError
+            data += got
+        return data
+
+    header, _ = (framing or Framing()).decode(exactly(protocol.frame_length(exactly(4))))
+    return header
+
+
+async def test_calls_and_errors_of_both_clients() -> None:
+    async with serving() as (_, _service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        fields, data = await connection.call("echo", b"x" * 300_000, n=1)
+        assert (fields["n"], len(data)) == (1, 300_000)
+        with pytest.raises(Fenced, match="no longer yours"):
+            await connection.call("fail")
+        with pytest.raises(DstlError, match="RuntimeError: a bug"):
+            await connection.call("bug")
+        with pytest.raises(Invalid, match="no such call"):
+            await connection.call("__init__")
+        assert not connection.is_broken
+
+        def blocking() -> None:
+            worker = Connection(address, SECRET)
+            fields, data = worker.call("echo", b"y" * 300_000, n=2)
+            assert (fields["n"], len(data)) == (2, 300_000)
+            with pytest.raises(Fenced):
+                worker.call("fail")
+            assert not worker.is_broken
+            worker.close()
+            worker.close()
+
+        await in_thread(blocking)
+        connection.close()
+
+
+async def test_a_wrong_secret_is_told_so_on_the_clients_side() -> None:
+    """Before, the server closed without a word, and the client saw a reset connection."""
+    async with serving() as (_, service, address):
+        with pytest.raises(AccessDenied, match="client does not know this application's secret"):
+            await AsyncConnection.open(address, Secret.generate())
+
+        def blocking() -> None:
+            with pytest.raises(AccessDenied, match="client does not know this application's secret"):
+                Connection(address, Secret.generate())
+
+        await in_thread(blocking)
+        assert service.calls == 0
+
+
+async def test_an_impostor_that_does_not_know_the_secret_is_found_out() -> None:
+    def behave(peer: socket.socket) -> None:
+        send(peer, {"version": protocol.PROTOCOL_VERSION, "nonce": os.urandom(NONCE_BYTES)})
+        receive(peer)
+        send(peer, {"proof": os.urandom(32)})
+
+    with impostor(behave) as address:
+        with pytest.raises(AccessDenied, match="as server, does not know"):
+            await AsyncConnection.open(address, SECRET)
+        await refused(AccessDenied, address)
+
+
+@pytest.mark.parametrize(
+    ("first", "error"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", Unavailable),
+        (struct.pack(">I", MAX_FRAME), Unavailable),  # nobody allocates for a stranger
+        (b"".join(encode_frame({"hello": 1})), Unavailable),
+        (b"".join(encode_frame({"version": 999, "nonce": b"\0" * 32})), Invalid),
+        (b"", Unavailable),
+        (b"\0\0", Unavailable),
+    ],
+)
+async def test_what_listens_but_is_no_service_is_named(first: bytes, error: type[DstlError]) -> None:
+    def behave(peer: socket.socket) -> None:
+        peer.sendall(first)
+
+    with impostor(behave) as address:
+        with pytest.raises(error):
+            await AsyncConnection.open(address, SECRET)
+        await refused(error, address)
+
+
+async def test_a_service_that_never_answers_is_given_up() -> None:
+    done = threading.Event()
+    with impostor(lambda peer: done.wait(10)) as address:
+        with pytest.raises(Unavailable, match="nobody answers"):
+            await AsyncConnection.open(address, SECRET, timeout=0.1)
+        await refused(Unavailable, address, timeout=0.1)
+        done.set()
+
+
+async def test_nobody_listens_there(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    stale = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(stale))
+    for address in (Address("127.0.0.1", port), Address("127.0.0.1", 0, str(stale))):
+        with pytest.raises(Unavailable, match="nobody answers"):
+            await AsyncConnection.open(address, SECRET)
+        with pytest.raises(Unavailable, match="nobody answers"):
+            Connection(address, SECRET)
+
+
+@pytest.mark.parametrize("ending", ["close", "half a frame", "no frame", "silence"])
+async def test_a_connection_that_breaks_during_a_call_is_unavailable_and_never_a_hang(ending: str) -> None:
+    done = threading.Event()
+
+    def behave(peer: socket.socket) -> None:
+        framing = handshake(peer)
+        receive(peer, framing)
+        if ending == "half a frame":
+            peer.sendall(b"".join(framing.encode({"n": 1}, b"0123"))[:-2])
+        elif ending == "no frame":
+            peer.sendall(struct.pack(">I", 5) + b"\0\0\0\1\xc1")
+        elif ending == "silence":
+            done.wait(10)
+
+    with impostor(behave) as address:
+        if ending != "silence":
+            connection = await AsyncConnection.open(address, SECRET)
+            with pytest.raises(Unavailable, match="broke during echo"):
+                await connection.call("echo")
+            assert connection.is_broken
+            with pytest.raises(Unavailable):
+                await connection.call("echo")
+
+        def blocking() -> None:
+            worker = Connection(address, SECRET, timeout=0.2)
+            with pytest.raises(Unavailable, match="broke during echo"):
+                worker.call("echo")
+            assert worker.is_broken
+            with pytest.raises(Unavailable):
+                worker.call("echo")
+
+        await in_thread(blocking)
+        done.set()
+
+
+async def test_the_reply_of_an_abandoned_call_is_never_taken_for_another() -> None:
+    async with serving() as (_, service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await connection.call("wait")
+        service.release.set()
+        with pytest.raises(Unavailable):
+            await connection.call("echo", n=1)
+        assert connection.is_broken
+
+
+async def test_an_exception_in_the_middle_of_a_call_breaks_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, or Spark's interrupt, while a worker waits: its connection is cached, and the reply is still to come."""
+    async with serving() as (_, _service, address):
+
+        def blocking() -> None:
+            worker = Connection(address, SECRET)
+            receive_really = worker._receive
+
+            def interrupted(*_: object) -> Any:
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(worker, "_receive", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                worker.call("echo", n=1)
+            monkeypatch.setattr(worker, "_receive", receive_really)
+            assert worker.is_broken
+            with pytest.raises(Unavailable):
+                worker.call("echo", n=2)
+
+        await in_thread(blocking)
+
+
+async def test_a_request_that_cannot_be_sent_leaves_the_connection_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (_, _service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        monkeypatch.setattr("dstl.rpc.protocol.MAX_FRAME", 1000)
+        with pytest.raises(Invalid, match="send it in parts"):
+            await connection.call("echo", b"\0" * 2000)
+        with pytest.raises(Invalid, match="send it in parts"):
+            await connection.call("too_much")
+        assert (await connection.call("echo", n=3))[0]["n"] == 3
+        connection.close()
+
+
+async def test_a_connection_is_refused_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as (_, _service, address):
+
+        def blocking() -> None:
+            worker = Connection(address, SECRET)
+            monkeypatch.setattr("dstl.rpc.client.os.getpid", lambda: worker.pid + 1)
+            with pytest.raises(Closed, match="before a fork"):
+                worker.call("echo", n=1)
+            monkeypatch.undo()
+            assert worker.call("echo", n=1)[0]["n"] == 1
+            worker.close()
+
+        await in_thread(blocking)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">I", 0xFFFFFFFF),
+        struct.pack(">I", 1 << 20),
+        b"".join(encode_frame({"nonce": 5, "proof": b""})),
+        b"".join(encode_frame({"nonce": b"\0" * 32, "proof": 1 << 40})),
+        struct.pack(">II", 7, 3) + b"\x81\x80\xc0",
+        b"".join(encode_frame({"call": "echo"})),
+    ],
+)
+async def test_strangers_cost_only_their_own_connection(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as (_, service, address):
+        friend = await AsyncConnection.open(address, SECRET)
+        async with raw(address) as (reader, writer):
+            writer.write(data)
+            if writer.can_write_eof():
+                writer.write_eof()
+            async with asyncio.timeout(5):
+                with contextlib.suppress(OSError):
+                    await reader.read()
+        assert (await friend.call("echo", n=1))[0]["n"] == 1
+        assert service.calls == 1, "a stranger was dispatched"
+        friend.close()
+    assert not [r for r in caplog.records if r.name == "asyncio"], caplog.text
+
+
+async def test_an_authenticated_peer_that_talks_rubbish_costs_only_its_own_connection() -> None:
+    async with serving() as (_, _service, address):
+        friend = await AsyncConnection.open(address, SECRET)
+        for rubbish in (struct.pack(">I", 0xFFFFFFFF), struct.pack(">II", 7, 3) + b"\x81\x80\xc0", b"\0\0\0"):
+            bad = await AsyncConnection.open(address, SECRET)
+            bad._writer.write(rubbish)
+            bad.close()
+            assert (await friend.call("echo", n=1))[0]["n"] == 1
+        friend.close()
+
+
+async def test_a_peer_that_does_not_shake_hands_in_time_is_let_go() -> None:
+    async with serving(handshake_s=0.1) as (_, _service, address), raw(address) as (reader, _writer):
+        async with asyncio.timeout(5):
+            assert await reader.read(4)
+            await reader.read()
+
+
+async def test_beyond_the_cap_a_peer_is_told_to_come_later() -> None:
+    async with serving(max_connections=2) as (_, _service, address):
+        two = [await AsyncConnection.open(address, SECRET) for _ in range(2)]
+        with pytest.raises(Unavailable, match="too many connections already: try again later"):
+            await AsyncConnection.open(address, SECRET)
+        assert (await two[0].call("echo", n=1))[0]["n"] == 1
+        two[1].close()
+        await asyncio.sleep(0.05)
+        third = await AsyncConnection.open(address, SECRET)
+        assert (await third.call("echo", n=3))[0]["n"] == 3
+        for each in (two[0], third):
+            each.close()
+
+
+async def test_a_peer_that_does_not_read_its_replies_holds_up_nobody() -> None:
+    async with serving() as (_, _service, address):
+        slow = await AsyncConnection.open(address, SECRET)
+        for _ in range(8):
+            slow._writer.writelines(slow._framing.encode({"call": "flood"}))
+        slow._reader._transport.pause_reading()
+        friend = await AsyncConnection.open(address, SECRET)
+        async with asyncio.timeout(5):
+            for n in range(50):
+                assert (await friend.call("echo", n=n))[0]["n"] == n
+        for each in (slow, friend):
+            each.close()
+
+
+async def test_on_lost_fires_once_however_a_connection_ends() -> None:
+    async with serving() as (server, service, address):
+        for name, end in [("close", AsyncConnection.close), ("abort", lambda c: c._writer.transport.abort())]:
+            connection = await AsyncConnection.open(address, SECRET)
+            await connection.call("watch", name=name)
+            end(connection)
+        rubbish = await AsyncConnection.open(address, SECRET)
+        await rubbish.call("watch", name="rubbish")
+        rubbish._writer.write(struct.pack(">I", 0xFFFFFFFF))
+        last = await AsyncConnection.open(address, SECRET)
+        await last.call("watch", name="server")
+        await asyncio.sleep(0.05)
+        assert sorted(service.lost) == ["abort", "close", "rubbish"]
+        await server.close()
+        assert sorted(service.lost) == ["abort", "close", "rubbish", "server"]
+        await server.close()
+        assert len(service.lost) == 4
+        for each in (rubbish, last):
+            each.close()
+
+
+async def test_close_ends_calls_listeners_and_peers_that_have_just_connected() -> None:
+    async with serving() as (server, _service, address):
+        busy = await AsyncConnection.open(address, SECRET)
+        waiting = asyncio.create_task(busy.call("wait"))
+        await asyncio.sleep(0.02)
+        async with raw(address) as (reader, _):
+            await server.close()
+            async with asyncio.timeout(5):
+                with contextlib.suppress(OSError):
+                    await reader.read()
+        with pytest.raises(Unavailable):
+            await waiting
+        with pytest.raises(Unavailable):
+            await AsyncConnection.open(address, SECRET)
+
+
+async def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
+    server = RpcServer(SECRET, Service().handlers)
+    path = str(tmp_path / "socket")
+    await server.listen_unix(path)
+    try:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+        connection = await AsyncConnection.open(Address("elsewhere", 1, path), SECRET)
+        assert (await connection.call("echo", n=7))[0]["n"] == 7
+        connection.close()
+
+        def blocking() -> None:
+            worker = Connection(Address("elsewhere", 1, path), SECRET)
+            assert worker.call("echo", n=8)[0]["n"] == 8
+            worker.close()
+
+        await in_thread(blocking)
+    finally:
+        await server.close()
+
+
+async def test_a_socket_path_that_is_too_long_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    server = RpcServer(SECRET, {})
+    with pytest.raises(Invalid, match="TMPDIR"):
+        await server.listen_unix(str(tmp_path / ("x" * 120)))
+    await server.close()
+
+
+async def test_a_lifeline_ends_when_the_peer_does() -> None:
+    async with serving() as (server, _service, address):
+        lifeline = await AsyncConnection.open(address, SECRET)
+        watching = asyncio.create_task(lifeline.wait_closed_by_peer())
+        await asyncio.sleep(0.02)
+        assert not watching.done()
+        await server.close()
+        async with asyncio.timeout(5):
+            await watching
+        lifeline.close()
+
+
+async def test_a_call_that_waits_is_told_when_its_caller_has_gone() -> None:
+    """What a dead worker has asked for must not be done, nor hold the others up."""
+    seen: list[bool] = []
+    gone = asyncio.Event()
+
+    async def patient(peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+        while not peer.is_gone:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        seen.append(peer.is_gone)
+        gone.set()
+        return {}, b""
+
+    server = RpcServer(SECRET, {"patient": patient}, watched=frozenset({"patient"}))
+    address = Address("127.0.0.1", await server.listen_tcp("127.0.0.1"))
+    connection = await AsyncConnection.open(address, SECRET)
+    waiting = asyncio.ensure_future(connection.call("patient"))
+    await asyncio.sleep(0.05)
+    assert not seen
+    connection.close()
+    with pytest.raises(Unavailable):
+        await waiting
+    async with asyncio.timeout(5):
+        await gone.wait()
+    await server.close()
+
+
+async def test_calls_before_and_after_a_watched_one_are_answered_as_ever() -> None:
+    async with serving(watched=frozenset({"echo", "fail"})) as (_, service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        for n in range(5):
+            answer, data = await connection.call("echo", b"x" * n, n=n)
+            assert (answer["n"], bytes(data)) == (n, b"x" * n)
+            with pytest.raises(Fenced):
+                await connection.call("fail")
+            await connection.call("watch", name="me")
+        connection.close()
+        async with asyncio.timeout(5):
+            while not service.lost:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert service.calls == 5

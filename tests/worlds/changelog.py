@@ -1,0 +1,208 @@
+"""A changelog storage over a store whose every PUT the test decides: the world of the writer's tests."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from dstl.changelog.change_set import OP_PUT
+from dstl.changelog.log_segment import InlineSegment, LogSegment
+from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.segment.decoder import decode_segment
+from dstl.changelog.storage import StateChangelogStorage
+from dstl.changelog.upload.uploader import Uploader
+from dstl.changelog.writer import StateChangelogWriter
+from dstl.errors import Unavailable
+from dstl.metrics import MemoryRecorder
+from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
+from dstl.runtime import LoopClock, Runtime
+from dstl.store.base import ByteRange, ObjectInfo
+from dstl.store.memory import MemoryStore
+from dstl.testing.virtual_time import run_in_virtual_time
+from handles.segment_handle import SegmentHandle
+
+
+@dataclass(eq=False)
+class HeldPut:
+    """One PUT that waits for the test's word."""
+
+    name: str
+    data: bytes
+    word: asyncio.Future[BaseException | None] = field(repr=False)
+
+    def succeed(self) -> None:
+        self.word.set_result(None)
+
+    def fail(self, error: BaseException | None = None) -> None:
+        self.word.set_result(error or Unavailable("the test says no"))
+
+
+class HeldStore:
+    """A memory store that does each PUT at once, or holds it until the test lets it succeed or fail."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryStore(clock=LoopClock())
+        self.holding = False
+        self.held: list[HeldPut] = []
+        self.acknowledged: dict[str, bytes] = {}
+        self.started = 0
+        self.delete_fails = False
+
+    @property
+    def location(self) -> str:
+        return self.inner.location
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        self.started += 1
+        if self.holding:
+            put = HeldPut(name, bytes(data), asyncio.get_running_loop().create_future())
+            self.held.append(put)
+            try:
+                error = await put.word
+            finally:
+                self.held.remove(put)
+            if error is not None:
+                raise error
+        info = await self.inner.put(name, data, if_absent=if_absent)
+        self.acknowledged[name] = bytes(data)
+        return info
+
+    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
+        return await self.inner.get(name, byte_range)
+
+    async def head(self, name: str) -> ObjectInfo:
+        return await self.inner.head(name)
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        return self.inner.list(prefix, start_after=start_after)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        if self.delete_fails:
+            raise Unavailable("the test says no to deletions")
+        await self.inner.delete(names)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    async def names(self) -> set[str]:
+        return {info.name async for info in self.inner.list()}
+
+
+class World:
+    """Store, uploader and storage, made on the running loop; no retries and no hedges unless asked for."""
+
+    def __init__(self, *, seed: int = 1, upload: UploadOptions | None = None, **batching: object) -> None:
+        self.runtime = Runtime.seeded(seed, LoopClock())
+        self.store = HeldStore()
+        self.recorder = MemoryRecorder()
+        self.uploader = Uploader(
+            self.store,
+            runtime=self.runtime,
+            options=upload or UploadOptions(max_attempts=1, attempt_timeout_s=1e6, deadline_s=1e6, delete_grace_s=0),
+            hedging=HedgingOptions(enabled=False),
+            recorder=self.recorder,
+        )
+        self.options = BatchingOptions(**batching)
+        self.names = SegmentNames("query", "tm-1", self.runtime)
+        self.storage = StateChangelogStorage(
+            uploader=self.uploader,
+            store=self.store,
+            names=self.names,
+            options=self.options,
+            runtime=self.runtime,
+            recorder=self.recorder,
+        )
+
+    def writer(self, log_id: str = "log-a") -> StateChangelogWriter:
+        return self.storage.create_writer(log_id)
+
+    async def uploading(
+        self, value: bytes = b"x"
+    ) -> tuple[StateChangelogWriter, asyncio.Future[tuple[LogSegment, ...]]]:
+        """A log whose first persist waits at the store, which holds every PUT from now on."""
+        self.store.holding = True
+        writer = self.writer()
+        put(writer, value)
+        future = writer.persist(0)
+        await turn()
+        return writer, future
+
+    async def reserve(self, nbytes: int) -> None:
+        """Wait until so many bytes fit, and give them back."""
+        async with self.storage.reserve(nbytes):
+            pass
+
+    async def append(self, writer: StateChangelogWriter, nbytes: int) -> None:
+        """Append a change of so many bytes once they fit."""
+        async with self.storage.reserve(nbytes):
+            put(writer, b"y" * (nbytes - 6))
+
+    async def close(self) -> None:
+        await self.storage.close()
+        await self.uploader.close()
+
+    async def read(self, log_id: str, segments: Iterable[LogSegment]) -> list[bytes]:
+        """Return the values of a log's segments in order: what a replay would apply."""
+        values: list[bytes] = []
+        for segment in segments:
+            values += decoded(log_id, segment, await self.bytes_of(segment.location))
+        return values
+
+    async def bytes_of(self, location: SegmentHandle | InlineSegment) -> bytes:
+        if isinstance(location, InlineSegment):
+            return location.data
+        data = await self.store.get(location.name)
+        return data[location.offset : location.offset + location.size]
+
+    async def manifest(self, inline: InlineSegment, name: str) -> SegmentHandle:
+        """Do the coordinator's part: write the seal inside a manifest and return where."""
+        head = b"manifest " + name.encode()
+        await self.store.inner.put(name, head + inline.data)
+        return SegmentHandle(name, inline.size, inline.checksum, len(head))
+
+
+def decoded(log_id: str, segment: LogSegment, data: bytes) -> list[bytes]:
+    found = [
+        (sqn, batch.column("value").to_pylist())
+        for each, sqn, _, batch in decode_segment(data, "test")
+        if each == log_id and sqn in segment.range
+    ]
+    return [value for _, values in sorted(found, key=lambda pair: pair[0]) for value in values]
+
+
+def put(writer: StateChangelogWriter, value: bytes, key_group: int = 1) -> None:
+    """Append one change whose value says which it is."""
+    writer.append(key_group, 0, OP_PUT, b"k", b"", value)
+
+
+async def turn(seconds: float = 0.0) -> None:
+    """Let everything that is ready run; with seconds, let virtual time pass too."""
+    if seconds:
+        await asyncio.sleep(seconds)
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def world(**settings: object) -> AsyncIterator[World]:
+    each = World(**settings)
+    try:
+        yield each
+    finally:
+        each.store.holding = False
+        for held in list(each.store.held):
+            held.succeed()
+        await each.close()
+        assert each.storage.budget.used == 0, "bytes were not given back"
+        assert len(each.storage.references) == 0, "a change set of a segment was never ended"
+
+
+def virtual(test):
+    """Run an async test in virtual time, where delays cost nothing; its arguments stay pytest's."""
+
+    @functools.wraps(test)
+    def run(*args: object, **kwargs: object) -> None:
+        run_in_virtual_time(test(*args, **kwargs))
+
+    return run

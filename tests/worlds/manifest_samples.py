@@ -1,0 +1,74 @@
+"""Checkpoints and records for the tests of this room."""
+
+from dstl.checkpoint.manifest.format import ManifestRecord, manifest_name
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.runtime import LoopClock, Runtime
+from dstl.store.base import ObjectStore
+from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
+
+QUERY = "0c0a1b2c-1111-2222-3333-444455556666"
+
+
+def checkpoint(
+    sequence: int,
+    batch_id: int,
+    *,
+    parent: int | None = None,
+    objects: tuple[str, ...] = (),
+    query_id: str = QUERY,
+) -> CompletedCheckpoint:
+    """A checkpoint that refers to these objects: one log, one change set in each."""
+    logs = (LogEntry(log_id="log", operator="op", first_key_group=0, last_key_group=127),) if objects else ()
+    return CompletedCheckpoint(
+        checkpoint_id=sequence,
+        batch_id=batch_id,
+        query_id=query_id,
+        run_id="run",
+        parent=parent,
+        max_parallelism=128,
+        created_at=1.5,
+        operators=(OperatorEntry(uid="op", parallelism=4, key_types="string", registry={"ttl": None, "n": 1}),),
+        logs=logs,
+        segments=tuple(
+            SegmentEntry(
+                segment=(name, 10, 7, 0), first_key_group=0, last_key_group=127, ranges=((0, at, at + 1),), checkpoint=0
+            )
+            for at, name in enumerate(objects)
+        ),
+    )
+
+
+def record(kind: str, sequence: int, epoch: int = 1, put_id: str = "p", batch_id: int = 0) -> ManifestRecord:
+    body = checkpoint(sequence, batch_id, objects=("a/b", "a/c")) if kind == "checkpoint" else None
+    return ManifestRecord(
+        kind=kind,  # type: ignore[arg-type]
+        sequence=sequence,
+        epoch=epoch,
+        put_id=put_id,
+        query_id=QUERY,
+        created_at=2.5,
+        checkpoint=body,
+    )
+
+
+def driver(store: ObjectStore, seed: int, attempts: int = 4) -> ManifestLog:
+    return ManifestLog(store, Runtime.seeded(seed, LoopClock()), attempts=attempts)
+
+
+async def commit(log: ManifestLog, batch_id: int, *, oldest: int = 0, objects: tuple[str, ...] = ()) -> int:
+    """Commit the next checkpoint and return its number."""
+    body = checkpoint(log.next_sequence, batch_id, objects=objects)
+    await log.commit(body, [], oldest=oldest)
+    return body.checkpoint_id
+
+
+async def names(store: ObjectStore, prefix: str = "") -> list[str]:
+    return [info.name async for info in store.list(prefix)]
+
+
+async def kinds(store: ObjectStore) -> dict[int, str]:
+    """What the manifest log holds, by number."""
+    log = ManifestLog(store, Runtime.seeded(0, LoopClock()))
+    return {
+        s: (await log.read(s)).kind for s in range(1, await log.tail() + 1) if manifest_name(s) in await names(store)
+    }

@@ -1,0 +1,322 @@
+"""TaskManager state backends that materialize, the coordinator's pure parts, and a dictionary that says what is right.
+
+Everything is real but the sockets and the batches: storage, uploader, tables, manager, wire forms, manifests, registry.
+"""
+
+import asyncio
+import copy
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
+from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.storage import StateChangelogStorage
+from dstl.changelog.upload.uploader import Uploader
+from dstl.checkpoint.assembly import assemble
+from dstl.checkpoint.fleet.task_manager_part import part_from_wire
+from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, manifest_name
+from dstl.metrics import MemoryRecorder
+from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.runtime import LoopClock, Runtime
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
+from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.service import _contribution_to_wire
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.testing.table_changes import Change, changes, content
+from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
+from handles.key_group import KeyGroupRange, partition_of, range_of_partition
+from handles.segment_handle import SegmentHandle
+from handles.shared_state_registry import SharedStateRegistry
+from materializer.manager import PeriodicMaterializationManager
+from materializer.restore.restore import RestoredTables, restore_tables
+from materializer.tables import StateTable, open_table
+
+GROUPS = 16
+OPERATORS = ("left", "right")
+Model = dict[str, dict[tuple[int, int, bytes, bytes], bytes]]
+"""Per operator: (key group, state, key, user key) -> value."""
+
+EAGER = MaterializationOptions(interval_s=1e-6, start_jitter_s=0, min_pause_s=0, file_bytes=1 << 16)
+"""Materialize whenever there is any log."""
+
+
+class Member:
+    """One TaskManager."""
+
+    def __init__(self, world: "World", owned: KeyGroupRange) -> None:
+        self.recorder = MemoryRecorder()
+        self.uploader = Uploader(
+            world.store,
+            runtime=world.runtime,
+            options=UploadOptions(max_attempts=2, backoff_base_s=0.001, delete_grace_s=0),
+            hedging=HedgingOptions(enabled=False),
+        )
+        names = SegmentNames("query", world.runtime.new_id(), world.runtime)
+        self.storage = StateChangelogStorage(
+            uploader=self.uploader,
+            store=world.store,
+            names=names,
+            options=world.batching,
+            runtime=world.runtime,
+        )
+        self.backend = TaskManagerStateBackend(self.storage, world.open_table, world.runtime, max_parallelism=GROUPS)
+        self.owned = owned
+        self.manager: PeriodicMaterializationManager = materialize(
+            self.backend,
+            uploader=self.uploader,
+            names=names,
+            store=world.store,
+            options=world.options,
+            runtime=world.runtime,
+            recorder=self.recorder,
+        )
+
+    async def close(self) -> None:
+        await self.manager.close()
+        self.backend.close()
+        await self.storage.close()
+        await self.uploader.close()
+
+
+class World:
+    """A job: batches, checkpoints, crashes."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        store: ObjectStore | None = None,
+        options: MaterializationOptions = EAGER,
+        table: str = "heap",
+        directory: Path | None = None,
+        partitions: int = 4,
+        inline_threshold: int = 600,
+        retained: int = 3,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.runtime = Runtime.seeded(seed, LoopClock())
+        self.memory = MemoryStore(clock=LoopClock())
+        self.store = store or self.memory
+        self.options = options
+        self.batching = BatchingOptions(inline_threshold=inline_threshold)
+        self.partitions = partitions
+        self.members: list[Member] = []
+        self.model: Model = {op: {} for op in OPERATORS}
+        self.models: dict[int, Model] = {}
+        self.completed: list[CompletedCheckpoint] = []
+        self.registry = SharedStateRegistry()
+        self.retained = retained
+        self.sequence = 0
+        self.attempt = 0
+        self.batch = 0
+        self.time_ms = 1_000_000
+        self.deleted: set[str] = set()
+        self.epoch = 1
+        self._table = table
+        self._directory = directory
+        self._tables = 0
+
+    def open_table(self, operator: str) -> StateTable:
+        self._tables += 1
+        directory = self._directory / f"table-{self._tables}" if self._directory else None
+        return open_table(self._table, directory)  # type: ignore[arg-type]
+
+    @property
+    def newest(self) -> CompletedCheckpoint | None:
+        return self.completed[-1] if self.completed else None
+
+    async def start(self, size: int, checkpoint: CompletedCheckpoint | None = None) -> list[RestoredTables]:
+        """Start TaskManagers, or replace all of them, from the newest or a given checkpoint."""
+        for member in self.members:
+            await member.close()
+        checkpoint = checkpoint or self.newest
+        self.members = [Member(self, range_of_partition(i, GROUPS, size)) for i in range(size)]
+        reports = []
+        for member in self.members:
+            restored = await restore_tables(
+                checkpoint,
+                self.store,
+                member.owned,
+                self.open_table,
+                self.runtime,
+                cache=member.backend.tracker.cache,
+                on_progress=lambda _: None,
+            )
+            member.backend.replace_tables(
+                restored.tables,
+                checkpoint.checkpoint_id if checkpoint else None,
+                member.owned,
+                bases=restored.bases,
+                registries={o.uid: o.registry for o in checkpoint.operators} if checkpoint else None,
+            )
+            reports.append(restored)
+        if checkpoint is not None:
+            self.completed = [c for c in self.completed if c.checkpoint_id <= checkpoint.checkpoint_id]
+            self.model = copy.deepcopy(self.models[checkpoint.checkpoint_id])
+            self.batch = checkpoint.batch_id + 1
+        return reports
+
+    def random_changes(self, count: int) -> dict[str, list[Change]]:
+        found: dict[str, list[Change]] = {}
+        for _ in range(count):
+            op = self.rng.choices((OP_PUT, OP_DELETE, OP_CLEAR), (8, 2, 1))[0]
+            state = self.rng.randrange(2)
+            key = self.rng.randbytes(1)
+            user_key = self.rng.randbytes(self.rng.randrange(2)) if state else b""
+            value = self.rng.randbytes(self.rng.randrange(40)) if op == OP_PUT else b""
+            group = key[0] % GROUPS
+            found.setdefault(self.rng.choice(OPERATORS), []).append(
+                (group, state, op, key, b"" if op == OP_CLEAR else user_key, value)
+            )
+        return found
+
+    def run_attempts(self, by_operator: dict[str, list[Change]], metadata: bytes = b"{}") -> dict[str, list[int]]:
+        """Run one attempt per partition of each operator and return their ids."""
+        parent = self.newest.checkpoint_id if self.newest else None
+        winners: dict[str, list[int]] = {}
+        for operator in OPERATORS:
+            for partition in range(self.partitions):
+                self.attempt += 1
+                winners.setdefault(operator, []).append(self.attempt)
+                for member in self.members:
+                    member.backend.open_attempt((operator, self.attempt), self.batch, parent, self.partitions)
+                    mine = [
+                        row
+                        for row in by_operator.get(operator, ())
+                        if partition_of(row[0], GROUPS, self.partitions) == partition and row[0] in member.owned
+                    ]
+                    if mine:
+                        member.backend.write((operator, self.attempt), partition, changes(*mine), metadata)
+        return winners
+
+    async def checkpoint(self, winners: dict[str, list[int]], *, commit: bool = True) -> CompletedCheckpoint | None:
+        """Make a checkpoint of some attempts; without ``commit`` it is aborted in the last moment."""
+        parts, seals = [], []
+        for member in self.members:
+            fields, payload = _contribution_to_wire(await member.backend.persist(winners))
+            part, names = part_from_wire(_through_msgpack(fields), memoryview(payload))
+            parts.append(part)
+            seals += names
+        self.sequence += 1
+        checkpoint, inlined = assemble(
+            self.newest,
+            parts,
+            sequence=self.sequence,
+            batch_id=self.batch,
+            query_id="query",
+            run_id="run",
+            max_parallelism=GROUPS,
+            created_at=0.0,
+            watermark_ms=None,
+            operators=[OperatorEntry(uid=op, parallelism=self.partitions, key_types="string") for op in OPERATORS],
+            generations=self.options.generations,
+        )
+        record = ManifestRecord(
+            kind="checkpoint",
+            sequence=self.sequence,
+            epoch=self.epoch,
+            put_id="p",
+            query_id="query",
+            created_at=0.0,
+            checkpoint=checkpoint,
+        )
+        data = encode_record(record, inlined)
+        assert decode_record(data, "m").checkpoint == checkpoint
+        if not commit:
+            for member in self.members:
+                member.backend.abort()
+            return None
+        await self.memory.put(manifest_name(self.sequence), data)
+        own = [s.handle for s in checkpoint.segments if s.segment[0] == manifest_name(self.sequence)]
+        located: dict[str, SegmentHandle] = dict(zip(seals, dict.fromkeys(own), strict=True))
+        for member in self.members:
+            member.backend.complete(checkpoint.checkpoint_id, winners, located, self.time_ms)
+        return checkpoint
+
+    def take(self, checkpoint: CompletedCheckpoint, applied: dict[str, list[Change]]) -> None:
+        """Make a checkpoint the newest one."""
+        for operator, rows in applied.items():
+            apply(self.model[operator], rows)
+        self.models[checkpoint.checkpoint_id] = copy.deepcopy(self.model)
+        self.completed.append(checkpoint)
+        self.registry.register(checkpoint.checkpoint_id, held(checkpoint))
+        self.batch += 1
+
+    async def subsume(self) -> None:
+        """Forget the oldest checkpoints, and delete what nobody needs any more."""
+        while len(self.completed) > self.retained:
+            await self.delete(self.registry.unregister(self.completed.pop(0).checkpoint_id))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        self.deleted.update(names)
+        await self.memory.delete(names)
+
+    async def batch_of(self, count: int, metadata: bytes = b"{}") -> CompletedCheckpoint:
+        """Run a batch that ends well."""
+        applied = self.random_changes(count)
+        checkpoint = await self.checkpoint(self.run_attempts(applied, metadata))
+        assert checkpoint is not None
+        self.take(checkpoint, applied)
+        await self.subsume()
+        return checkpoint
+
+    async def materialized(self) -> None:
+        """Wait until no materialization runs, nor is about to start by a timer."""
+        quiet = 0
+        for _ in range(4000):
+            quiet = quiet + 1 if all(member.manager.running is None for member in self.members) else 0
+            if quiet > 3:
+                return
+            await asyncio.sleep(0.0015)
+        raise AssertionError("a materialization does not end")
+
+    async def content_of(
+        self, checkpoint: CompletedCheckpoint, size: int = 1, on_progress: Callable[[Any], None] | None = None
+    ) -> Model:
+        """Return what a restore of a checkpoint into so many TaskManagers gives."""
+        found: Model = {op: {} for op in OPERATORS}
+        for index in range(size):
+            owned = range_of_partition(index, GROUPS, size)
+            told = on_progress or (lambda _: None)
+            restored = await restore_tables(
+                checkpoint, self.store, owned, self.open_table, self.runtime, on_progress=told
+            )
+            for operator, table in restored.tables.items():
+                assert set(table.key_groups()) <= set(owned)
+                snapshot = table.snapshot()
+                found[operator].update(content(snapshot, list(owned)))
+                snapshot.close()
+                table.close()
+        return found
+
+    async def check(self, checkpoint: CompletedCheckpoint, size: int = 1) -> None:
+        assert await self.content_of(checkpoint, size) == self.models[checkpoint.checkpoint_id], checkpoint
+
+    async def close(self) -> None:
+        for member in self.members:
+            await member.close()
+            assert member.storage.budget.used == 0, "bytes of the budget were not given back"
+
+
+def held(checkpoint: CompletedCheckpoint) -> list[str]:
+    return [*dict.fromkeys(referenced_objects(checkpoint)), manifest_name(checkpoint.checkpoint_id)]
+
+
+def apply(model: dict[tuple[int, int, bytes, bytes], bytes], rows: Sequence[Change]) -> None:
+    for group, state, op, key, user_key, value in rows:
+        if op == OP_PUT:
+            model[group, state, key, user_key] = value
+        elif op == OP_DELETE:
+            model.pop((group, state, key, user_key), None)
+        else:
+            for address in [a for a in model if a[:3] == (group, state, key)]:
+                del model[address]
+
+
+def _through_msgpack(fields: dict[str, Any]) -> dict[str, Any]:
+    import msgpack
+
+    return msgpack.unpackb(msgpack.packb(fields), raw=False, strict_map_key=False)

@@ -1,0 +1,398 @@
+"""A coordinator and TaskManagers in one event loop over one store, and tasks that speak the real protocol."""
+
+import asyncio
+import contextlib
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgpack
+import pyarrow as pa
+
+from dstl.changelog.change_set import OP_DELETE, OP_PUT
+from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.storage import StateChangelogStorage
+from dstl.changelog.upload.uploader import Uploader
+from dstl.checkpoint.attempt_register import ActiveRun
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
+from dstl.errors import DstlError
+from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
+from dstl.runtime import Runtime, SystemClock
+from dstl.store.base import ObjectStore
+from dstl.store.instrumented import InstrumentedStore
+from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.service import TaskManagerService
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.testing.table_changes import changes
+from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroupRange, partition_of, range_of_partition
+from materializer.restore.progress import ProgressListener
+from materializer.restore.restore import restore_tables
+from materializer.tables import HeapStateTable
+
+MAX_PARALLELISM = 128
+STATE = 1
+Model = dict[str, dict[bytes, bytes]]
+"""Values by operator and key: what the state should be."""
+
+
+def key_group(key: bytes) -> int:
+    return zlib.crc32(key) % MAX_PARALLELISM
+
+
+class TaskManager:
+    """One TaskManager, as ``python -m dstl.taskmanager`` builds it, but in this loop."""
+
+    materialization: MaterializationOptions | None = None
+    """When it materializes; None for never."""
+
+    def __init__(
+        self,
+        member_id: str,
+        store: ObjectStore,
+        secret: Secret,
+        seed: int,
+        upload: UploadOptions | None = None,
+        **batching: object,
+    ) -> None:
+        self.member_id = member_id
+        self.runtime = Runtime.seeded(seed, SystemClock())
+        self.store = InstrumentedStore(store)
+        self.backend: TaskManagerStateBackend | None = None
+        self._batching = BatchingOptions(persist_delay_s=0.0, **batching)
+        self._uploader = Uploader(
+            self.store,
+            runtime=self.runtime,
+            options=upload or UploadOptions(max_attempts=1, delete_grace_s=0.0),
+            hedging=HedgingOptions(enabled=False),
+        )
+        self.service = TaskManagerService(self._open_backend, self.store, self.runtime, secret)
+        self._secret = secret
+        self._lifeline: AsyncConnection | None = None
+
+    def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
+        names = SegmentNames(query_id, self.runtime.new_id(), self.runtime)
+        storage = StateChangelogStorage(
+            uploader=self._uploader, store=self.store, names=names, options=self._batching, runtime=self.runtime
+        )
+        self.backend = TaskManagerStateBackend(
+            storage, lambda _: HeapStateTable(), self.runtime, max_parallelism=MAX_PARALLELISM
+        )
+        if self.materialization is not None:
+            materialize(
+                self.backend,
+                uploader=self._uploader,
+                names=names,
+                store=self.store,
+                options=self.materialization,
+                runtime=self.runtime,
+            )
+        return self.backend
+
+    async def start(self, coordinator: Address) -> None:
+        address = Address("127.0.0.1", await self.service.server.listen_tcp("127.0.0.1"))
+        self._lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)
+        await self._lifeline.call("register", member=self.member_id, address=address.to_wire(), pid=1)
+
+    async def kill(self) -> None:
+        """End as a crash does: connections break, and nothing is told or tidied."""
+        await self.service.server.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
+        await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        await self.kill()
+        await self.service.close()
+        await self._uploader.close()
+
+
+@dataclass(frozen=True)
+class Who:
+    """What Spark tells a task."""
+
+    run: str
+    operator: str
+    batch: int
+    slot: int
+    attempt: int
+    stage: int = 1
+    query: str = "query-1"
+
+    def wire(self) -> dict[str, object]:
+        return {
+            "query": self.query,
+            "run": self.run,
+            "operator": self.operator,
+            "batch": self.batch,
+            "slot": self.slot,
+            "stage": self.stage,
+            "attempt": self.attempt,
+        }
+
+
+class Driver:
+    """One driver process: a coordinator, its TaskManagers, and the tasks that Spark would start."""
+
+    materialization: MaterializationOptions | None = None
+    """Its TaskManagers'; None for what they have themselves."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        seed: int,
+        operators: Mapping[str, int],
+        task_managers: int = 1,
+        max_parallelism: int = MAX_PARALLELISM,
+        checkpoints: CheckpointOptions | None = None,
+        replace: bool = True,
+        allow_non_restored_state: bool = False,
+        on_progress: ProgressListener | None = None,
+        fall_back: bool = False,
+        active_run: ActiveRun | None = None,
+        **batching: object,
+    ) -> None:
+        self.store = store
+        self.secret = Secret.generate()
+        self.operators = dict(operators)
+        self.reports: list[CheckpointReport | RestoreReport] = []
+        self.lost: list[str] = []
+        self.members: dict[str, TaskManager] = {}
+        self._size = task_managers
+        self._replace = replace
+        self._batching = batching
+        self._seed = seed
+        self._attempts = 0
+        self._started = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.service = CoordinatorService(
+            self.store,
+            Runtime.seeded(seed, SystemClock()),
+            self.secret,
+            options=checkpoints or CheckpointOptions(task_manager_timeout_s=5.0),
+            max_parallelism=max_parallelism,
+            task_managers=task_managers,
+            host="127.0.0.1",
+            merge_registries=lambda known, reported: {**known, **reported},
+            allow_non_restored_state=allow_non_restored_state,
+            fall_back=fall_back,
+            on_event=self.reports.append,
+            on_task_manager_lost=self._lost,
+            on_progress=on_progress,
+            active_run=active_run,
+        )
+
+    async def start(self) -> "Driver":
+        for uid, parallelism in self.operators.items():
+            self.service.expect(uid, parallelism, "string")
+        await self.service.start()
+        for _ in range(self._size):
+            await self._launch()
+        return self
+
+    async def close(self) -> None:
+        await self.service.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for member in self.members.values():
+            await member.close()
+
+    async def _launch(self) -> None:
+        self._started += 1
+        member = TaskManager(
+            f"tm-{self._started}", self.store, self.secret, self._seed * 1000 + self._started, **self._batching
+        )
+        if self.materialization is not None:
+            member.materialization = self.materialization
+        self.members[member.member_id] = member
+        await member.start(self.service.address)
+
+    def _lost(self, member_id: str) -> None:
+        self.lost.append(member_id)
+        if self._replace:
+            task = asyncio.get_running_loop().create_task(self._launch())
+            self._tasks.add(task)
+
+    @property
+    def checkpoints(self) -> list[CheckpointReport]:
+        return [report for report in self.reports if isinstance(report, CheckpointReport)]
+
+    @property
+    def restores(self) -> list[RestoreReport]:
+        return [report for report in self.reports if isinstance(report, RestoreReport)]
+
+    def who(self, run: str, operator: str, batch: int, slot: int, **more: object) -> Who:
+        self._attempts += 1
+        return Who(run, operator, batch, slot, self._attempts, **more)  # type: ignore[arg-type]
+
+    async def run_batch(self, run: str, batch: int, events: "Events", model: Model) -> None:
+        """Run all tasks of a batch side by side, as Spark does, and bring the model up to date.
+
+        Every task checks what it reads against the model before the batch. The first error of a task is raised, once
+        all have ended.
+        """
+        before = {uid: dict(values) for uid, values in model.items()}
+        tasks = [
+            self.task(self.who(run, uid, batch, slot), events.get(uid, {}), before.get(uid, {}))
+            for uid, parallelism in self.operators.items()
+            for slot in range(parallelism)
+        ]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        failed = [result for result in results if isinstance(result, BaseException)]
+        for result in failed:
+            if not isinstance(result, DstlError):
+                raise result
+        if failed:
+            raise failed[0]
+        for uid, written in events.items():
+            apply(model.setdefault(uid, {}), written)
+
+    async def task(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> str:
+        """Run one task to its end and return the decision on its acknowledgement."""
+        async with self.attempt(who, written, before) as attempt:
+            return await attempt.acknowledge()
+
+    @contextlib.asynccontextmanager
+    async def attempt(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> AsyncIterator["Attempt"]:
+        """Begin, read and write; the body acknowledges, or does not."""
+        parallelism = self.operators[who.operator]
+        mine = {
+            k: v for k, v in written.items() if partition_of(key_group(k), MAX_PARALLELISM, parallelism) == who.slot
+        }
+        async with contextlib.AsyncExitStack() as stack:
+            coordinator = await self._connect(stack, self.service.address)
+            begun, _ = await coordinator.call(
+                "begin", **who.wire(), pid=who.attempt, partition=who.slot if mine else None
+            )
+            attempt = Attempt(who, coordinator, begun, bool(mine))
+            for first, last, where in begun["assignments"]:
+                connection = await self._connect(stack, Address.from_wire(where))
+                owned = KeyGroupRange(first, last)
+                await connection.call(
+                    "open_attempt",
+                    operator=who.operator,
+                    attempt=who.attempt,
+                    batch=who.batch,
+                    parent=begun["parent"],
+                    parallelism=parallelism,
+                )
+                attempt.owners.append((owned, connection))
+            keys = sorted({*mine, *(k for k in before if _in(k, who.slot, parallelism))}, key=key_group)
+            assert await attempt.read(keys) == {k: before[k] for k in keys if k in before}, f"{who} read another state"
+            await attempt.write(mine)
+            yield attempt
+
+    async def _connect(self, stack: contextlib.AsyncExitStack, address: Address) -> AsyncConnection:
+        connection = await AsyncConnection.open(address, self.secret)
+        stack.callback(connection.close)
+        return connection
+
+
+@dataclass
+class Attempt:
+    """A task in the middle of its work."""
+
+    who: Who
+    coordinator: AsyncConnection
+    begun: dict[str, object]
+    has_rows: bool
+    owners: list[tuple[KeyGroupRange, AsyncConnection]] = field(default_factory=list)
+    digest: int = 0
+
+    async def read(self, keys: list[bytes]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for owned, connection in self.owners:
+            part = [key for key in keys if key_group(key) in owned]
+            if part:
+                _, payload = await connection.call(
+                    "fetch_many",
+                    msgpack.packb(([key_group(k) for k in part], part)),
+                    operator=self.who.operator,
+                    attempt=self.who.attempt,
+                    states=[STATE],
+                )
+                (values,) = msgpack.unpackb(payload)
+                found.update({k: v for k, v in zip(part, values, strict=True) if v is not None})
+        return found
+
+    async def write(self, written: "Written") -> None:
+        rows = [
+            (key_group(k), STATE, OP_DELETE if v is None else OP_PUT, k, b"", v or b"")
+            for k, v in sorted(written.items(), key=lambda item: key_group(item[0]))
+        ]
+        for owned, connection in self.owners:
+            part = [row for row in rows if row[0] in owned]
+            if part:
+                self.digest = zlib.crc32(repr(part).encode(), self.digest)
+                await connection.call(
+                    "write",
+                    ipc(changes(*part)),
+                    operator=self.who.operator,
+                    attempt=self.who.attempt,
+                    partition=self.who.slot,
+                    metadata=b"{}",
+                )
+
+    async def acknowledge(self, **other: object) -> str:
+        fields: dict[str, object] = {
+            **self.who.wire(),
+            "partition": self.who.slot if self.has_rows else None,
+            "digest": self.digest.to_bytes(4, "big") if self.has_rows else b"",
+            "event_time_ms": None,
+            "registry": {"states": []},
+        }
+        answer, _ = await self.coordinator.call("acknowledge", **{**fields, **other})
+        return str(answer["decision"])
+
+
+Written = Mapping[bytes, bytes | None]
+Events = Mapping[str, Written]
+"""By operator, what a batch writes: a value, or None for a deletion."""
+
+
+def apply(values: dict[bytes, bytes], written: Written) -> None:
+    for key, value in written.items():
+        if value is None:
+            values.pop(key, None)
+        else:
+            values[key] = value
+
+
+def ipc(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+async def retained(store: ObjectStore) -> list[CompletedCheckpoint]:
+    return await ManifestLog(store, Runtime.seeded(1, SystemClock())).checkpoints()
+
+
+async def state_of(checkpoint: CompletedCheckpoint | None, store: ObjectStore) -> Model:
+    """Return what a restore of a checkpoint gives: everything of every operator."""
+    owned = KeyGroupRange.all(MAX_PARALLELISM)
+    restored = await restore_tables(
+        checkpoint, store, owned, lambda _: HeapStateTable(), Runtime.seeded(1, SystemClock())
+    )
+    return {uid: dict(_entries(table)) for uid, table in restored.tables.items()}
+
+
+def _entries(table: HeapStateTable) -> Iterator[tuple[bytes, bytes]]:
+    for group in table.key_groups():
+        for entry in table.scan(STATE, group, limit=1 << 20):
+            yield entry.key, entry.value
+
+
+def _in(key: bytes, slot: int, parallelism: int) -> bool:
+    return key_group(key) in range_of_partition(slot, MAX_PARALLELISM, parallelism)
+
+
+def without_empty(model: Model) -> Model:
+    return {uid: values for uid, values in model.items() if values}
