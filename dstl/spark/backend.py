@@ -48,15 +48,14 @@ from dstl.spark.arguments import choice, count_within, shown
 from dstl.spark.failure_log import log_failures
 from dstl.spark.fleet_launcher import FleetLauncher
 from dstl.spark.key_groups import partition_column
-from dstl.spark.operator import OperatorDefinition
 from dstl.spark.processor_operators import ProcessorOperators
 from dstl.spark.query_plan import mark_of
 from dstl.spark.query_start import watch_queries
 from dstl.spark.savepoints import SavepointMaker, start_from_savepoint
 from dstl.spark.state_frame import state_rows
 from dstl.spark.task import OperatorTask
+from dstl.spark.task_definition import TaskDefinition
 from dstl.spark.vectorised_operators import VectorisedOperators
-from dstl.spark.vectorised_task import VectorisedDefinition
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory, open_store
 from dstl.store.probe import probe
@@ -398,19 +397,19 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             )
         return uid, partitions
 
-    def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
+    def _add(self, definition: TaskDefinition) -> None:
         self._loop.run(self._expect(definition))
         self._operators.append(definition.uid)
         self._launcher.start()
 
-    def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
+    def _placed(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
         task = OperatorTask(definition, self._service.address, self._secret, self._host)
         partition = partition_column(self.max_parallelism, definition.parallelism)
         log_failures(keyed.sparkSession)
         watch_queries(mark_of(keyed, definition.uid), self, definition.uid)
         return keyed.repartitionById(definition.parallelism, partition).mapInArrow(task, definition.output)
 
-    async def _expect(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
+    async def _expect(self, definition: TaskDefinition) -> None:
         self._service.expect(
             definition.uid,
             definition.parallelism,

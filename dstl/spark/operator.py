@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import get_args
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +16,7 @@ from dstl.errors import Invalid, UserCodeError
 from dstl.spark.arguments import check_ships, choice, shown
 from dstl.spark.grouping import grouped
 from dstl.spark.input_checks import check_input, check_names
+from dstl.spark.task_definition import TaskDefinition
 from dstl.state.codec.ddl import schema_of
 from dstl.state.frames.row_writer import carried
 from dstl.state.handle import TimeMode
@@ -31,40 +32,22 @@ _BATCH_OUTPUT_MODES = (*_OUTPUT_MODES, "complete")
 _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 
-@dataclass(frozen=True)
-class OperatorDefinition:
-    """One stateful operator.
+@dataclass(frozen=True, kw_only=True)
+class OperatorDefinition(TaskDefinition):
+    """An operator that runs a ``StatefulProcessor``.
 
     Attributes:
-        uid: Its name, stable over restarts.
-        by: Grouping columns.
         processor: The user's processor; each task works on its own copy.
-        input_schema: Columns of the input.
-        key_schema: The grouping columns' types.
-        output: Columns of the output.
         style: ``row`` or ``pandas``.
         time_mode: PySpark's name of it.
-        parallelism: Partitions.
-        max_parallelism: Key groups.
-        event_time: The event-time column and its watermark's delay in milliseconds; None without one, or timers.
         timezone: The session's time zone, which Spark shows timestamps in.
-        has_initial_state: Rows of initial state are among those of the first batch.
         frames: How large the frames of a pandas-style processor's input are.
     """
 
-    uid: str
-    by: tuple[str, ...]
     processor: StatefulProcessor
-    input_schema: StructType
-    key_schema: StructType
-    output: StructType
     style: Style
     time_mode: str
-    parallelism: int
-    max_parallelism: int
-    event_time: tuple[str, int] | None
     timezone: str
-    has_initial_state: bool = False
     frames: FrameLimits = field(default_factory=FrameLimits)
 
     @property
@@ -77,34 +60,21 @@ class OperatorDefinition:
         """True in the time modes that have timers."""
         return TimeMode.parse(self.time_mode) is not TimeMode.NONE
 
-    @property
-    def key_types(self) -> str:
-        """The grouping columns' Spark types, joined by commas."""
-        return ",".join(field.dataType.simpleString() for field in self.key_schema.fields)
-
-    def with_processor(self, processor: StatefulProcessor) -> OperatorDefinition:
-        """Return the same operator with another processor object: a task's own copy."""
-        return replace(self, processor=processor)
-
-    def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the operator's states, given those of its checkpoint: what every task of a run is told.
-
-        The processor's ``init`` runs for it, on a copy, so that each run of the query adds and deletes states once.
+    def declare(self, registry: StateRegistry) -> StateRegistry:
+        """Return the registry with the states that the processor's ``init`` declares and deletes, on a copy of it.
 
         Raises:
             UserCodeError: A state cannot follow the stored one; names both schemas.
         """
-        registry = StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)
-        processor = copy.deepcopy(self.processor)
-        return discover_states(processor, registry, self.time_mode, self.uid).to_wire()
+        return discover_states(copy.deepcopy(self.processor), registry, self.time_mode, self.uid)
 
-    def gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return a task's rows as its runner takes them: those of one key together."""
+    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows, those of one key together."""
         return grouped(batches, self.by)
 
     def task_runner(self, registry: StateRegistry) -> ProcessorRunner:
-        """Return what runs one task, on a processor object of its own."""
-        return self.with_processor(copy.deepcopy(self.processor)).runner(registry)
+        """Return the runner of one task, with a processor object of its own."""
+        return replace(self, processor=copy.deepcopy(self.processor)).runner(registry)
 
     def runner(self, registry: StateRegistry) -> ProcessorRunner:
         """Return what runs the processor in one task.

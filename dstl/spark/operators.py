@@ -7,8 +7,7 @@ from abc import abstractmethod
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dstl.spark.operator import OperatorDefinition
-from dstl.spark.vectorised_task import VectorisedDefinition
+from dstl.spark.task_definition import TaskDefinition
 
 __all__ = ["Operators", "observed"]
 
@@ -31,11 +30,11 @@ class Operators:
         """Return the name and the parallelism of the operator that is being defined, checked."""
 
     @abstractmethod
-    def _add(self, definition: OperatorDefinition | VectorisedDefinition) -> None:
+    def _add(self, definition: TaskDefinition) -> None:
         """Expect the operator's tasks."""
 
     @abstractmethod
-    def _placed(self, keyed: DataFrame, definition: OperatorDefinition | VectorisedDefinition) -> DataFrame:
+    def _placed(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
         """Bring the rows to their partitions and run the operator's tasks there."""
 
 

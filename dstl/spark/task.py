@@ -23,8 +23,7 @@ from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
 from dstl.spark.grouping import initial_first, take_marks
 from dstl.spark.key_groups import KEY_GROUP_COLUMN
-from dstl.spark.operator import OperatorDefinition
-from dstl.spark.vectorised_task import VectorisedDefinition
+from dstl.spark.task_definition import TaskDefinition
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.taskmanager.launcher import Invitation, launch_detached
@@ -52,7 +51,7 @@ class OperatorTask:
         host: The host that tasks run on, where it is known; None on a cluster, where the executor says it.
     """
 
-    definition: OperatorDefinition | VectorisedDefinition
+    definition: TaskDefinition
     coordinator: Address
     secret: Secret
     host: str | None = None
@@ -74,7 +73,7 @@ class OperatorTask:
             partition, received = take_marks(received)
         if definition.has_initial_state:
             received = initial_first(received)
-        rows = definition.gathered(received)
+        rows = definition.arrange(received)
         first = next(rows, None)
         if partition is None:
             partition = self._partition_of(first)
@@ -152,7 +151,7 @@ class OperatorTask:
         return state
 
 
-def _registry(definition: OperatorDefinition | VectorisedDefinition, known: dict[str, Any] | None) -> StateRegistry:
+def _registry(definition: TaskDefinition, known: dict[str, Any] | None) -> StateRegistry:
     return StateRegistry.from_wire(known, settled=True) if known else StateRegistry(definition.key_schema)
 
 

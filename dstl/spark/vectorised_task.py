@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -14,6 +13,7 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid
 from dstl.spark.arguments import check_ships, shown
 from dstl.spark.input_checks import check_input, check_names, check_no_event_time_windows
+from dstl.spark.task_definition import TaskDefinition
 from dstl.state.codec.ddl import schema_of
 from dstl.state.frames.row_writer import carried
 from dstl.state.registry import StateRegistry
@@ -30,63 +30,28 @@ from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
 __all__ = ["VectorisedDefinition", "define_aggregate", "define_map_states"]
 
 
-@dataclass(frozen=True)
-class VectorisedDefinition:
-    """One vectorised operator; what a task asks of it is what it asks of an ``OperatorDefinition``.
+@dataclass(frozen=True, kw_only=True)
+class VectorisedDefinition(TaskDefinition):
+    """An operator that runs a function over whole columns.
 
     Attributes:
-        uid: Its name, stable over restarts.
-        by: Grouping columns.
         function: What it does.
-        input_schema: The columns of the input that it needs.
-        key_schema: The grouping columns' types.
-        parallelism: Partitions.
-        max_parallelism: Key groups.
         ttl_ms: Milliseconds that a state lives without being written; 0 for ever.
     """
 
-    uid: str
-    by: tuple[str, ...]
     function: KeyedFunction
-    input_schema: StructType
-    key_schema: StructType
-    parallelism: int
-    max_parallelism: int
     ttl_ms: int = 0
 
-    needs_marks: ClassVar[bool] = False
-    has_initial_state: ClassVar[bool] = False
-    event_time: ClassVar[tuple[str, int] | None] = None
+    def declare(self, registry: StateRegistry) -> StateRegistry:
+        """Return the registry with the function's state."""
+        return self.task_runner(registry).registry
 
-    @property
-    def output(self) -> StructType:
-        """Columns of the output."""
-        return self.function.output_schema
-
-    @property
-    def key_types(self) -> str:
-        """The grouping columns' Spark types, joined by commas."""
-        return ",".join(field.dataType.simpleString() for field in self.key_schema.fields)
-
-    def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the operator's state, given that of its checkpoint: what every task of a run is told.
-
-        Raises:
-            Invalid: The state cannot follow the stored one; names both schemas.
-        """
-        registry = StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)
-        return self.task_runner(registry).registry.to_wire()
-
-    def gathered(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return a task's rows as its runner takes them: in any order."""
+    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows as they came."""
         return (batch for batch in batches if batch.num_rows)
 
     def task_runner(self, registry: StateRegistry) -> VectorisedRunner:
-        """Return what runs the operator in one task.
-
-        Raises:
-            Invalid: A type that is not supported.
-        """
+        """Return the runner of one task."""
         return VectorisedRunner(
             self.function,
             operator=self.uid,
@@ -196,6 +161,7 @@ def _checked(
         function=function,
         input_schema=input_schema,
         key_schema=keys,
+        output=function.output_schema,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
         ttl_ms=ttl_ms or 0,

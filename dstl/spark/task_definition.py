@@ -1,0 +1,107 @@
+"""The part of an operator's definition that its tasks and the coordinator ask for, whatever kind of operator it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from dstl.state.processor_runner import TaskInput
+from dstl.state.registry import StateRegistry
+
+__all__ = ["TaskDefinition", "TaskRunner"]
+
+
+class TaskRunner(Protocol):
+    """Runs one task of an operator, once.
+
+    Attributes:
+        registry: The operator's states.
+    """
+
+    registry: StateRegistry
+
+    @property
+    def max_event_time_ms(self) -> int | None:
+        """Latest event time of the input so far, milliseconds since 1970; None without one."""
+        ...
+
+    @property
+    def late_rows(self) -> int:
+        """Rows dropped because they were at or before the watermark."""
+        ...
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput, /) -> Iterator[pa.RecordBatch]:
+        """Process one batch of one partition and yield its output.
+
+        Raises:
+            UserCodeError: The user's code raised.
+            DstlError: Prior state cannot be read, or changes not sent.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskDefinition(ABC):
+    """One stateful operator: checked when the query is defined, pickled into every task.
+
+    Attributes:
+        uid: Its name, stable over restarts.
+        by: Grouping columns.
+        input_schema: The columns of the input that it needs.
+        key_schema: The grouping columns' types.
+        output: Columns of the output.
+        parallelism: Partitions.
+        max_parallelism: Key groups.
+        event_time: The event-time column and its watermark's delay in milliseconds; None without one, or timers.
+        has_initial_state: Rows of initial state are among those of the first batch.
+    """
+
+    uid: str
+    by: tuple[str, ...]
+    input_schema: StructType
+    key_schema: StructType
+    output: StructType
+    parallelism: int
+    max_parallelism: int
+    event_time: tuple[str, int] | None = None
+    has_initial_state: bool = False
+
+    @property
+    def key_types(self) -> str:
+        """The grouping columns' Spark types, joined by commas."""
+        return ",".join(field.dataType.simpleString() for field in self.key_schema.fields)
+
+    @property
+    def needs_marks(self) -> bool:
+        """True where a task must know its partition even without rows."""
+        return self.has_initial_state
+
+    def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the operator's states, given those of its checkpoint: what every task of a run is told.
+
+        Raises:
+            Invalid: A state cannot follow the stored one; names both schemas.
+            UserCodeError: The user's code raised.
+        """
+        return self.declare(StateRegistry.from_wire(dict(known)) if known else StateRegistry(self.key_schema)).to_wire()
+
+    @abstractmethod
+    def declare(self, registry: StateRegistry) -> StateRegistry:
+        """Return the registry with the states that the operator declares."""
+
+    @abstractmethod
+    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows in the order in which its runner takes them."""
+
+    @abstractmethod
+    def task_runner(self, registry: StateRegistry) -> TaskRunner:
+        """Return the runner of one task.
+
+        Raises:
+            Invalid: A type that is not supported.
+        """
