@@ -1,4 +1,4 @@
-"""Giving a TaskManager's state backend its materialization manager."""
+"""The part of a TaskManager's resources that background work may take: bytes of the log's budget, and deletions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import DstlError
 from dstl.metrics import NullRecorder, Recorder
-from dstl.options import MaterializationOptions
-from dstl.runtime import Clock, Runtime
+from dstl.runtime import Clock
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
-from materializer.bases.base_cache import BaseCache
-from materializer.manager import PeriodicMaterializationManager
-from materializer.materialization import BaseWriter
 
-__all__ = ["BackgroundShare", "Discarder", "materialize"]
+__all__ = ["BackgroundShare", "Discarder"]
 
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0
@@ -92,39 +85,3 @@ class BackgroundShare:
                 yield
         finally:
             self._held -= nbytes
-
-
-def materialize(
-    backend: TaskManagerStateBackend,
-    *,
-    uploader: Uploader,
-    names: SegmentNames,
-    store: ObjectStore,
-    options: MaterializationOptions,
-    runtime: Runtime,
-    recorder: Recorder = NullRecorder(),
-) -> PeriodicMaterializationManager:
-    """Materialize a backend's tables from now on; the backend closes what this starts.
-
-    Args:
-        backend: The state.
-        uploader: The log's own.
-        names: The log's own.
-        store: The same location, for deletions.
-        options: When, and how.
-        runtime: Clock and jitter.
-        recorder: See :class:`PeriodicMaterializationManager` and :class:`BaseCache`.
-    """
-    cache = BaseCache.of(options, store.location, recorder)
-    backend.tracker.cache, backend.tracker.recorder = cache, recorder
-    writer = BaseWriter(
-        uploader=uploader,
-        names=names,
-        reserve=BackgroundShare(backend.storage, runtime.clock).reserve,
-        discard=Discarder(store, recorder),
-        options=options,
-        cache=cache,
-    )
-    manager = PeriodicMaterializationManager(backend, writer, options=options, runtime=runtime, recorder=recorder)
-    backend.tracker.attach(manager, options.generations)
-    return manager

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
-from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
-from dstl.errors import CorruptData, DstlError, Invalid, Unavailable, shown
+from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.handshake import Role
 from dstl.runtime import Runtime, system_runtime
-from dstl.store import open_store, shard_names
+from dstl.store import open_store
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation
-from dstl.taskmanager.materializing import materialize
-from dstl.taskmanager.service import TaskManagerService
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
-from handles.operator_uid import is_operator_uid
+from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from materializer.scratch_directory import ScratchDirectory, sweep_scratch_directories
-from materializer.tables import open_table
 from materializer.thread_call import call_in_thread
 
-__all__ = ["SWITCH_INTERVAL_S", "run", "table_directory"]
+__all__ = ["SWITCH_INTERVAL_S", "run"]
 
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
@@ -131,74 +122,27 @@ async def _answer(lifeline: AsyncConnection, method: str, **fields: Any) -> tupl
         raise Unavailable(f"the coordinator at {lifeline.address} does not answer {method}") from None
 
 
-def table_directory(parent: Path, operator: str, number: int) -> Path:
-    """Return where a table of an operator lies: a directory of its own in ``parent``.
-
-    Raises:
-        CorruptData: No operator can be called so.
-    """
-    path = parent / f"{operator}-{number}"
-    if not is_operator_uid(operator) or path.parent != parent:
-        raise CorruptData(f"{shown(operator)} is no operator's name: the checkpoint was not written by DSTL")
-    return path
-
-
 @asynccontextmanager
 async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: Runtime) -> AsyncIterator[Address]:
     """Serve state, and yield where."""
     recorder = MemoryRecorder()
-    store = InstrumentedStore(open_store(config.location, config.s3), recorder=recorder)
-    hedge_store = InstrumentedStore(open_store(config.location, config.s3), recorder=recorder)
-    uploader = Uploader(
-        store,
-        runtime=runtime,
-        options=config.upload,
-        hedging=config.hedging,
-        recorder=recorder,
-        hedge_store=hedge_store,
-    )
+    stores = [InstrumentedStore(open_store(config.location, config.s3), recorder=recorder) for _ in range(2)]
     await call_in_thread(sweep_scratch_directories)
     scratch = ScratchDirectory()
-    directory = scratch.path
-    tables = itertools.count()
-
-    def open_backend(query_id: str) -> TaskManagerStateBackend:
-        names = SegmentNames(query_id, runtime.new_id(), runtime, shard_names(store))
-        storage = StateChangelogStorage(
-            uploader=uploader,
-            store=store,
-            names=names,
-            options=config.batching,
-            runtime=runtime,
-            recorder=recorder,
-        )
-        backend = TaskManagerStateBackend(
-            storage,
-            # Each table lies in a directory of its own: a restored one is opened while its predecessor is still there.
-            lambda operator: open_table(config.table, table_directory(directory / "tables", operator, next(tables))),
-            runtime,
-            max_parallelism=config.max_parallelism,
-        )
-        materialize(
-            backend,
-            uploader=uploader,
-            names=names,
-            store=store,
-            options=config.materialization,
-            runtime=runtime,
-            recorder=recorder,
-        )
-        return backend
-
-    service = TaskManagerService(open_backend, store, runtime, invitation.secret)
+    task_manager = TaskManager(
+        config,
+        Components(store=stores[0], hedge_store=stores[1], runtime=runtime, recorder=recorder),
+        open_table=table_opener(config.table, scratch.path / "tables"),
+        secret=invitation.secret,
+    )
+    server = task_manager.service.server
     try:
-        socket_path = str(directory / "socket")
-        await service.server.listen_unix(socket_path)
-        port = await service.server.listen_tcp(invitation.host) if invitation.listen_tcp else 0
+        socket_path = str(scratch.path / "socket")
+        await server.listen_unix(socket_path)
+        port = await server.listen_tcp(invitation.host) if invitation.listen_tcp else 0
         yield Address(invitation.host, port, socket_path)
     finally:
-        await service.close()
-        await uploader.close()
-        await store.close()
-        await hedge_store.close()
+        await task_manager.close()
+        for store in stores:
+            await store.close()
         scratch.close()

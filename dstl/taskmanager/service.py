@@ -97,16 +97,6 @@ class TaskManagerService:
             raise Unavailable("this TaskManager serves no query yet: its coordinator has not prepared it")
         return self._claimed
 
-    async def close(self) -> None:
-        """Stop serving and drop what no checkpoint has. Idempotent."""
-        await self.server.close()
-        if self._claimed is not None:
-            if self._claimed.tracker.manager is not None:
-                await self._claimed.tracker.manager.close()
-            self._claimed.close()
-            await self._claimed.storage.close()
-            self._claimed = None
-
     async def _open_attempt(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
         backend = self._backend
         backend.open_attempt(_key(call), int(call["batch"]), call["parent"], int(call["parallelism"]))

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Fenced
 from dstl.options import CheckpointOptions
+from dstl.rpc.protocol import Secret
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.spark import ConcurrentUpdate
-from dstl.testing.simulation.taskmanager import TaskManagerActor, TaskManagerOptions
+from dstl.testing.simulation.taskmanager import TaskManagerActor
 from dstl.testing.simulation.worker import TaskSpec, Worker
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ class DriverOptions:
     operators: tuple[str, ...]
     parallelism: int
     task_managers: int
+    secret: Secret
     checkpoints: CheckpointOptions
-    task_manager: TaskManagerOptions
+    task_manager: TaskManagerConfig
     together: bool
     commit_attempts: int
 
@@ -85,7 +88,7 @@ class DriverActor:
         self.service = CoordinatorService(
             store,
             runtime,
-            options.task_manager.secret,
+            options.secret,
             options=options.checkpoints,
             max_parallelism=options.task_manager.max_parallelism,
             task_managers=options.task_managers,
@@ -297,7 +300,7 @@ class DriverActor:
         assert self.service is not None
         process = self._world.process(f"{self.process.name}.worker-{self._started_workers}")
         process.on_death.append(partial(self._worker_died, process))
-        worker = Worker(self._world, process, self.service.address, self.options.task_manager.secret)
+        worker = Worker(self._world, process, self.service.address, self.options.secret)
         self.workers.append(worker)
         return worker
 
@@ -311,7 +314,7 @@ class DriverActor:
         self._members += 1
         member_id = f"{self.process.name}.tm-{self._members}"
         process = self._world.process(member_id)
-        actor = TaskManagerActor(self._world, process, member_id, self.options.task_manager)
+        actor = TaskManagerActor(self._world, process, member_id, self.options.task_manager, self.options.secret)
         self.task_managers[member_id] = actor
         assert self.service is not None
         coordinator = self.service.address

@@ -19,6 +19,7 @@ from dstl.options import (
 )
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.testing.simulation.audit import Auditor
 from dstl.testing.simulation.driver import DriverActor, DriverOptions
 from dstl.testing.simulation.faults import FaultKind, FaultPlan, draw_plan
@@ -26,7 +27,6 @@ from dstl.testing.simulation.network import Network, NetworkLoop
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.spark import QueryLogs
 from dstl.testing.simulation.store import SimulatedStore
-from dstl.testing.simulation.taskmanager import TaskManagerOptions
 
 __all__ = ["World"]
 
@@ -135,6 +135,7 @@ class World:
             operators=self.operators,
             parallelism=rng.randrange(1, 4) * (_MANY // 3 if self.is_crowded else 1),
             task_managers=rng.choice((1, 1, 2, 3)),
+            secret=_SECRET,
             checkpoints=self._options[0],
             task_manager=self._options[1],
             together=rng.random() < 0.5,
@@ -162,7 +163,7 @@ class World:
         process.fuse = self._rng.randrange(most_steps)
         process.on_fuse = action
 
-    def _draw_options(self, rng: random.Random) -> tuple[CheckpointOptions, TaskManagerOptions]:
+    def _draw_options(self, rng: random.Random) -> tuple[CheckpointOptions, TaskManagerConfig]:
         batching = BatchingOptions(
             persist_delay_s=rng.choice((0.0, 0.010)),
             persist_size_threshold=rng.choice((500, 10 << 20)),
@@ -197,9 +198,15 @@ class World:
             min_live_share=rng.choice((0.0, 0.5, 0.9)),
             publish_within_s=rng.choice((1.0, 30.0)),
         )
-        return checkpoints, TaskManagerOptions(
-            _SECRET, self.logs.max_parallelism, batching, upload, hedging, materialization
+        config = TaskManagerConfig(
+            "sim://",
+            max_parallelism=self.logs.max_parallelism,
+            batching=batching,
+            upload=upload,
+            hedging=hedging,
+            materialization=materialization,
         )
+        return checkpoints, config
 
     def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.check.process_error(str(context.get("message")), context.get("exception"))
