@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from dstl.checkpoint.patience import Patience
 from dstl.errors import DstlError, ObjectExists, OutcomeUnknown, Unavailable
 from dstl.store.base import ObjectStore
+from dstl.store.patience import Patience
 
 __all__ = ["PutOnce", "or_unknown"]
 

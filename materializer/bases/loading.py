@@ -14,13 +14,13 @@ import pyarrow as pa
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.store.patience import Patience
 from handles.base_generations import Generations
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import KeyGroupBase
 from materializer.bases.key_group_file import open_key_group
 from materializer.bases.source import BaseSource
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
-from materializer.repeated_read import repeated
 from materializer.tables import RocksDBStateTable, RocksDBTableSnapshot, StateTable
 from materializer.thread_call import call_in_thread
 
@@ -287,7 +287,7 @@ async def _fetched(fetch: _Fetch, source: BaseSource, room: _DecodedAhead) -> Ma
         return await call_in_thread(_parts, fetch, await source.get(fetch.bases[0], fetch.start, fetch.stop), room)
 
     try:
-        return await repeated(read, source.runtime)
+        return await Patience(source.runtime).read(read)
     except (CorruptData, MissingState) as error:
         if len(fetch.bases) == 1:
             return {fetch.bases[0].key_group: error}

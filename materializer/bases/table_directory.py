@@ -15,11 +15,11 @@ import google_crc32c
 from dstl.errors import CorruptData, MissingState, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ByteRange, ObjectStore
+from dstl.store.patience import Patience
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
-from materializer.repeated_read import repeated
 from materializer.scratch_directory import ScratchDirectory
 from materializer.tables import RocksDBTableSnapshot, SnapshotFile
 from materializer.thread_call import call_in_thread
@@ -210,7 +210,7 @@ class FileBases:
             return data
 
         try:
-            return await repeated(read, self._runtime)
+            return await Patience(self._runtime).read(read)
         except (CorruptData, MissingState) as error:
             raise UnusableObject(file.name, str(error)) from error
 
@@ -222,7 +222,7 @@ class FileBases:
             return data
 
         try:
-            return await repeated(read, self._runtime)
+            return await Patience(self._runtime).read(read)
         except (CorruptData, MissingState) as error:
             raise UnusableObject(name, str(error)) from error
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from dstl.changelog.segment.reader import Changes, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.store.patience import Patience
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.sequence_number import SequenceNumberRange
-from materializer.repeated_read import repeated
 
 __all__ = ["ReplayAfter", "ReplayStep", "replay_steps", "replayed"]
 
@@ -158,4 +158,4 @@ async def _load(
                 found.append(each)
         return found
 
-    return await repeated(read, runtime)
+    return await Patience(runtime).read(read)

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from dstl.checkpoint.manifest.format import MANIFESTS, ManifestRecord, decode_record, manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.scan import ManifestScan
-from dstl.checkpoint.patience import Patience
 from dstl.errors import CorruptData, DstlError, Invalid, ObjectNotFound, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.patience import Patience
 from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["ATTEMPTS", "ManifestReader"]

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from dstl.checkpoint.patience import Patience
 from dstl.checkpoint.put_once import PutOnce
 from dstl.checkpoint.savepoint.format import (
     SAVEPOINTS,
@@ -21,6 +20,7 @@ from dstl.checkpoint.savepoint.format import (
 from dstl.errors import MissingState, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.patience import Patience
 
 __all__ = ["SavepointObjects"]
 

@@ -26,11 +26,11 @@ from dstl.checkpoint.upkeep.object_checks import (
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.patience import Patience
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
 from handles.materialized_handle import MaterializedStateHandle, TableFile
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
-from materializer.repeated_read import repeated
 
 __all__ = ["LocationVerification", "Problem", "verify_location"]
 
@@ -205,7 +205,7 @@ async def _run(
         nonlocal done
         async with turn:
             try:
-                await repeated(check.work, runtime)
+                await Patience(runtime).read(check.work)
             except (CorruptData, Invalid, MissingState) as error:
                 checkpoints = needed_by.get(check.name, ())
                 problem = _problem(check.name, checkpoints, error)

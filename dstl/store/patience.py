@@ -1,4 +1,4 @@
-"""How long a store that does not answer is waited for: attempts, and growing pauses with jitter between them."""
+"""Attempts at a store that does not answer, with growing pauses between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from dstl.errors import Unavailable
+from dstl.errors import CorruptData, Unavailable
 from dstl.runtime import Runtime
 
 __all__ = ["Patience"]
@@ -29,7 +29,7 @@ class Patience:
         attempts: As given; for writers, whose attempts are not all alike.
     """
 
-    def __init__(self, runtime: Runtime, *, attempts: int, longest_s: float) -> None:
+    def __init__(self, runtime: Runtime, *, attempts: int = 6, longest_s: float = 2.0) -> None:
         self.attempts = attempts
         self._runtime = runtime
         self._longest_s = longest_s
@@ -46,6 +46,26 @@ class Patience:
             except Unavailable as error:
                 _log.warning("%s: %s", what, error)
                 await self.pause(attempt)
+        return await call()
+
+    async def read(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a read that checks what it returns, once also where it found damage, which may be the network's.
+
+        Raises:
+            Unavailable: It was, at every attempt.
+            CorruptData: Damage was found twice, so it is in the store.
+        """
+        damaged = False
+        for attempt in range(1, self.attempts):
+            try:
+                return await call()
+            except CorruptData:
+                if damaged:
+                    raise
+                damaged = True
+            except Unavailable:
+                pass
+            await self.pause(attempt)
         return await call()
 
     async def pause(self, attempt: int) -> None:
