@@ -21,30 +21,27 @@ import pyarrow as pa
 from bench._figures import add_json
 from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
-from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
 from dstl.checkpoint.fleet.task_manager_part import part_from_wire
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.metrics import MemoryRecorder
-from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.options import MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.local import LocalStore
-from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.process import SWITCH_INTERVAL_S
 from dstl.taskmanager.service import _contribution_to_wire
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.taskmanager.task_manager import Components, QueryState, table_opener
 from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 from handles.shared_state_registry import SharedStateRegistry
 from materializer.restore.restore import restore_tables
-from materializer.tables import StateTable, TableKind, open_table
+from materializer.tables import TableKind
 
 GROUPS = 128
 OPERATOR = "bench"
@@ -101,41 +98,17 @@ class StateJob:
         self.options = options
         self.value_bytes = value_bytes
         self.rng = np.random.default_rng(seed)
-        self.directory = directory
-        self._table: TableKind = table
-        self._tables = 0
-        self.uploader = Uploader(
-            self.store, runtime=self.runtime, options=UploadOptions(), hedging=HedgingOptions(), recorder=self.recorder
-        )
-        names = SegmentNames("bench", self.runtime.new_id(), self.runtime)
-        self.storage = StateChangelogStorage(
-            uploader=self.uploader,
-            store=self.store,
-            names=names,
-            options=BatchingOptions(),
-            runtime=self.runtime,
-            recorder=self.recorder,
-        )
-        self.backend = TaskManagerStateBackend(self.storage, self.open_table, self.runtime, max_parallelism=GROUPS)
-        self.manager = materialize(
-            self.backend,
-            uploader=self.uploader,
-            names=names,
-            store=self.store,
-            options=options,
-            runtime=self.runtime,
-            recorder=self.recorder,
-        )
+        self.open_table = table_opener(table, directory)
+        config = TaskManagerConfig(store.location, table, GROUPS, materialization=options)
+        components = Components(store=self.store, runtime=self.runtime, recorder=self.recorder)
+        self._state = QueryState(config, components, self.open_table, "bench")
+        self.storage, self.backend = self._state.changelog.storage, self._state.backend
+        self.manager = self._state.manager
         self.log = ManifestLog(self.store, self.runtime)
         self.registry = SharedStateRegistry()
         self.completed: list[CompletedCheckpoint] = []
         self._retained = retained
         self._attempt = 0
-
-    def open_table(self, operator: str) -> StateTable:
-        """An empty table in a directory of its own."""
-        self._tables += 1
-        return open_table(self._table, self.directory / f"table-{self._tables}")
 
     @property
     def newest(self) -> CompletedCheckpoint | None:
@@ -158,10 +131,7 @@ class StateJob:
 
     async def close(self) -> None:
         """End everything, tables included."""
-        await self.manager.close()
-        self.backend.close()
-        await self.storage.close()
-        await self.uploader.close()
+        await self._state.close()
         await self.store.close()
 
     async def batch(self, puts: np.ndarray[Any, Any], deletes: np.ndarray[Any, Any] | None = None) -> BatchTimes:

@@ -33,13 +33,12 @@ import pyarrow as pa
 from bench._figures import add_json, print_figures
 from bench._flink_append import FlinkAppend
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
-from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.reader import SegmentReader
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
-from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
+from dstl.options import BatchingOptions
 from dstl.runtime import system_runtime
 from dstl.store.local import LocalStore
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 
@@ -81,29 +80,20 @@ def fixed_width(rows: np.ndarray[Any, Any]) -> pa.Array:
 
 
 async def persist(
-    args: argparse.Namespace, data: list[pa.RecordBatch], store: LocalStore, threads: ThreadPoolExecutor
+    args: argparse.Namespace, data: list[pa.RecordBatch], store: LocalStore
 ) -> tuple[float, list[SegmentHandle]]:
     """Append and persist once; seconds, and where it lies."""
-    runtime = system_runtime()
-    uploader = Uploader(store, runtime=runtime, options=UploadOptions(), hedging=HedgingOptions())
-    storage = StateChangelogStorage(
-        uploader=uploader,
-        store=store,
-        names=SegmentNames("bench", "tm-0", runtime),
-        options=BatchingOptions(compression_level=args.compression_level),
-        runtime=runtime,
-        executor=threads,
-    )
+    config = TaskManagerConfig(store.location, batching=BatchingOptions(compression_level=args.compression_level))
+    changelog = Changelog(config, Components(store=store, runtime=system_runtime()), "bench")
     try:
-        writer = storage.create_writer("log-0")
+        writer = changelog.storage.create_writer("log-0")
         started = time.perf_counter()
         for batch in data:
             writer.append_batch(batch)
         segments = await writer.persist(0)
         return time.perf_counter() - started, [s.location for s in segments if isinstance(s.location, SegmentHandle)]
     finally:
-        await storage.close()
-        await uploader.close()
+        await changelog.close()
 
 
 async def replay(
@@ -160,7 +150,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
             directory = tempfile.mkdtemp(prefix="dstl-bench-append-")
             try:
                 store = LocalStore(directory)
-                seconds, handles = await persist(args, data, store, threads)
+                seconds, handles = await persist(args, data, store)
                 all_s, count = await replay(store, handles, threads, None)
                 if count != args.records:
                     raise SystemExit(f"{count} of {args.records} records came back")

@@ -24,12 +24,11 @@ from bench._figures import add_json
 from bench._hedging_run import SizeStore
 from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
-from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
-from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
+from dstl.options import BatchingOptions, HedgingOptions
 from dstl.runtime import LoopClock, Runtime
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
 from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
 from dstl.testing.virtual_time import run_in_virtual_time
 
@@ -65,10 +64,9 @@ class Arm:
 
 @dataclass
 class Manager:
-    """One TaskManager: its storage and its writers."""
+    """One TaskManager: its log and its writers."""
 
-    storage: StateChangelogStorage
-    uploader: Uploader
+    changelog: Changelog
     stores: tuple[LatencyStore, LatencyStore]
     writers: list[StateChangelogWriter]
 
@@ -132,36 +130,26 @@ async def _run(args: argparse.Namespace, parameters: LatencyParameters, arm: Arm
     arm.requests += sum(store.requests for store in stores)
     arm.bytes_sent += sum(store.bytes_sent for store in stores)
     for manager in managers:
-        await manager.storage.close()
-        await manager.uploader.close()
+        await manager.changelog.close()
 
 
 def _manager(args: argparse.Namespace, arm: Arm, model: LatencyModel, first: int) -> Manager:
     seed = args.seed * 1000 + first
     runtime = Runtime.seeded(seed, LoopClock())
     stores = (LatencyStore(SizeStore(), model), LatencyStore(SizeStore(), model))
-    uploader = Uploader(
-        stores[0],
-        runtime=runtime,
-        options=UploadOptions(),
+    config = TaskManagerConfig(
+        stores[0].location,
+        batching=BatchingOptions(
+            segment_size=args.segment_size if arm.batched else 1,
+            preemptive_persist_threshold=_HUGE,
+            byte_budget=_HUGE,
+            inline_threshold=0,
+        ),
         hedging=HedgingOptions(enabled=arm.hedged),
-        hedge_store=stores[1],
     )
-    options = BatchingOptions(
-        segment_size=args.segment_size if arm.batched else 1,
-        preemptive_persist_threshold=_HUGE,
-        byte_budget=_HUGE,
-        inline_threshold=0,
-    )
-    storage = StateChangelogStorage(
-        uploader=uploader,
-        store=stores[0],
-        names=SegmentNames("bench", f"tm-{seed}", runtime),
-        options=options,
-        runtime=runtime,
-    )
+    changelog = Changelog(config, Components(store=stores[0], hedge_store=stores[1], runtime=runtime), "bench")
     writers = range(min(args.per_manager, args.writers - first))
-    return Manager(storage, uploader, stores, [storage.create_writer(f"log-{n}") for n in writers])
+    return Manager(changelog, stores, [changelog.storage.create_writer(f"log-{n}") for n in writers])
 
 
 async def _checkpoint(manager: Manager, changes: pa.RecordBatch) -> list[float]:

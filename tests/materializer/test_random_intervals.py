@@ -10,22 +10,18 @@ The long form, 100 intervals over 20,000 flights each (eight minutes on two busy
 import asyncio
 import random
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import worlds.service
-from dstl.changelog.object_names import SegmentNames
 from dstl.demo.flights import load_flights
 from dstl.errors import DstlError
 from dstl.options import MaterializationOptions
 from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
-from dstl.taskmanager.materializing import materialize
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.taskmanager.task_manager import table_opener
 from handles.checkpoint import referenced_objects
-from materializer.tables import StateTable, open_table
 from worlds.service import Driver, Events, Model, retained, state_of, without_empty
 
 pytest.importorskip("rocksdict")
@@ -46,24 +42,6 @@ def random_options(rng: random.Random) -> MaterializationOptions:
         min_live_share=rng.choice((0.0, 0.5, 0.9)),
         share_files=rng.random() < 0.7,
     )
-
-
-def task_manager(options: MaterializationOptions, open_one: Callable[[str], StateTable]) -> type:
-    class TaskManager(worlds.service.TaskManager):
-        def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
-            backend = super()._open_backend(query_id)
-            backend.open_table = open_one
-            materialize(
-                backend,
-                uploader=self._uploader,
-                names=SegmentNames(query_id, self.runtime.new_id(), self.runtime),
-                store=self.store,
-                options=options,
-                runtime=self.runtime,
-            )
-            return backend
-
-    return TaskManager
 
 
 def read_flights(count: int) -> Flights:
@@ -89,12 +67,8 @@ async def check_run(
     rng = random.Random(number)
     kind = rng.choice(("heap", "rocksdb"))
     options = random_options(rng)
-    tables = iter(range(1 << 30))
-    monkeypatch.setattr(
-        worlds.service,
-        "TaskManager",
-        task_manager(options, lambda _: open_table(kind, directory / f"t{next(tables)}")),  # type: ignore[arg-type]
-    )
+    monkeypatch.setattr(worlds.service.TaskManager, "materialization", options)
+    monkeypatch.setattr(worlds.service.TaskManager, "open_table", staticmethod(table_opener(kind, directory)))
     store, model = MemoryStore(clock=SystemClock()), {}
     materialized = 0
     size, driver = rng.randrange(1, 4), None

@@ -6,12 +6,9 @@ import random
 import pytest
 
 import worlds.service
-from dstl.changelog.object_names import SegmentNames
 from dstl.options import MaterializationOptions
 from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
-from dstl.taskmanager.materializing import materialize
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import referenced_objects
 from materializer.restore.progress import RestoreStatus
 from worlds.service import Driver, Events, Model, retained, state_of, without_empty
@@ -20,23 +17,9 @@ EAGER = MaterializationOptions(interval_s=1e-6, start_jitter_s=0, min_pause_s=0,
 TWO = {"counts": 4, "sums": 3}
 
 
-class MaterializingTaskManager(worlds.service.TaskManager):
-    def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
-        backend = super()._open_backend(query_id)
-        materialize(
-            backend,
-            uploader=self._uploader,
-            names=SegmentNames(query_id, self.runtime.new_id(), self.runtime),
-            store=self.store,
-            options=EAGER,
-            runtime=self.runtime,
-        )
-        return backend
-
-
 @pytest.fixture(autouse=True)
 def _materializing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds.service, "TaskManager", MaterializingTaskManager)
+    monkeypatch.setattr(worlds.service.TaskManager, "materialization", EAGER)
 
 
 def _events(rng: random.Random, batch: int) -> Events:

@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import Closed
-from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
+from dstl.options import BatchingOptions
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.materializing import BackgroundShare
+from dstl.taskmanager.task_manager import Changelog, Components
 from dstl.testing.virtual_time import run_in_virtual_time
 
 LIMIT = 1000
@@ -22,19 +22,12 @@ def with_share(work: Callable[[StateChangelogStorage, BackgroundShare], Awaitabl
     async def run() -> None:
         runtime = Runtime.seeded(1, LoopClock())
         store = MemoryStore(clock=LoopClock())
-        uploader = Uploader(store, runtime=runtime, options=UploadOptions(), hedging=HedgingOptions(enabled=False))
-        storage = StateChangelogStorage(
-            uploader=uploader,
-            store=store,
-            names=SegmentNames("query", "writer", runtime),
-            options=BatchingOptions(byte_budget=LIMIT),
-            runtime=runtime,
-        )
+        config = TaskManagerConfig(store.location, batching=BatchingOptions(byte_budget=LIMIT))
+        changelog = Changelog(config, Components(store=store, runtime=runtime), "query")
         try:
-            await work(storage, BackgroundShare(storage, runtime.clock))
+            await work(changelog.storage, BackgroundShare(changelog.storage, runtime.clock))
         finally:
-            await storage.close()
-            await uploader.close()
+            await changelog.close()
 
     run_in_virtual_time(run())
 

@@ -7,20 +7,19 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
 from dstl.checkpoint.fleet.task_manager_part import part_from_wire
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import Unavailable
 from dstl.metrics import MemoryRecorder
-from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
+from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.service import _contribution_to_wire
-from dstl.taskmanager.state_backend import Contribution, TaskManagerStateBackend
+from dstl.taskmanager.state_backend import Contribution
+from dstl.taskmanager.task_manager import Components, QueryState
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.table_changes import Change, changes
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
@@ -72,23 +71,17 @@ class BackendWorld:
         self.disk = MemoryStore(clock=LoopClock())
         self.store = FaultyStore(self.disk, clock=LoopClock(), seed=seed)
         self.recorder = MemoryRecorder()
-        self.uploader = Uploader(
-            self.store,
-            runtime=self.runtime,
-            options=UploadOptions(max_attempts=1, delete_grace_s=0),
+        config = TaskManagerConfig(
+            self.store.location,
+            max_parallelism=MAX_PARALLELISM,
+            batching=BatchingOptions(**{"persist_delay_s": 0.0, **batching}),
+            upload=UploadOptions(max_attempts=1, delete_grace_s=0),
             hedging=HedgingOptions(enabled=False),
+            materialization=MaterializationOptions(enabled=False),
         )
-        self.storage = StateChangelogStorage(
-            uploader=self.uploader,
-            store=self.store,
-            names=SegmentNames("query", "tm", self.runtime),
-            options=BatchingOptions(**{"persist_delay_s": 0.0, **batching}),
-            runtime=self.runtime,
-            recorder=self.recorder,
-        )
-        self.backend = TaskManagerStateBackend(
-            self.storage, lambda _: HeapStateTable(), self.runtime, max_parallelism=MAX_PARALLELISM
-        )
+        components = Components(store=self.store, runtime=self.runtime, recorder=self.recorder)
+        self._state = QueryState(config, components, lambda _: HeapStateTable(), "query")
+        self.storage, self.backend = self._state.changelog.storage, self._state.backend
         self.manifests = ManifestLog(self.disk, self.runtime)
         self.attempts = 0
 
@@ -155,9 +148,7 @@ class BackendWorld:
 
     async def close(self) -> None:
         self.down(False)
-        self.backend.close()
-        await self.storage.close()
-        await self.uploader.close()
+        await self._state.close()
         assert self.storage.budget.used == 0, "bytes were not given back"
 
 

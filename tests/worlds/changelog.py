@@ -8,10 +8,7 @@ from dataclasses import dataclass, field
 
 from dstl.changelog.change_set import OP_PUT
 from dstl.changelog.log_segment import InlineSegment, LogSegment
-from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.decoder import decode_segment
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Unavailable
 from dstl.metrics import MemoryRecorder
@@ -19,6 +16,8 @@ from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ByteRange, ObjectInfo
 from dstl.store.memory import MemoryStore
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
 from dstl.testing.virtual_time import run_in_virtual_time
 from handles.segment_handle import SegmentHandle
 
@@ -96,23 +95,17 @@ class World:
         self.runtime = Runtime.seeded(seed, LoopClock())
         self.store = HeldStore()
         self.recorder = MemoryRecorder()
-        self.uploader = Uploader(
-            self.store,
-            runtime=self.runtime,
-            options=upload or UploadOptions(max_attempts=1, attempt_timeout_s=1e6, deadline_s=1e6, delete_grace_s=0),
-            hedging=HedgingOptions(enabled=False),
-            recorder=self.recorder,
-        )
         self.options = BatchingOptions(**batching)
-        self.names = SegmentNames("query", "tm-1", self.runtime)
-        self.storage = StateChangelogStorage(
-            uploader=self.uploader,
-            store=self.store,
-            names=self.names,
-            options=self.options,
-            runtime=self.runtime,
-            recorder=self.recorder,
+        config = TaskManagerConfig(
+            self.store.location,
+            batching=self.options,
+            upload=upload or UploadOptions(max_attempts=1, attempt_timeout_s=1e6, deadline_s=1e6, delete_grace_s=0),
+            hedging=HedgingOptions(enabled=False),
         )
+        components = Components(store=self.store, runtime=self.runtime, recorder=self.recorder)
+        self._changelog = Changelog(config, components, "query")
+        self.uploader, self.names = self._changelog.uploader, self._changelog.names
+        self.storage = self._changelog.storage
 
     def writer(self, log_id: str = "log-a") -> StateChangelogWriter:
         return self.storage.create_writer(log_id)
@@ -139,8 +132,7 @@ class World:
             put(writer, b"y" * (nbytes - 6))
 
     async def close(self) -> None:
-        await self.storage.close()
-        await self.uploader.close()
+        await self._changelog.close()
 
     async def read(self, log_id: str, segments: Iterable[LogSegment]) -> list[bytes]:
         """Return the values of a log's segments in order: what a replay would apply."""

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
-from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.checkpoint.assembly import assemble
 from dstl.checkpoint.fleet.task_manager_part import part_from_wire
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, manifest_name
@@ -22,15 +19,14 @@ from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
-from dstl.taskmanager.materializing import materialize
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.service import _contribution_to_wire
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.taskmanager.task_manager import Components, QueryState
 from dstl.testing.table_changes import Change, changes, content
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from handles.segment_handle import SegmentHandle
 from handles.shared_state_registry import SharedStateRegistry
-from materializer.manager import PeriodicMaterializationManager
 from materializer.restore.restore import RestoredTables, restore_tables
 from materializer.tables import StateTable, open_table
 
@@ -48,37 +44,22 @@ class Member:
 
     def __init__(self, world: "World", owned: KeyGroupRange) -> None:
         self.recorder = MemoryRecorder()
-        self.uploader = Uploader(
-            world.store,
-            runtime=world.runtime,
-            options=UploadOptions(max_attempts=2, backoff_base_s=0.001, delete_grace_s=0),
+        config = TaskManagerConfig(
+            world.store.location,
+            max_parallelism=GROUPS,
+            batching=world.batching,
+            upload=UploadOptions(max_attempts=2, backoff_base_s=0.001, delete_grace_s=0),
             hedging=HedgingOptions(enabled=False),
+            materialization=world.options,
         )
-        names = SegmentNames("query", world.runtime.new_id(), world.runtime)
-        self.storage = StateChangelogStorage(
-            uploader=self.uploader,
-            store=world.store,
-            names=names,
-            options=world.batching,
-            runtime=world.runtime,
-        )
-        self.backend = TaskManagerStateBackend(self.storage, world.open_table, world.runtime, max_parallelism=GROUPS)
+        components = Components(store=world.store, runtime=world.runtime, recorder=self.recorder)
+        self._state = QueryState(config, components, world.open_table, "query")
+        self.uploader, self.storage = self._state.changelog.uploader, self._state.changelog.storage
+        self.backend, self.manager = self._state.backend, self._state.manager
         self.owned = owned
-        self.manager: PeriodicMaterializationManager = materialize(
-            self.backend,
-            uploader=self.uploader,
-            names=names,
-            store=world.store,
-            options=world.options,
-            runtime=world.runtime,
-            recorder=self.recorder,
-        )
 
     async def close(self) -> None:
-        await self.manager.close()
-        self.backend.close()
-        await self.storage.close()
-        await self.uploader.close()
+        await self._state.close()
 
 
 class World:

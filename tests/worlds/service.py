@@ -3,16 +3,13 @@
 import asyncio
 import contextlib
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgpack
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_DELETE, OP_PUT
-from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.storage import StateChangelogStorage
-from dstl.changelog.upload.uploader import Uploader
 from dstl.checkpoint.attempt_register import ActiveRun
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
@@ -24,15 +21,16 @@ from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
-from dstl.taskmanager.materializing import materialize
-from dstl.taskmanager.service import TaskManagerService
+from dstl.taskmanager import task_manager
+from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
+from dstl.taskmanager.task_manager import Components
 from dstl.testing.table_changes import changes
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.progress import ProgressListener
 from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable
+from materializer.tables import HeapStateTable, StateTable
 
 MAX_PARALLELISM = 128
 STATE = 1
@@ -47,8 +45,8 @@ def key_group(key: bytes) -> int:
 class TaskManager:
     """One TaskManager, as ``python -m dstl.taskmanager`` builds it, but in this loop."""
 
-    materialization: MaterializationOptions | None = None
-    """When it materializes; None for never."""
+    materialization = MaterializationOptions(enabled=False)
+    open_table: Callable[[str], StateTable] = staticmethod(lambda _: HeapStateTable())
 
     def __init__(
         self,
@@ -57,41 +55,29 @@ class TaskManager:
         secret: Secret,
         seed: int,
         upload: UploadOptions | None = None,
+        materialization: MaterializationOptions | None = None,
         **batching: object,
     ) -> None:
         self.member_id = member_id
-        self.runtime = Runtime.seeded(seed, SystemClock())
-        self.store = InstrumentedStore(store)
-        self.backend: TaskManagerStateBackend | None = None
-        self._batching = BatchingOptions(persist_delay_s=0.0, **batching)
-        self._uploader = Uploader(
-            self.store,
-            runtime=self.runtime,
-            options=upload or UploadOptions(max_attempts=1, delete_grace_s=0.0),
+        config = TaskManagerConfig(
+            store.location,
+            max_parallelism=MAX_PARALLELISM,
+            batching=BatchingOptions(persist_delay_s=0.0, **batching),
+            upload=upload or UploadOptions(max_attempts=1, delete_grace_s=0.0),
             hedging=HedgingOptions(enabled=False),
+            materialization=materialization or self.materialization,
         )
-        self.service = TaskManagerService(self._open_backend, self.store, self.runtime, secret)
+        self.store = InstrumentedStore(store)
+        components = Components(store=self.store, runtime=Runtime.seeded(seed, SystemClock()))
+        self._task_manager = task_manager.TaskManager(config, components, open_table=self.open_table, secret=secret)
+        self.service = self._task_manager.service
         self._secret = secret
         self._lifeline: AsyncConnection | None = None
 
-    def _open_backend(self, query_id: str) -> TaskManagerStateBackend:
-        names = SegmentNames(query_id, self.runtime.new_id(), self.runtime)
-        storage = StateChangelogStorage(
-            uploader=self._uploader, store=self.store, names=names, options=self._batching, runtime=self.runtime
-        )
-        self.backend = TaskManagerStateBackend(
-            storage, lambda _: HeapStateTable(), self.runtime, max_parallelism=MAX_PARALLELISM
-        )
-        if self.materialization is not None:
-            materialize(
-                self.backend,
-                uploader=self._uploader,
-                names=names,
-                store=self.store,
-                options=self.materialization,
-                runtime=self.runtime,
-            )
-        return self.backend
+    @property
+    def backend(self) -> TaskManagerStateBackend | None:
+        """The query's state, once the coordinator has named the query."""
+        return self._task_manager.state.backend if self._task_manager.state is not None else None
 
     async def start(self, coordinator: Address) -> None:
         address = Address("127.0.0.1", await self.service.server.listen_tcp("127.0.0.1"))
@@ -107,8 +93,7 @@ class TaskManager:
 
     async def close(self) -> None:
         await self.kill()
-        await self.service.close()
-        await self._uploader.close()
+        await self._task_manager.close()
 
 
 @dataclass(frozen=True)
@@ -206,10 +191,13 @@ class Driver:
     async def _launch(self) -> None:
         self._started += 1
         member = TaskManager(
-            f"tm-{self._started}", self.store, self.secret, self._seed * 1000 + self._started, **self._batching
+            f"tm-{self._started}",
+            self.store,
+            self.secret,
+            self._seed * 1000 + self._started,
+            materialization=self.materialization,
+            **self._batching,
         )
-        if self.materialization is not None:
-            member.materialization = self.materialization
         self.members[member.member_id] = member
         await member.start(self.service.address)
 
