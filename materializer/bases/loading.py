@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -14,6 +11,7 @@ import pyarrow as pa
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.store.look_ahead import LookAhead, Share
 from dstl.store.patience import Patience
 from handles.base_generations import Generations
 from handles.key_group import KeyGroup, KeyGroupRange
@@ -55,28 +53,6 @@ class _Fetch:
     start: int
     stop: int
     bases: list[KeyGroupBase] = field(default_factory=list)
-    decoded: int = 0
-
-
-class _DecodedAhead:
-    """Counts decoded bytes that wait for the table. Thread-safe."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = limit
-        self._lock = threading.Lock()
-
-    def take(self, nbytes: int) -> bool:
-        """Reserve room; False where there is not enough."""
-        with self._lock:
-            if nbytes > self._free:
-                return False
-            self._free -= nbytes
-            return True
-
-    def give_back(self, nbytes: int) -> None:
-        """Let go of room."""
-        with self._lock:
-            self._free += nbytes
 
 
 async def load_bases(
@@ -120,7 +96,7 @@ async def load_bases(
         for bases in sorted(in_files.values(), key=len, reverse=True):
             failed += await loading.files_of(bases, newest=age == 0)
         async with aclosing(
-            _decoded(_fetches(b for b in chosen if not b.files), BaseSource(store, runtime, files.cache))
+            _decode(_fetches(b for b in chosen if not b.files), BaseSource(store, runtime, files.cache))
         ) as found:
             async for parts in found:
                 failed += await loading.parts(parts, newest=age == 0)
@@ -253,68 +229,64 @@ def _restore_all(table: StateTable, parts: _Parts) -> list[KeyGroup]:
     return failed
 
 
-async def _decoded(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_Parts]:
+async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_Parts]:
     """Yield the parts of each fetch with their pages, or with why there are none; a bounded number ahead."""
-    waiting = deque(fetches)
-    running: deque[tuple[_Fetch, asyncio.Task[Mapping[KeyGroup, _Pages]]]] = deque()
-    held = 0
-    room = _DecodedAhead(_DECODED_AHEAD_BYTES)
+
+    async def load(fetch: _Fetch, share: Share) -> _Parts:
+        return await _load(fetch, source, share)
+
+    ahead = LookAhead(
+        fetches,
+        load,
+        cost=lambda fetch: fetch.stop - fetch.start,
+        max_bytes=_AHEAD_BYTES,
+        max_count=_AHEAD_FETCHES,
+        max_taken=_DECODED_AHEAD_BYTES,
+    )
     try:
-        while waiting or running:
-            while waiting and (
-                not running
-                or (len(running) < _AHEAD_FETCHES and held + waiting[0].stop - waiting[0].start <= _AHEAD_BYTES)
-            ):
-                fetch = waiting.popleft()
-                held += fetch.stop - fetch.start
-                running.append((fetch, asyncio.ensure_future(_fetched(fetch, source, room))))
-            fetch, task = running[0]
-            parts = await task
-            running.popleft()
-            yield [(base, parts[base.key_group]) for base in fetch.bases]
-            del parts, task
-            held -= fetch.stop - fetch.start
-            room.give_back(fetch.decoded)
+        async with aclosing(ahead):
+            async for parts in ahead:
+                yield parts
     finally:
-        for _, task in running:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
         await source.close()
 
 
-async def _fetched(fetch: _Fetch, source: BaseSource, room: _DecodedAhead) -> Mapping[KeyGroup, _Pages]:
-    async def read() -> Mapping[KeyGroup, _Pages]:
-        return await call_in_thread(_parts, fetch, await source.get(fetch.bases[0], fetch.start, fetch.stop), room)
+async def _load(fetch: _Fetch, source: BaseSource, share: Share) -> _Parts:
+    async def read() -> _Parts:
+        data = await source.get(fetch.bases[0], fetch.start, fetch.stop)
+        opened = await call_in_thread(_open, fetch, data)
+        # What there is no room for is decoded page by page while it is loaded.
+        room = [share.try_take(raw) for _, raw, _ in opened]
+        try:
+            return await call_in_thread(_decode_pages, opened, room)
+        except BaseException:
+            share.give_back(sum(raw for (_, raw, _), has_room in zip(opened, room, strict=True) if has_room))
+            raise
 
     try:
         return await Patience(source.runtime).read(read)
     except (CorruptData, MissingState) as error:
         if len(fetch.bases) == 1:
-            return {fetch.bases[0].key_group: error}
+            return [(fetch.bases[0], error)]
     # One of them is damaged: each by itself, so that the others are not lost with it.
     alone = [_Fetch(fetch.name, base.offset, base.offset + base.length, [base]) for base in fetch.bases]
-    found: dict[KeyGroup, _Pages] = {}
-    for each in alone:
-        found.update(await _fetched(each, source, room))
-        fetch.decoded += each.decoded
-    return found
+    return [part for each in alone for part in await _load(each, source, share)]
 
 
-def _parts(fetch: _Fetch, data: bytes, room: _DecodedAhead) -> dict[KeyGroup, _Pages]:
+_Opened = list[tuple[KeyGroupBase, int, Iterator[pa.RecordBatch]]]
+
+
+def _open(fetch: _Fetch, data: bytes) -> _Opened:
+    """Check the parts of a fetch; returns each with the bytes that its pages will take. Runs in a thread."""
     view = memoryview(data)
-    found: dict[KeyGroup, _Pages] = {}
-    taken = 0
-    try:
-        for base in fetch.bases:
-            at = base.offset - fetch.start
-            raw, pages = open_key_group(view[at : at + base.length], base.key_group, name=f"base file {fetch.name}")
-            if room.take(raw):
-                taken += raw
-                found[base.key_group] = list(pages)
-            else:
-                found[base.key_group] = pages
-    except BaseException:
-        room.give_back(taken)
-        raise
-    fetch.decoded += taken
-    return found
+    opened = []
+    for base in fetch.bases:
+        at = base.offset - fetch.start
+        part = open_key_group(view[at : at + base.length], base.key_group, name=f"base file {fetch.name}")
+        opened.append((base, *part))
+    return opened
+
+
+def _decode_pages(opened: _Opened, room: list[bool]) -> _Parts:
+    """Decode the pages of those parts that there is room for. Runs in a thread."""
+    return [(base, list(pages) if has_room else pages) for (base, _, pages), has_room in zip(opened, room, strict=True)]

@@ -1,10 +1,8 @@
-"""The log of a restore in pieces that are worth a call each, made ready while the bases are still loaded."""
+"""Pieces of a restore's log: neighbouring segments that are worth one call of a table."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -12,15 +10,11 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment.reader import Changes
+from dstl.store.look_ahead import LookAhead
 from materializer.restore.log_replay import ReplayStep
 from materializer.tables import StagedChanges
 
-__all__ = ["LogPiece", "PiecesAhead", "gathered"]
-
-_PIECE_BYTES = 32 << 20
-"""Of changes, before compression: a write buffer of RocksDB, so that a staged piece is as good a file as a flush."""
-
-_AHEAD_BYTES = 64 << 20
+__all__ = ["LogPiece", "join_segments"]
 
 
 @dataclass(slots=True)
@@ -61,69 +55,16 @@ class LogPiece:
             staged.file.delete()
 
 
-async def gathered(
-    segments: AsyncGenerator[tuple[ReplayStep, list[Changes]]],
+async def join_segments(
+    segments: LookAhead[ReplayStep, tuple[ReplayStep, list[Changes]]], piece_bytes: int
 ) -> AsyncGenerator[LogPiece]:
-    """Yield segments together until they are a piece, in their order; closes ``segments``."""
+    """Yield segments together until they hold so many bytes, in their order; closes ``segments``."""
     async with aclosing(segments):
         piece = LogPiece()
         async for step, found in segments:
             piece.add(step, found)
-            if piece.nbytes >= _PIECE_BYTES:
+            if piece.nbytes >= piece_bytes:
                 yield piece
                 piece = LogPiece()
         if piece.steps:
             yield piece
-
-
-class PiecesAhead:
-    """Makes pieces ready before anybody asks for them, as many as fit in memory; staged ones take none.
-
-    Args:
-        pieces: Closed at the end.
-        prepare: Called with each piece, one at a time; may stage its changes.
-    """
-
-    def __init__(self, pieces: AsyncGenerator[LogPiece], prepare: Callable[[LogPiece], Awaitable[None]]) -> None:
-        self._pieces = pieces
-        self._prepare = prepare
-        self._ready: deque[LogPiece] = deque()
-        self._held = 0
-        self._more, self._room = asyncio.Event(), asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda _: self._more.set())
-
-    async def next(self) -> LogPiece | None:
-        """Return the next piece, None after the last.
-
-        Raises:
-            DstlError: What reading the log has raised, after the pieces before it.
-        """
-        while not self._ready:
-            if self._task.done():
-                await self._task
-                return None
-            self._more.clear()
-            await self._more.wait()
-        piece = self._ready.popleft()
-        self._held -= piece.nbytes
-        self._room.set()
-        return piece
-
-    async def close(self) -> None:
-        """Give up what was not asked for. Idempotent."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        while self._ready:
-            self._ready.popleft().discard()
-
-    async def _run(self) -> None:
-        async with aclosing(self._pieces) as pieces:
-            async for piece in pieces:
-                await self._prepare(piece)
-                self._ready.append(piece)
-                self._held += piece.nbytes
-                self._more.set()
-                while self._held > _AHEAD_BYTES:
-                    self._room.clear()
-                    await self._room.wait()

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-from collections import deque
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from dstl.changelog.segment.reader import Changes, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.store.look_ahead import LookAhead, Share
 from dstl.store.patience import Patience
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.sequence_number import SequenceNumberRange
 
-__all__ = ["ReplayAfter", "ReplayStep", "replay_steps", "replayed"]
+__all__ = ["ReplayAfter", "ReplayStep", "replay", "replay_steps"]
 
 _AHEAD_BYTES = 32 << 20
 _AHEAD_SEGMENTS = 16
@@ -73,89 +73,39 @@ def replay_steps(checkpoint: CompletedCheckpoint, owned: KeyGroupRange, after: R
     return steps
 
 
-class _DecodedAhead:
-    """Counts the decoded bytes of segments that wait for their turn. One event loop.
-
-    Whose turn it is may go on whatever is held, so nobody waits for ever.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._held: dict[int, int] = {}
-        self._due = 0
-        self._changed = asyncio.Condition()
-
-    async def take(self, number: int, nbytes: int) -> None:
-        """Count bytes of a segment, as soon as there is room for them or it is due."""
-        async with self._changed:
-            while number > self._due and sum(self._held.values()) + nbytes > self._limit:
-                await self._changed.wait()
-            self._held[number] = self._held.get(number, 0) + nbytes
-
-    async def let_go(self, number: int, *, due: int) -> None:
-        """Forget the bytes of a segment, and say which one is due now."""
-        async with self._changed:
-            self._held.pop(number, None)
-            self._due = due
-            self._changed.notify_all()
-
-
-async def replayed(
+def replay(
     steps: Iterable[ReplayStep], store: ObjectStore, owned: KeyGroupRange, runtime: Runtime
-) -> AsyncGenerator[tuple[ReplayStep, list[Changes]]]:
-    """Yield the steps in order, each with its changes; a bounded number is fetched ahead of the caller.
+) -> LookAhead[ReplayStep, tuple[ReplayStep, list[Changes]]]:
+    """Return an iterator over the steps in order, each with its changes; the caller closes it.
 
-    Bounded are the segments, their stored bytes, and the bytes that they are decoded to.
+    Bounded ahead are the segments, their stored bytes, and the bytes that they are decoded to.
 
     Raises:
         CorruptData: A segment is damaged.
         MissingState: A segment, or a part of one, is not there.
         Unavailable: The store did not answer several times in a row.
     """
-    waiting = deque(enumerate(steps))
-    running: deque[tuple[int, ReplayStep, asyncio.Task[list[Changes]]]] = deque()
-    held = 0
-    decoded = _DecodedAhead(_DECODED_AHEAD_BYTES)
     turn = asyncio.Semaphore(_DECODERS)
-    try:
-        while waiting or running:
-            while waiting and (
-                not running
-                or (len(running) < _AHEAD_SEGMENTS and held + waiting[0][1].entry.handle.size <= _AHEAD_BYTES)
-            ):
-                number, step = waiting.popleft()
-                held += step.entry.handle.size
-                loading = _load(number, step, store, owned, runtime, turn, decoded)
-                running.append((number, step, asyncio.ensure_future(loading)))
-            number, step, task = running[0]
-            found = await task
-            running.popleft()
-            yield step, found
-            del found
-            held -= step.entry.handle.size
-            await decoded.let_go(number, due=number + 1)
-    finally:
-        for _, _, task in running:
-            task.cancel()
-        await asyncio.gather(*(task for _, _, task in running), return_exceptions=True)
+    patience = Patience(runtime)
 
+    async def load(step: ReplayStep, share: Share) -> tuple[ReplayStep, list[Changes]]:
+        async def read() -> list[Changes]:
+            share.give_back()  # what an attempt before this one has read
+            found: list[Changes] = []
+            reader = SegmentReader(store, step.entry.handle, turn=turn)
+            async with aclosing(reader.read(owned, step.wanted)) as changes:
+                async for each in changes:
+                    await share.take(each[3].nbytes)
+                    found.append(each)
+            return found
 
-async def _load(
-    number: int,
-    step: ReplayStep,
-    store: ObjectStore,
-    owned: KeyGroupRange,
-    runtime: Runtime,
-    turn: asyncio.Semaphore,
-    decoded: _DecodedAhead,
-) -> list[Changes]:
-    async def read() -> list[Changes]:
-        found: list[Changes] = []
-        reader = SegmentReader(store, step.entry.handle, turn=turn)
-        async with contextlib.aclosing(reader.read(owned, step.wanted)) as changes:
-            async for each in changes:
-                await decoded.take(number, each[3].nbytes)
-                found.append(each)
-        return found
+        return step, await patience.read(read)
 
-    return await Patience(runtime).read(read)
+    return LookAhead(
+        steps,
+        load,
+        cost=lambda step: step.entry.handle.size,
+        max_bytes=_AHEAD_BYTES,
+        max_count=_AHEAD_SEGMENTS,
+        max_taken=_DECODED_AHEAD_BYTES,
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.store.look_ahead import LookAhead, Share
 from handles.base_generations import Generations, generations_of
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
@@ -18,18 +20,34 @@ from materializer.bases.base_cache import BaseCache
 from materializer.bases.loading import LoadedBases, load_bases
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
-from materializer.restore.log_pieces import LogPiece, PiecesAhead, gathered
-from materializer.restore.log_replay import ReplayStep, replay_steps, replayed
+from materializer.restore.log_pieces import LogPiece, join_segments
+from materializer.restore.log_replay import ReplayStep, replay, replay_steps
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import RocksDBStateTable, StagedChanges, StateTable
 from materializer.thread_call import call_in_thread
 
-__all__ = ["RestoredTables", "restore_tables"]
+__all__ = ["LogSizes", "RestoredTables", "restore_tables"]
 
 _MEASURABLE_BYTES = 4 << 20
 _TOGETHER_ROWS = 1 << 16
-_STAGED_BYTES = 1 << 20
-"""Less is applied as it is: a file for it would be one more for every read to look into."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSizes:
+    """Sizes by which a restore replays the log, in bytes of changes before compression.
+
+    Attributes:
+        piece: Applied together: a write buffer of RocksDB, so that a staged piece is as good a file as a flush.
+        ahead: Made ready before the bases are loaded, or the pieces before are applied; staged pieces take none.
+        staged: Less is applied as it is: a file for it would be one more for every read to look into.
+    """
+
+    piece: int = 32 << 20
+    ahead: int = 64 << 20
+    staged: int = 1 << 20
+
+
+_LOG_SIZES = LogSizes()
 
 
 @dataclass(slots=True)
@@ -63,6 +81,7 @@ async def restore_tables(
     on_progress: ProgressListener | None = None,
     files: FileBases | None = None,
     cache: BaseCache | None = None,
+    log_sizes: LogSizes = _LOG_SIZES,
 ) -> RestoredTables:
     """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
 
@@ -81,6 +100,7 @@ async def restore_tables(
         files: Fetches bases that are a table's own files; whoever restores a checkpoint in several pieces gives the
             same to all of them, and closes it.
         cache: Bases that are on this host already; what is fetched is added. ``files`` has its own.
+        log_sizes: How much of the log is replayed at once, and made ready ahead.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -91,7 +111,7 @@ async def restore_tables(
     if checkpoint is None:
         return RestoredTables()
     fetcher = files or FileBases(store, runtime, cache)
-    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher)
+    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher, log_sizes)
     try:
         return await restore.run()
     except BaseException as error:
@@ -124,8 +144,10 @@ class _Restore:
         runtime: Runtime,
         on_progress: ProgressListener,
         files: FileBases,
+        log_sizes: LogSizes,
     ) -> None:
         self._files = files
+        self._log_sizes = log_sizes
         self._checkpoint = checkpoint
         self._store = store
         self._owned = owned
@@ -157,16 +179,16 @@ class _Restore:
             loaded = await self._load(generations)
             self._loading = False
             if any(each.damaged for each in loaded.values()):
-                await log.close()
+                await log.aclose()
                 self._expect(steps, -1)
                 after = {op: {g: base.checkpoint for g, base in each.loaded.items()} for op, each in loaded.items()}
                 steps = replay_steps(self._checkpoint, self._owned, after)
                 self._expect(steps, 1)
                 log = self._pieces(steps)
-            while (piece := await log.next()) is not None:
+            async for piece in log:
                 await self._replay(piece)
         finally:
-            await log.close()
+            await log.aclose()
         restored = self.restored
         for table in restored.tables.values():
             _resume(table)
@@ -182,9 +204,15 @@ class _Restore:
         self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
         return restored
 
-    def _pieces(self, steps: Sequence[ReplayStep]) -> PiecesAhead:
-        segments = replayed(steps, self._store, self._owned, self._runtime)
-        return PiecesAhead(gathered(segments), self._prepare)
+    def _pieces(self, steps: Sequence[ReplayStep]) -> LookAhead[LogPiece, LogPiece]:
+        segments = replay(steps, self._store, self._owned, self._runtime)
+        return LookAhead(
+            self._prepare(join_segments(segments, self._log_sizes.piece)),
+            _same,
+            cost=lambda piece: piece.nbytes,
+            max_bytes=self._log_sizes.ahead,
+            discard=LogPiece.discard,
+        )
 
     async def _load(self, generations: Mapping[str, Generations]) -> dict[str, LoadedBases]:
         loaded: dict[str, LoadedBases] = {}
@@ -226,14 +254,21 @@ class _Restore:
                 names = ", ".join(sorted(loaded.damaged))
                 raise CorruptData(f"every base of key group {lost[0]} of {operator} is damaged or missing: {names}")
 
-    async def _prepare(self, piece: LogPiece) -> None:
-        """Have a table write a piece of the log down while its bases come: for each alone leaves a core idle."""
-        for operator, batches in list(piece.changes.items()):
-            table = self._table(operator)
-            if self._loading and isinstance(table, RocksDBStateTable) and piece.nbytes >= _STAGED_BYTES:
-                staged = await call_in_thread(_stage, table, batches)
-                if staged is not None:
-                    piece.stage(operator, staged)
+    async def _prepare(self, pieces: AsyncGenerator[LogPiece]) -> AsyncGenerator[LogPiece]:
+        """Have a table write pieces of the log down while its bases come: for each alone leaves a core idle."""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                for operator, batches in list(piece.changes.items()):
+                    table = self._table(operator)
+                    if (
+                        self._loading
+                        and isinstance(table, RocksDBStateTable)
+                        and piece.nbytes >= self._log_sizes.staged
+                    ):
+                        staged = await call_in_thread(_stage, table, batches)
+                        if staged is not None:
+                            piece.stage(operator, staged)
+                yield piece
 
     async def _replay(self, piece: LogPiece) -> None:
         for operator, batches in piece.changes.items():
@@ -260,6 +295,10 @@ def _shares(step: ReplayStep) -> Mapping[str, int]:
     operators = sorted({operator for operator, _ in step.operators.values()})
     size, count = step.entry.handle.size, len(operators)
     return {operator: size * (at + 1) // count - size * at // count for at, operator in enumerate(operators)}
+
+
+async def _same(piece: LogPiece, _: Share) -> LogPiece:
+    return piece
 
 
 def _resume(table: StateTable) -> None:

@@ -3,6 +3,7 @@ import random
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,8 @@ from hypothesis import strategies as st
 
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
 from dstl.changelog.segment import encoder as segment_encoder
-from dstl.changelog.segment import read_plan
-from dstl.changelog.segment import reader as reader_module
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
+from dstl.changelog.segment.read_plan import ReadSizes
 from dstl.changelog.segment.reader import SegmentReader
 from dstl.errors import CorruptData, MissingState, ObjectNotFound, Unavailable
 from dstl.store.base import ByteRange
@@ -24,6 +24,9 @@ from handles.sequence_number import SequenceNumberRange
 from worlds.segment_samples import Key, Row, change_set, expected, feature_sets, random_rows, rows_of
 
 Sets = list[tuple[str, int, ChangeSet]]
+
+RANGED = ReadSizes(whole=0, tail=100, gap=0)
+SMALL = ReadSizes(whole=0, tail=100, gap=0, fetch=2000, unit=2000)
 
 
 class CountingStore(MemoryStore):
@@ -96,13 +99,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment_encoder, "_LARGE_BLOCK", 2000)
 
 
-@pytest.fixture
-def ranged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader_module, "_WHOLE", 0)
-    monkeypatch.setattr(reader_module, "_TAIL", 100)
-    monkeypatch.setattr(read_plan, "_GAP", 0)
-
-
 async def test_a_small_segment_is_one_request() -> None:
     sets = feature_sets()
     store, handle = await stored(encode_segment(sets, writer_id="w"))
@@ -113,24 +109,20 @@ async def test_a_small_segment_is_one_request() -> None:
 
 
 @pytest.mark.parametrize("threads", [False, True])
-@pytest.mark.usefixtures("ranged", "small_blocks")
-async def test_a_segment_inside_a_manifest_is_read_like_any_other(
-    threads: bool, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if threads:
-        monkeypatch.setattr(reader_module, "_INLINE", -1)
+@pytest.mark.usefixtures("small_blocks")
+async def test_a_segment_inside_a_manifest_is_read_like_any_other(threads: bool, seed: int) -> None:
+    sizes = replace(RANGED, inline=-1) if threads else RANGED
     sets = many_blocks(seed)
     data = encode_segment(sets, writer_id="w")
     store, handle = await stored(data, b"manifest" * 5, b"more of it")
     with ThreadPoolExecutor(2) as pool:
-        assert await read(SegmentReader(store, handle, executor=pool)) == expected(sets)
+        assert await read(SegmentReader(store, handle, executor=pool, sizes=sizes)) == expected(sets)
     assert all(40 <= start < stop <= 40 + len(data) for start, stop in store.asked)
 
 
 @pytest.mark.usefixtures("small_blocks")
-async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int) -> None:
     """A restore reads many segments ahead; all of a loop's threads decoding them would keep the bases waiting."""
-    monkeypatch.setattr(reader_module, "_INLINE", -1)
     sets = many_blocks(seed)
     running, most, lock = 0, 0, threading.Lock()
 
@@ -157,7 +149,7 @@ async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int, monke
             readers = []
             for _ in range(6):
                 store, handle = await stored(encode_segment(sets, writer_id="w"))
-                readers.append(SegmentReader(store, handle, executor=pool, turn=turn))
+                readers.append(SegmentReader(store, handle, executor=pool, turn=turn, sizes=ReadSizes(inline=-1)))
             assert await asyncio.gather(*map(read, readers)) == [expected(sets)] * 6
             found.append(most)
     assert found[0] > 2 >= found[1]
@@ -178,7 +170,11 @@ def test_filters_return_exactly_what_they_name(
         sets = many_blocks(number, rows=40)
         store, handle = await stored(encode_segment(sets, writer_id="w"))
         wanted = {log_id: SequenceNumberRange(*sqns) for log_id in logs}
-        found = await read(SegmentReader(store, handle), KeyGroupRange(*groups), wanted)
+        found = await read(
+            SegmentReader(store, handle, sizes=ReadSizes(whole=0, gap=0) if split else ReadSizes()),
+            KeyGroupRange(*groups),
+            wanted,
+        )
         assert found == {
             key: rows
             for key, rows in expected(sets).items()
@@ -187,18 +183,16 @@ def test_filters_return_exactly_what_they_name(
 
     with pytest.MonkeyPatch.context() as patch:
         if split:
-            patch.setattr(reader_module, "_WHOLE", 0)
             patch.setattr(segment_encoder, "_SMALL_BLOCK", 0)
-            patch.setattr(read_plan, "_GAP", 0)
         asyncio.run(check())
 
 
-@pytest.mark.usefixtures("ranged", "small_blocks")
+@pytest.mark.usefixtures("small_blocks")
 async def test_one_key_group_fetches_its_bytes_and_the_index_only(seed: int) -> None:
     sets = many_blocks(seed, key_groups=64, rows=3000)
     data = encode_segment(sets, writer_id="w")
     store, handle = await stored(data)
-    reader = SegmentReader(store, handle)
+    reader = SegmentReader(store, handle, sizes=RANGED)
     footer = len(data) - (await reader.index()).footer_offset
     store.asked.clear()
     found = await read(reader, KeyGroupRange(7, 7))
@@ -206,11 +200,11 @@ async def test_one_key_group_fetches_its_bytes_and_the_index_only(seed: int) -> 
     assert sum(stop - start for start, stop in store.asked) < len(data) / 32 + 2000 < len(data) / 10 + footer
 
 
-@pytest.mark.usefixtures("ranged", "small_blocks")
+@pytest.mark.usefixtures("small_blocks")
 async def test_neighbours_are_fetched_in_one_request(seed: int) -> None:
     sets = many_blocks(seed)
     store, handle = await stored(encode_segment(sets, writer_id="w"))
-    reader = SegmentReader(store, handle)
+    reader = SegmentReader(store, handle, sizes=RANGED)
     index = await reader.index()
     assert sum(len(log.blocks) for log in index.logs) > 30
     store.asked.clear()
@@ -218,22 +212,19 @@ async def test_neighbours_are_fetched_in_one_request(seed: int) -> None:
     assert store.asked == [(16, index.footer_offset)]
 
 
-@pytest.mark.usefixtures("ranged")
 async def test_a_footer_longer_than_the_first_request_takes_one_more(seed: int) -> None:
     store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w" * 300))
-    assert (await SegmentReader(store, handle).index()).writer_id == "w" * 300
+    assert (await SegmentReader(store, handle, sizes=RANGED).index()).writer_id == "w" * 300
     assert len(store.asked) == 2
     assert store.asked[1][1] == store.asked[0][0]
 
 
-@pytest.mark.usefixtures("ranged", "small_blocks")
-async def test_requests_ahead_stay_within_the_budget(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_plan, "_FETCH", 2000)
-    monkeypatch.setattr(read_plan, "_UNIT", 2000)
+@pytest.mark.usefixtures("small_blocks")
+async def test_requests_ahead_stay_within_the_budget(seed: int) -> None:
     sets = many_blocks(seed)
     store, handle = await stored(encode_segment(sets, writer_id="w"))
     for budget, most in ((1, 1), (12_000, 4), (10_000_000, 8)):
-        reader = SegmentReader(store, handle, max_bytes_in_memory=budget)
+        reader = SegmentReader(store, handle, max_bytes_in_memory=budget, sizes=SMALL)
         await reader.index()
         store.asked.clear()
         first = await anext(found := reader.read())
@@ -243,15 +234,13 @@ async def test_requests_ahead_stay_within_the_budget(seed: int, monkeypatch: pyt
         if budget == 10_000_000:
             assert len(store.asked) > 4
         await found.aclose()
-    assert await read(SegmentReader(store, handle, max_bytes_in_memory=1)) == expected(sets)
+    assert await read(SegmentReader(store, handle, max_bytes_in_memory=1, sizes=SMALL)) == expected(sets)
 
 
-@pytest.mark.usefixtures("ranged", "small_blocks")
-async def test_leaving_early_cancels_what_is_under_way(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_plan, "_FETCH", 2000)
-    monkeypatch.setattr(read_plan, "_UNIT", 2000)
+@pytest.mark.usefixtures("small_blocks")
+async def test_leaving_early_cancels_what_is_under_way(seed: int) -> None:
     store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w"))
-    reader = SegmentReader(store, handle)
+    reader = SegmentReader(store, handle, sizes=SMALL)
     await reader.index()
     store.hold = asyncio.Event()
 
@@ -270,13 +259,10 @@ async def test_leaving_early_cancels_what_is_under_way(seed: int, monkeypatch: p
     assert store.cancelled >= 4
 
 
-@pytest.mark.usefixtures("ranged", "small_blocks")
-async def test_an_error_of_the_store_reaches_the_caller_and_nothing_goes_on(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(read_plan, "_FETCH", 2000)
+@pytest.mark.usefixtures("small_blocks")
+async def test_an_error_of_the_store_reaches_the_caller_and_nothing_goes_on(seed: int) -> None:
     store, handle = await stored(encode_segment(many_blocks(seed), writer_id="w"))
-    reader = SegmentReader(store, handle)
+    reader = SegmentReader(store, handle, sizes=SMALL)
     await reader.index()
     store.fail_from = len(store.asked) + 3
     with pytest.raises(Unavailable):
@@ -301,17 +287,17 @@ async def test_a_missing_object_is_named() -> None:
         await SegmentReader(MemoryStore(), SegmentHandle("gone", 100, 0)).index()
 
 
-@pytest.mark.usefixtures("ranged", "small_blocks")
+@pytest.mark.usefixtures("small_blocks")
 async def test_damage_in_a_block_that_is_not_wanted_does_not_matter(seed: int) -> None:
     sets = many_blocks(seed)
     data = bytearray(encode_segment(sets, writer_id="w"))
     store, handle = await stored(bytes(data))
-    block = (await SegmentReader(store, handle).index()).logs[1].blocks[-1]
+    block = (await SegmentReader(store, handle, sizes=RANGED).index()).logs[1].blocks[-1]
     data[block.offset] ^= 1
     store, _ = await stored(bytes(data))
-    assert await read(SegmentReader(store, handle), None, {"a": SequenceNumberRange(2, 5)})
+    assert await read(SegmentReader(store, handle, sizes=RANGED), None, {"a": SequenceNumberRange(2, 5)})
     with pytest.raises(CorruptData, match=str(block.offset)):
-        await read(SegmentReader(store, handle))
+        await read(SegmentReader(store, handle, sizes=RANGED))
 
 
 async def test_random_segments_come_back_through_the_reader(seed: int) -> None:

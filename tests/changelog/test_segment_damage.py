@@ -18,6 +18,7 @@ from dstl.changelog.segment.decoder import decode_segment, parse_index
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.changelog.segment.frame import pack_footer, pack_header, pack_trailer
 from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, BlockEntry, BlockTable, LogIndex
+from dstl.changelog.segment.read_plan import ReadSizes
 from dstl.changelog.segment.reader import SegmentReader
 from dstl.errors import CorruptData, Invalid
 from dstl.store.memory import MemoryStore
@@ -61,20 +62,14 @@ def test_bytes_before_or_after_a_segment_are_found() -> None:
             next(decode_segment(wrong, "x"))
 
 
-@pytest.fixture
-def ranged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that asks by ranges even for a small segment, and joins nothing that is not adjacent."""
-    monkeypatch.setattr("dstl.changelog.segment.reader._WHOLE", 0)
-    monkeypatch.setattr("dstl.changelog.segment.reader._TAIL", 64)
-    monkeypatch.setattr("dstl.changelog.segment.read_plan._GAP", 0)
-    monkeypatch.setattr("dstl.changelog.segment.read_plan._UNIT", 0)
+RANGED = ReadSizes(whole=0, tail=64, gap=0, unit=0)
+"""Asks by ranges even for a small segment, and joins nothing that is not adjacent."""
 
 
-async def read_all(store: MemoryStore, handle: SegmentHandle) -> list[object]:
-    return [changes async for changes in SegmentReader(store, handle).read()]
+async def read_all(store: MemoryStore, handle: SegmentHandle, sizes: ReadSizes) -> list[object]:
+    return [changes async for changes in SegmentReader(store, handle, sizes=sizes).read()]
 
 
-@pytest.mark.usefixtures("ranged")
 async def test_every_flipped_bit_that_a_reader_by_range_meets_is_found() -> None:
     data = small_segment()
     whole = decoded(data)
@@ -86,7 +81,7 @@ async def test_every_flipped_bit_that_a_reader_by_range_meets_is_found() -> None
         await store.put("s", bytes(damaged))
         seen: dict[tuple[str, int, int], int] = {}
         try:
-            async for log_id, sqn, key_group, batch in SegmentReader(store, handle).read():
+            async for log_id, sqn, key_group, batch in SegmentReader(store, handle, sizes=RANGED).read():
                 seen[log_id, sqn, key_group] = batch.num_rows
             assert bit < 8 * 16  # only the header is never fetched
         except CorruptData:
@@ -94,7 +89,6 @@ async def test_every_flipped_bit_that_a_reader_by_range_meets_is_found() -> None
         assert all(len(whole[key]) == rows for key, rows in seen.items())
 
 
-@pytest.mark.usefixtures("ranged")
 async def test_every_truncated_object_is_found_by_the_reader() -> None:
     data = small_segment()
     handle = SegmentHandle("s", len(data), segment_checksum(data))
@@ -102,7 +96,7 @@ async def test_every_truncated_object_is_found_by_the_reader() -> None:
         store = MemoryStore()
         await store.put("s", data[:length])
         with pytest.raises(CorruptData):
-            await read_all(store, handle)
+            await read_all(store, handle, RANGED)
 
 
 async def test_a_small_segment_must_have_its_handles_checksum() -> None:
@@ -110,7 +104,7 @@ async def test_a_small_segment_must_have_its_handles_checksum() -> None:
     data = small_segment()
     await store.put("s", data)
     with pytest.raises(CorruptData, match="handle"):
-        await read_all(store, SegmentHandle("s", len(data), segment_checksum(data) ^ 1))
+        await read_all(store, SegmentHandle("s", len(data), segment_checksum(data) ^ 1), ReadSizes())
 
 
 # What follows is under good checksums: a faulty or hostile writer.

@@ -1,7 +1,10 @@
 """What the replay of a log holds ahead is bounded by what it is, not by what it was packed to."""
 
 import asyncio
+import random
 import tracemalloc
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 
 import pyarrow as pa
 
@@ -9,21 +12,18 @@ from dstl.changelog.change_set import OP_PUT, ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
-from materializer.restore.log_replay import replay_steps, replayed
+from materializer.restore.log_replay import replay, replay_steps
 
 SEGMENTS, ROWS, VALUE = 12, 24, 1 << 20
 
 
-async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_before_their_turn() -> None:
-    store, entries, packed = MemoryStore(), [], 0
-    for number in range(SEGMENTS):
-        changes = ChangeSet()
-        for row in range(ROWS):
-            changes.append(0, 1, OP_PUT, b"%08d" % row, b"", bytes([number]) * VALUE)
+async def stored_log(store: MemoryStore, segments: Sequence[ChangeSet]) -> CompletedCheckpoint:
+    entries = []
+    for number, changes in enumerate(segments):
         data = encode_segment([("log", number, changes)], writer_id="writer")
-        packed += len(data)
         await store.put(f"00/q/w/{number}", data)
         entries.append(
             SegmentEntry(
@@ -34,9 +34,8 @@ async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_befo
                 checkpoint=number + 1,
             )
         )
-    assert packed < 1 << 20
-    checkpoint = CompletedCheckpoint(
-        checkpoint_id=SEGMENTS,
+    return CompletedCheckpoint(
+        checkpoint_id=len(segments),
         batch_id=0,
         query_id="q",
         run_id="r",
@@ -46,11 +45,26 @@ async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_befo
         logs=(LogEntry(log_id="log", operator="op", first_key_group=0, last_key_group=0),),
         segments=tuple(entries),
     )
-    owned, seen, most = KeyGroupRange(0, 0), [], 0
+
+
+def change_set(values: Iterable[bytes]) -> ChangeSet:
+    changes = ChangeSet()
+    for row, value in enumerate(values):
+        changes.append(0, 1, OP_PUT, b"%08d" % row, b"", value)
+    return changes
+
+
+async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_before_their_turn() -> None:
+    store = MemoryStore()
+    checkpoint = await stored_log(store, [change_set([bytes([n]) * VALUE] * ROWS) for n in range(SEGMENTS)])
+    assert sum(entry.handle.size for entry in checkpoint.segments) < 1 << 20
+    owned = KeyGroupRange(0, 0)
+    seen: list[str] = []
+    most = 0
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        async for step, found in replayed(replay_steps(checkpoint, owned, {}), store, owned, system_runtime()):
+        async for step, found in replay(replay_steps(checkpoint, owned, {}), store, owned, system_runtime()):
             # A slow table: whoever is ahead has the time to load all that it may.
             await asyncio.sleep(0.1)
             held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before
@@ -61,3 +75,23 @@ async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_befo
         tracemalloc.stop()
     assert seen == [f"00/q/w/{number}" for number in range(SEGMENTS)]
     assert most < SEGMENTS * ROWS * VALUE // 2, f"{most >> 20} MB were held"
+
+
+async def test_a_read_that_is_repeated_counts_its_bytes_once(seed: int) -> None:
+    """The second request of a segment fails once, when what the first one brought is decoded and counted."""
+    inner, rng = MemoryStore(), random.Random(seed)
+    large = change_set([rng.randbytes(VALUE) for _ in range(12)])
+    checkpoint = await stored_log(inner, [change_set([b"small"]), large])
+    # The index of the second segment is its first request.
+    store = FaultyStore(inner, [FaultRule(Fault.UNAVAILABLE, "get", nth=(3,), only="/1")])
+    owned = KeyGroupRange(0, 0)
+    async with aclosing(replay(replay_steps(checkpoint, owned, {}), store, owned, system_runtime())) as segments:
+        most = 0
+        for _ in range(1000):
+            await asyncio.sleep(0.02)
+            most = max(most, segments.taken)
+            if store.fired and segments.taken == most >= large.nbytes - VALUE:
+                break
+        assert len(store.fired) == 1
+        assert large.nbytes - VALUE < most < large.nbytes + VALUE
+        assert [sum(batch.num_rows for *_, batch in found) async for _, found in segments] == [1, 12]

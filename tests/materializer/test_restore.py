@@ -19,7 +19,7 @@ from dstl.testing.table_changes import Change, changes, clear, delete, put
 from dstl.testing.virtual_time import run_in_virtual_time
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
-from materializer.restore.restore import RestoredTables, restore_tables
+from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
 from materializer.tables import HeapStateTable, StateTable
 
 GROUPS = 16
@@ -110,8 +110,10 @@ def restore(
     store: ObjectStore,
     owned: KeyGroupRange = ALL,
     open_table: Callable[[str], StateTable] = lambda _: HeapStateTable(),
+    log_sizes: LogSizes = LogSizes(),
 ) -> "asyncio.Future[RestoredTables]":
-    return asyncio.ensure_future(restore_tables(checkpoint, store, owned, open_table, Runtime.seeded(1, LoopClock())))
+    runtime = Runtime.seeded(1, LoopClock())
+    return asyncio.ensure_future(restore_tables(checkpoint, store, owned, open_table, runtime, log_sizes=log_sizes))
 
 
 async def some_history(log: Log, rng: random.Random, segments: int = 30) -> State:
@@ -322,7 +324,7 @@ class SlowTable(HeapStateTable):
         super().apply(changes)
 
 
-async def test_only_a_bounded_number_of_segments_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_bounded_number_of_segments_is_fetched_ahead() -> None:
     """Whatever the log's size: here every segment is a piece of its own, and two are all that fits in memory."""
     store = GatedStore(MemoryStore())
     log = Log(store.inner)
@@ -330,10 +332,9 @@ async def test_only_a_bounded_number_of_segments_is_fetched_ahead(monkeypatch: p
     for n in range(60):
         await log.add({"log-a": [put(1, 0, b"k", b"", b"%d" % n)]})
     size = changes(put(1, 0, b"k", b"", b"59")).nbytes
-    monkeypatch.setattr("materializer.restore.log_pieces._PIECE_BYTES", 1)
-    monkeypatch.setattr("materializer.restore.log_pieces._AHEAD_BYTES", 2 * size)
+    sizes = LogSizes(piece=1, ahead=2 * size)
     ahead: list[int] = []
-    await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(ahead, store))  # type: ignore[arg-type]
+    await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(ahead, store), sizes)  # type: ignore[arg-type]
     assert len(ahead) == 60
     # Sixteen that are fetched, one that waits for room, and the two.
     assert 1 <= max(ahead) <= 16 + 1 + 2
@@ -355,8 +356,7 @@ async def test_many_small_segments_are_applied_together() -> None:
     ]
 
 
-async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("materializer.restore.log_pieces._PIECE_BYTES", 1)
+async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int) -> None:
     log = Log(MemoryStore())
     await some_history(log, random.Random(seed))
     store = FaultyStore(log.store, [FaultRule(Fault.STUCK, "get", nth=(5,))])
@@ -366,7 +366,7 @@ async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int, monk
         opened.append(HeapStateTable())
         return opened[-1]
 
-    running = restore(log.checkpoint(), store, ALL, open_table)
+    running = restore(log.checkpoint(), store, ALL, open_table, LogSizes(piece=1))
     await asyncio.sleep(0.05)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -11,6 +11,7 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.testing.table_changes import AWKWARD, Change, changes, clear, content, delete, put
+from materializer.restore.restore import LogSizes
 from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedChanges
 from worlds.materialization import EAGER, World
 
@@ -85,7 +86,7 @@ def test_what_was_never_taken_goes_with_the_table(tmp_path: Path) -> None:
 
 
 class Counted:
-    """Counts what tables stage and take, and stages everything, in small pieces."""
+    """Counts what tables stage and take."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.staged = self.refused = self.taken = 0
@@ -103,14 +104,13 @@ class Counted:
 
         monkeypatch.setattr(RocksDBStateTable, "stage", counting_stage)
         monkeypatch.setattr(RocksDBStateTable, "take", counting_take)
-        monkeypatch.setattr("materializer.restore.log_pieces._PIECE_BYTES", 300)
-        monkeypatch.setattr("materializer.restore.restore._STAGED_BYTES", 0)
 
 
 async def a_world(seed: int, directory: Path) -> World:
     """A base, and log after it whose segments have puts, deletes and clears."""
     options = EAGER.model_copy(update={"interval_s": 1e9, "max_segments": None, "log_to_state_ratio": None})
     world = World(seed, options=options, table="rocksdb", directory=directory, partitions=1)
+    world.log_sizes = LogSizes(piece=300, staged=0)
     await world.start(1)
     await world.batch_of(300)
     for _ in range(3):

@@ -27,7 +27,7 @@ from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_ob
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from handles.segment_handle import SegmentHandle
 from handles.shared_state_registry import SharedStateRegistry
-from materializer.restore.restore import RestoredTables, restore_tables
+from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
 from materializer.tables import StateTable, open_table
 
 GROUPS = 16
@@ -83,6 +83,7 @@ class World:
         self.store = store or self.memory
         self.options = options
         self.batching = BatchingOptions(inline_threshold=inline_threshold)
+        self.log_sizes = LogSizes()
         self.partitions = partitions
         self.members: list[Member] = []
         self.model: Model = {op: {} for op in OPERATORS}
@@ -263,7 +264,13 @@ class World:
             owned = range_of_partition(index, GROUPS, size)
             told = on_progress or (lambda _: None)
             restored = await restore_tables(
-                checkpoint, self.store, owned, self.open_table, self.runtime, on_progress=told
+                checkpoint,
+                self.store,
+                owned,
+                self.open_table,
+                self.runtime,
+                on_progress=told,
+                log_sizes=self.log_sizes,
             )
             for operator, table in restored.tables.items():
                 assert set(table.key_groups()) <= set(owned)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from concurrent.futures import Executor
-from typing import Any
+from contextlib import aclosing, nullcontext
 
 import google_crc32c
 import pyarrow as pa
@@ -16,9 +14,10 @@ from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment.decoder import decode_stored_block, parse_index
 from dstl.changelog.segment.frame import unpack_footer, unpack_trailer
 from dstl.changelog.segment.index import TRAILER_SIZE, SegmentIndex
-from dstl.changelog.segment.read_plan import AskedAhead, Unit, Wanted, units
+from dstl.changelog.segment.read_plan import Fetch, ReadSizes, Unit, Wanted, plan_fetches
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ByteRange, ObjectStore
+from dstl.store.look_ahead import LookAhead, Share
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
@@ -28,14 +27,9 @@ __all__ = ["Changes", "SegmentReader"]
 Changes = tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]
 """Log id, sequence number, key group (``META_KEY_GROUP`` for metadata) and changes in the order of their appends."""
 
-_WHOLE = 256 << 10
-"""A segment of at most this many bytes is fetched in one request and checked as a whole."""
-_TAIL = 64 << 10
-"""First fetched of a larger one: trailer, and nearly always the whole footer."""
-_INLINE = 64 << 10
-"""Stored bytes up to which a unit is decoded on the loop, in about 0.1 ms: a thread would spend as long on handing
-over, and on waiting for the interpreter."""
-_MAX_AHEAD = 4
+_MAX_FETCHES = 8
+_MAX_UNITS = 4
+_SIZES = ReadSizes()
 
 
 class SegmentReader:
@@ -59,6 +53,7 @@ class SegmentReader:
         executor: Executor | None = None,
         max_bytes_in_memory: int = 64 << 20,
         turn: asyncio.Semaphore | None = None,
+        sizes: ReadSizes = _SIZES,
     ) -> None:
         """Fetches nothing yet.
 
@@ -68,11 +63,13 @@ class SegmentReader:
             executor: Threads that decompress; by default those of the loop.
             max_bytes_in_memory: More: more requests and threads at once; less: less memory while restoring.
             turn: Held while a unit is decoded; shared by readers that should not take all threads at once.
+            sizes: What is fetched and decoded at once.
         """
         self._store = store
         self._handle = handle
         self._executor = executor
-        self._turn = turn or contextlib.nullcontext()
+        self._turn = turn or nullcontext()
+        self._sizes = sizes
         self._budget = max_bytes_in_memory
         self._where = f"{store.location}: segment {handle.name}" + (f"+{handle.offset}" if handle.offset else "")
         self._index: SegmentIndex | None = None
@@ -88,7 +85,7 @@ class SegmentReader:
             Unavailable: Try again.
         """
         if self._index is None:
-            small = self._handle.size <= _WHOLE
+            small = self._handle.size <= self._sizes.whole
             self._index = await (self._index_of_whole() if small else self._index_of_tail())
         return self._index
 
@@ -117,42 +114,31 @@ class SegmentReader:
         index = await self.index()
         if logs is not None:
             self._check_holds(index, logs)
-        planned = list(units(_wanted(index, key_groups, logs)))
+        fetches = plan_fetches(_wanted(index, key_groups, logs), self._sizes)
         if self._whole is not None:
-            for unit in planned:
-                for changes in await self._decoded(self._whole, 0, unit, key_groups, logs):
-                    yield changes
+            for fetch in fetches:
+                for unit in fetch.units:
+                    for changes in await self._decode(self._whole, 0, unit, key_groups, logs):
+                        yield changes
             return
-        asked = AskedAhead(self._get, planned, self._budget // 2)
-        waiting = deque(planned)
-        ahead: deque[tuple[Unit, asyncio.Task[list[Changes]]]] = deque()
-        held = 0
-        try:
-            while waiting or ahead:
-                while waiting and _may_start(len(ahead), held + waiting[0].cost, self._budget // 2):
-                    unit = waiting.popleft()
-                    held += unit.cost
-                    ahead.append((unit, asyncio.create_task(self._load(unit, asked, key_groups, logs))))
-                unit, task = ahead[0]
-                found = await task
-                ahead.popleft()
-                for changes in found:
-                    yield changes
-                held -= unit.cost
-                asked.used(unit)
-        finally:
-            await _cancel([task for _, task in ahead] + asked.tasks())
+        half = self._budget // 2
+        fetched = LookAhead(fetches, self._fetch, cost=lambda f: f.size, max_bytes=half, max_count=_MAX_FETCHES)
+        async with aclosing(fetched):
+            async for fetch, data in fetched:
 
-    async def _load(
-        self,
-        unit: Unit,
-        asked: AskedAhead,
-        key_groups: KeyGroupRange | None,
-        logs: Mapping[str, SequenceNumberRange] | None,
-    ) -> list[Changes]:
-        return await self._decoded(await asked.get(unit), unit.fetch.start, unit, key_groups, logs)
+                async def decode(unit: Unit, _: Share, data: bytes = data, start: int = fetch.start) -> list[Changes]:
+                    return await self._decode(data, start, unit, key_groups, logs)
 
-    async def _decoded(
+                decoded = LookAhead(fetch.units, decode, cost=lambda u: u.cost, max_bytes=half, max_count=_MAX_UNITS)
+                async with aclosing(decoded):
+                    async for found in decoded:
+                        for changes in found:
+                            yield changes
+
+    async def _fetch(self, fetch: Fetch, _: Share) -> tuple[Fetch, bytes]:
+        return fetch, await self._get(fetch.start, fetch.stop)
+
+    async def _decode(
         self,
         data: bytes,
         start: int,
@@ -162,10 +148,10 @@ class SegmentReader:
     ) -> list[Changes]:
         """Decode a unit out of the segment's bytes from ``start`` on."""
         work = (data, start, unit, key_groups, logs, self._where)
-        if unit.stored <= _INLINE:
-            return _decode(*work)
+        if unit.stored <= self._sizes.inline:
+            return _decode_unit(*work)
         async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, _decode, *work)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, _decode_unit, *work)
 
     async def _index_of_whole(self) -> SegmentIndex:
         data = await self._get(0, self._handle.size)
@@ -179,7 +165,7 @@ class SegmentReader:
 
     async def _index_of_tail(self) -> SegmentIndex:
         size = self._handle.size
-        tail = await self._get(max(0, size - _TAIL), size)
+        tail = await self._get(max(0, size - self._sizes.tail), size)
         trailer = unpack_trailer(tail[-TRAILER_SIZE:], self._where, size)
         needed = trailer.footer_length + TRAILER_SIZE
         if needed > len(tail):
@@ -216,7 +202,7 @@ def _wanted(
                 yield log, entry
 
 
-def _decode(
+def _decode_unit(
     data: bytes,
     start: int,
     unit: Unit,
@@ -233,14 +219,3 @@ def _decode(
             if sqn in sqns and (key_group == META_KEY_GROUP or key_groups is None or key_group in key_groups):
                 found.append((log.log_id, sqn, key_group, batch))
     return found
-
-
-def _may_start(ahead: int, held: int, budget: int) -> bool:
-    """One unit may always be under way, however large: else nothing would ever move."""
-    return ahead == 0 or (ahead < _MAX_AHEAD and held <= budget)
-
-
-async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
