@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from dstl.errors import CorruptData, Invalid
+from dstl.store.zstd_frame import decompress
 
 __all__ = ["RecordFrame", "complaint"]
 
@@ -79,17 +80,12 @@ class RecordFrame:
         body_length, raw_length = _LENGTHS.unpack_from(data, len(data) - _FIXED)
         room = len(data) - _FIXED - len(self.magic)
         fits = body_length <= room if self.inlines else body_length == room
-        if not fits or raw_length > self.max_raw:
+        if not fits:
             raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
         body = data[len(data) - _FIXED - body_length : len(data) - _FIXED]
         try:
-            # The frame's own size is checked first: zstandard ignores max_output_size where the frame states one.
-            if zstandard.frame_content_size(body) != raw_length:
-                raise damaged("the body's frame states another size")
-            return from_json(
-                zstandard.ZstdDecompressor().decompress(body, max_output_size=raw_length, allow_extra_data=False)
-            )
-        except (zstandard.ZstdError, ValueError) as error:
+            return from_json(decompress(body, raw_length, max_size=self.max_raw))
+        except ValueError as error:
             raise damaged(str(error)) from None
 
 

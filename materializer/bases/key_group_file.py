@@ -31,6 +31,7 @@ import zstandard
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import CorruptData, Invalid
+from dstl.store.zstd_frame import decompress
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS, Expired, TableSnapshot
 
@@ -246,14 +247,10 @@ def _checked(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list[_B
 
 
 def _pages(blocks: list[_Block], name: str) -> Iterator[pa.RecordBatch]:
-    decompressor = zstandard.ZstdDecompressor()
     for block in blocks:
         try:
-            # A frame states its own size and would be believed: check it against ours before anything is allocated.
-            if zstandard.get_frame_parameters(block.stored).content_size != block.raw_size:
-                raise CorruptData(f"{name} is damaged: a frame's size is not its block's; restore from an older base")
-            raw = decompressor.decompress(block.stored, max_output_size=block.raw_size)
-        except zstandard.ZstdError as error:
+            raw = decompress(block.stored, block.raw_size, max_size=MAX_BLOCK_BYTES)
+        except ValueError as error:
             raise CorruptData(f"{name} is damaged: {error}; restore from an older base") from error
         yield _page(raw, block.rows, name)
 

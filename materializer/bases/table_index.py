@@ -23,6 +23,7 @@ import google_crc32c
 import zstandard
 
 from dstl.errors import CorruptData, Invalid
+from dstl.store.zstd_frame import decompress
 from handles.materialized_handle import TableFile
 
 __all__ = ["TableIndex", "decode_index", "encode_index"]
@@ -97,10 +98,9 @@ def decode_index(data: bytes, files: Iterable[TableFile], name: str) -> TableInd
         raise Invalid(f"table index {name} is of format {version}.{flags}, newer than {_FORMAT_VERSION}: upgrade DSTL")
     stored = data[_HEADER.size : end]
     try:
-        # The frame's own size is believed by the library, so it is checked first.
-        if len(stored) != stored_size or raw_size > _MAX_RAW or zstandard.frame_content_size(stored) != raw_size:
+        if len(stored) != stored_size:
             raise damaged("sizes do not agree")
-        raw = zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_size, allow_extra_data=False)
+        raw = decompress(stored, raw_size, max_size=_MAX_RAW)
         at = _U32.size + _U32.unpack_from(raw)[0]
         description = json.loads(raw[_U32.size : at])
         contents = {}
@@ -112,7 +112,7 @@ def decode_index(data: bytes, files: Iterable[TableFile], name: str) -> TableInd
         index = TableIndex(
             contents, tuple((str(f), int(s), int(c)) for f, s, c in description["files"]), int(description["row_bytes"])
         )
-    except (zstandard.ZstdError, struct.error, ValueError, TypeError, KeyError) as error:
+    except (struct.error, ValueError, TypeError, KeyError) as error:
         raise damaged(str(error)) from None
     if at != len(raw):
         raise damaged("lengths do not add up")

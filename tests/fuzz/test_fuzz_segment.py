@@ -105,7 +105,7 @@ def check_frame(mutations: Mutations, raw_length: int) -> None:
 
 def decode_or_refuse(stored: bytes, entry: BlockEntry, base_sqn: int) -> None:
     try:
-        block = decode_block(stored, entry, base_sqn, "fuzz", zstandard.ZstdDecompressor())
+        block = decode_block(stored, entry, base_sqn, "fuzz")
     except CorruptData:
         return
     block.batch.validate(full=True)

@@ -18,8 +18,9 @@ import pyarrow as pa
 import zstandard
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, META_KEY_GROUP, OP_META
-from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, BlockEntry
+from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, MAX_BLOCK_BYTES, BlockEntry
 from dstl.errors import CorruptData
+from dstl.store.zstd_frame import decompress
 from handles.key_group import KeyGroup
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
 
@@ -36,7 +37,6 @@ _CONSTANT, _PLAIN = 0, 1
 _FIXED, _VARIABLE = 0, 1
 _LENGTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _MIN_COMPRESSED = 64
-_MAX_WINDOW = 1 << 27
 
 
 class BlockLayout:
@@ -125,14 +125,8 @@ class Block:
             at += records
 
 
-def decode_block(
-    stored: bytes,
-    entry: BlockEntry,
-    base_sqn: SequenceNumber,
-    where: str,
-    decompressor: zstandard.ZstdDecompressor,
-) -> Block:
-    """Check, decompress and parse one block.
+def decode_block(stored: bytes, entry: BlockEntry, base_sqn: SequenceNumber, where: str) -> Block:
+    """Check, decompress and parse one block. Any thread.
 
     Nothing is allocated beyond what the entry declares, and the entry was checked against the format's limits.
 
@@ -141,7 +135,6 @@ def decode_block(
         entry: What the footer says of it.
         base_sqn: First sequence number of the log's entry in the index.
         where: Names the object in errors.
-        decompressor: Of the calling thread; not shared.
 
     Raises:
         CorruptData: The bytes are not what was written.
@@ -151,23 +144,12 @@ def decode_block(
             f"{where}: the block at byte {entry.offset} is damaged (CRC-32C or length); restore it from a replica"
         )
     try:
-        raw = stored if entry.codec == CODEC_STORED else _decompressed(stored, entry.raw_length, decompressor)
+        raw = stored
+        if entry.codec != CODEC_STORED:
+            raw = decompress(stored, entry.raw_length, max_size=MAX_BLOCK_BYTES)
         return _parsed(pa.py_buffer(raw), entry, base_sqn)
-    except (struct.error, ValueError, IndexError, OverflowError, zstandard.ZstdError, pa.ArrowException) as error:
+    except (struct.error, ValueError, IndexError, OverflowError, pa.ArrowException) as error:
         raise CorruptData(f"{where}: the block at byte {entry.offset} contradicts itself: {error}") from None
-
-
-def _decompressed(stored: bytes, raw_length: int, decompressor: zstandard.ZstdDecompressor) -> bytes:
-    # max_output_size is ignored by the library when the frame states a size, so the frame is asked first.
-    frame = zstandard.get_frame_parameters(stored)
-    if frame.content_size != raw_length:
-        raise ValueError(f"a frame of {frame.content_size} bytes instead of {raw_length}")
-    if frame.window_size > _MAX_WINDOW or frame.dict_id:
-        raise ValueError("a frame with a window or dictionary that is never written")
-    raw: bytes = decompressor.decompress(stored, max_output_size=raw_length, allow_extra_data=False)
-    if len(raw) != raw_length:
-        raise ValueError(f"{len(raw)} bytes instead of {raw_length}")
-    return raw
 
 
 def _parsed(raw: pa.Buffer, entry: BlockEntry, base_sqn: SequenceNumber) -> Block:

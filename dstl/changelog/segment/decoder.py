@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
-import zstandard
 
-from dstl.changelog.segment.block_codec import Block, decode_block
+from dstl.changelog.segment.block_codec import decode_block
 from dstl.changelog.segment.frame import check_header, unpack_footer, unpack_trailer
 from dstl.changelog.segment.index import HEADER_SIZE, TRAILER_SIZE, BlockEntry, SegmentIndex
 from handles.key_group import KeyGroup
 from handles.sequence_number import SequenceNumber
 
-__all__ = ["decode_segment", "decode_stored_block", "parse_index", "verify_segment"]
-
-_local = threading.local()
-
-
-def decode_stored_block(stored: bytes, entry: BlockEntry, base_sqn: SequenceNumber, where: str) -> Block:
-    """Check and parse one block on the calling thread; see :func:`~dstl.changelog.segment.block_codec.decode_block`."""
-    decompressor = _local.__dict__.setdefault("decompressor", None) or zstandard.ZstdDecompressor()
-    _local.decompressor = decompressor
-    return decode_block(stored, entry, base_sqn, where, decompressor)
+__all__ = ["decode_segment", "parse_index", "verify_segment"]
 
 
 def parse_index(data: bytes, where: str) -> SegmentIndex:
@@ -49,7 +38,7 @@ def verify_segment(data: bytes, where: str) -> SegmentIndex:
     index = parse_index(data, where)
     for log in index.logs:
         for entry in log.blocks:
-            decode_stored_block(_stored(data, entry), entry, log.sqns.from_sqn, where)
+            decode_block(_stored(data, entry), entry, log.sqns.from_sqn, where)
     return index
 
 
@@ -65,7 +54,7 @@ def decode_segment(data: bytes, where: str) -> Iterator[tuple[str, SequenceNumbe
     index = verify_segment(data, where)
     for log in index.logs:
         for entry in log.blocks:
-            block = decode_stored_block(_stored(data, entry), entry, log.sqns.from_sqn, where)
+            block = decode_block(_stored(data, entry), entry, log.sqns.from_sqn, where)
             for key_group, sqn, batch in block.slices():
                 yield log.log_id, sqn, key_group, batch
 

@@ -11,7 +11,8 @@ import google_crc32c
 import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.decoder import decode_stored_block, parse_index
+from dstl.changelog.segment.block_codec import decode_block
+from dstl.changelog.segment.decoder import parse_index
 from dstl.changelog.segment.frame import unpack_footer, unpack_trailer
 from dstl.changelog.segment.index import TRAILER_SIZE, SegmentIndex
 from dstl.changelog.segment.read_plan import Fetch, ReadSizes, Unit, Wanted, plan_fetches
@@ -213,7 +214,7 @@ def _decode_unit(
     found: list[Changes] = []
     for log, entry in unit.blocks:
         at = entry.offset - start
-        block = decode_stored_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)
+        block = decode_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)
         sqns = log.sqns if logs is None else logs[log.log_id]
         for key_group, sqn, batch in block.slices():
             if sqn in sqns and (key_group == META_KEY_GROUP or key_groups is None or key_group in key_groups):
