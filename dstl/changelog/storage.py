@@ -20,10 +20,11 @@ from dstl.changelog.segment_sealing import Picked, Seals
 from dstl.changelog.throttle import ByteBudget, Throttle
 from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
-from dstl.errors import Closed, DstlError, Invalid
+from dstl.errors import Closed, Invalid
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import BatchingOptions
 from dstl.runtime import Runtime
+from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
@@ -87,7 +88,6 @@ class StateChangelogStorage:
     ) -> None:
         self.budget = ByteBudget(options.byte_budget)
         self.references = SegmentReferences()
-        self._store = store
         self._names = names
         self._runtime = runtime
         self._recorder = recorder
@@ -107,7 +107,9 @@ class StateChangelogStorage:
             references=self.references,
             touched=self.touched,
         )
-        self._deletions: set[asyncio.Task[None]] = set()
+        self._deleter = BackgroundDeleter(
+            store, recorder=recorder, deleted="segmentsDeleted", left="segmentsLeftToCleaner"
+        )
         self._look_is_due = False
         self._timer: asyncio.Task[None] | None = None
         self._timer_at = 0.0
@@ -219,8 +221,7 @@ class StateChangelogStorage:
         if running:
             await asyncio.wait(running)
         self._look()
-        if self._deletions:
-            await asyncio.wait(self._deletions)
+        await self._deleter.close()
 
     # What the writers call.
 
@@ -259,10 +260,7 @@ class StateChangelogStorage:
         ) is not None:
             self._execute(decision)
             self._update(now)
-        if deletable := self.references.take_deletable():
-            task = self.loop.create_task(self._delete(deletable))
-            self._deletions.add(task)
-            task.add_done_callback(self._deletions.discard)
+        self._deleter.delete(self.references.take_deletable())
         self._arm(now)
         self._recorder.gauge("uploadQueueSize", self._batcher.queued)
         self._recorder.gauge("segmentsInFlight", len(self._seals))
@@ -302,11 +300,3 @@ class StateChangelogStorage:
                 picked += ((writer, *each) for each in writer.ledger.unsealed(everything=whole))
                 self._touched[writer] = None
         self._seals.begin(picked)
-
-    async def _delete(self, names: list[str]) -> None:
-        try:
-            await self._store.delete(names)
-        except DstlError:
-            self._recorder.increment("segmentsLeftToCleaner", len(names))
-        else:
-            self._recorder.increment("segmentsDeleted", len(names))

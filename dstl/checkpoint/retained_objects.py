@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Iterable, Sequence
 
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
-from dstl.errors import DstlError
+from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
 from handles.shared_state_registry import SharedStateRegistry
 
 __all__ = ["RetainedObjects"]
 
-_log = logging.getLogger(__name__)
 _DELETE_TOGETHER = 16
 
 Hold = int
@@ -22,7 +19,7 @@ Hold = int
 
 
 class RetainedObjects:
-    """Counts the retained checkpoints' references and deletes what becomes free, behind the checkpoints' back.
+    """Counts the retained checkpoints' references and deletes what becomes free, in the background.
 
     Manifests go before the objects that they name, many names at a time. What a driver that ends leaves is the
     cleaner's. One event loop.
@@ -32,12 +29,11 @@ class RetainedObjects:
     """
 
     def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+        self._deleter = BackgroundDeleter(store, deleted="subsumedDeleted", left="subsumedLeftToCleaner")
         self._registry = SharedStateRegistry()
         self._freed: list[str] = []
         self._holds = 0
         self._held: dict[Hold, frozenset[str]] = {}
-        self._deletions: set[asyncio.Task[None]] = set()
 
     def retain(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
         """Keep what these refer to, their own manifests included; again is the same."""
@@ -71,13 +67,11 @@ class RetainedObjects:
 
     async def settled(self) -> None:
         """Return when the deletions that have begun have ended: what is being deleted is not to be found meanwhile."""
-        await asyncio.gather(*self._deletions, return_exceptions=True)
+        await self._deleter.settled()
 
     async def close(self) -> None:
         """Cancel the deletions that run. Idempotent."""
-        for task in list(self._deletions):
-            task.cancel()
-        await self.settled()
+        await self._deleter.close(finish=False)
 
     def _forget(self, holders: Sequence[int]) -> None:
         self._freed += [name for holder in holders for name in self._registry.unregister(holder)]
@@ -85,19 +79,7 @@ class RetainedObjects:
             freed, self._freed = self._freed, []
             manifests = [name for name in freed if manifest_sequence(name) is not None]
             others = [name for name in freed if manifest_sequence(name) is None]
-            task = asyncio.get_running_loop().create_task(self._delete(manifests, others))
-            self._deletions.add(task)
-            task.add_done_callback(self._deletions.discard)
-
-    async def _delete(self, *groups: Sequence[str]) -> None:
-        try:
-            for names in groups:
-                if names:
-                    await self._store.delete(names)
-        except DstlError as error:
-            _log.warning(
-                "%d objects of subsumed checkpoints were left to the cleaner: %s", sum(map(len, groups)), error
-            )
+            self._deleter.delete(manifests, others)
 
 
 def _held(checkpoint: CompletedCheckpoint) -> list[str]:

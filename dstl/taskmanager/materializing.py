@@ -1,50 +1,17 @@
-"""The part of a TaskManager's resources that background work may take: bytes of the log's budget, and deletions."""
+"""The bytes of the log's budget that background work may take."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from dstl.changelog.storage import StateChangelogStorage
-from dstl.errors import DstlError
-from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock
-from dstl.store.base import ObjectStore
 
-__all__ = ["BackgroundShare", "Discarder"]
+__all__ = ["BackgroundShare"]
 
 _LOOK_S = 0.02
 _PATIENCE_S = 60.0
-
-
-class Discarder:
-    """Deletes objects that nobody refers to, in the background; what it cannot delete is left to the cleaner.
-
-    Args:
-        store: Where they are.
-        recorder: ``basesDiscarded``, ``basesLeftToCleaner``.
-    """
-
-    def __init__(self, store: ObjectStore, recorder: Recorder = NullRecorder()) -> None:
-        self._store = store
-        self._recorder = recorder
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def __call__(self, names: list[str]) -> None:
-        """Delete these soon."""
-        if names:
-            task = asyncio.get_running_loop().create_task(self._delete(names))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _delete(self, names: list[str]) -> None:
-        try:
-            await self._store.delete(names)
-        except DstlError:
-            self._recorder.increment("basesLeftToCleaner", len(names))
-        else:
-            self._recorder.increment("basesDiscarded", len(names))
 
 
 class BackgroundShare:

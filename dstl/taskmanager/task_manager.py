@@ -18,9 +18,10 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime
 from dstl.store import shard_names
+from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.materializing import BackgroundShare, Discarder
+from dstl.taskmanager.materializing import BackgroundShare
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.operator_uid import is_operator_uid
@@ -115,11 +116,14 @@ class QueryState:
         )
         tracker = self.backend.tracker
         tracker.cache, tracker.recorder = BaseCache.of(options, store.location, recorder), recorder
+        self._discarded = BackgroundDeleter(
+            store, recorder=recorder, deleted="basesDiscarded", left="basesLeftToCleaner"
+        )
         writer = BaseWriter(
             uploader=self.changelog.uploader,
             names=self.changelog.names,
             reserve=BackgroundShare(self.changelog.storage, runtime.clock).reserve,
-            discard=Discarder(store, recorder),
+            discard=self._discarded.delete,
             options=options,
             cache=tracker.cache,
         )
@@ -131,6 +135,7 @@ class QueryState:
     async def close(self) -> None:
         """Drop what no checkpoint has, and close tables and logs. Idempotent."""
         await self.manager.close()
+        await self._discarded.close()
         self.backend.close()
         await self.changelog.close()
 

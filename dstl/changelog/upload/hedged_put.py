@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from dstl.changelog.upload.connection_pools import ConnectionPools
 from dstl.changelog.upload.hedging import HedgePolicy, Verdict
-from dstl.changelog.upload.loser_sweeper import LoserSweeper
 from dstl.errors import Closed, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.metrics import Recorder
 from dstl.options import UploadOptions
 from dstl.runtime import Clock
+from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectInfo
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class UploadContext:
         hedging: Whether hedges may be sent.
         policy: Decides about them.
         pools: Where requests go.
-        losers: Deletes what losing attempts leave.
+        losers: Deletes what losing attempts leave, after a grace.
         recorder: Metrics.
         settled: Told of each upload that is over.
     """
@@ -69,7 +69,7 @@ class UploadContext:
     hedging: bool
     policy: HedgePolicy
     pools: ConnectionPools
-    losers: LoserSweeper
+    losers: BackgroundDeleter
     recorder: Recorder
     settled: Callable[[Upload], None]
 
@@ -265,7 +265,7 @@ class Upload:
         self._failures += 1
         self._last_error = error
         if not isinstance(error, SlowDown):
-            owner.losers.add(attempt.name)
+            owner.losers.delete([attempt.name])
         now = owner.clock.now()
         if isinstance(error, SlowDown):
             owner.policy.throttled(now)
@@ -301,7 +301,7 @@ class Upload:
     def _discard(self, attempt: _Attempt) -> None:
         if attempt.task is not None:
             attempt.task.cancel()
-        self._owner.losers.add(attempt.name)
+        self._owner.losers.delete([attempt.name])
         self._owner.pools.closed_one(attempt.pool)
 
     def fail(self, error: BaseException) -> None:

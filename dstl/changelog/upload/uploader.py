@@ -13,11 +13,11 @@ import google_crc32c
 from dstl.changelog.upload.connection_pools import ConnectionPools
 from dstl.changelog.upload.hedged_put import StoredObject, Upload, UploadContext
 from dstl.changelog.upload.hedging import HedgePolicy
-from dstl.changelog.upload.loser_sweeper import LoserSweeper
 from dstl.errors import Closed
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import HedgingOptions, UploadOptions
 from dstl.runtime import Runtime
+from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 
 __all__ = ["StoredObject", "Upload", "Uploader"]
@@ -62,12 +62,14 @@ class Uploader:
     ) -> None:
         loop = asyncio.get_running_loop()
         self._uploads: dict[Upload, None] = {}
-        self._losers = LoserSweeper(
+        self._losers = BackgroundDeleter(
             store,
-            runtime=runtime,
+            clock=runtime.clock,
             grace_s=options.delete_grace_s,
             backlog=options.delete_backlog,
             recorder=recorder,
+            deleted="losersDeleted",
+            left="losersLeftToCleaner",
         )
         self._context = UploadContext(
             loop=loop,
