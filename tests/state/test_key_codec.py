@@ -107,7 +107,7 @@ def test_a_wrong_key_names_its_column():
     codec = KeyCodec(parse_ddl("a int, b string"), "the user key of state 'm'")
     with pytest.raises(Invalid, match="column 'a' of the user key of state 'm'"):
         codec.encode(("x", "y"))
-    with pytest.raises(Invalid, match="tuple of 2 values"):
+    with pytest.raises(Invalid, match="takes 2 values"):
         codec.encode(("x",))
 
 

@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 
 from dstl.errors import CorruptData, Invalid
 from dstl.state.codec.ddl import parse_ddl
-from dstl.state.codec.value_codec import ValueCodec, is_fixed_width
+from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.ttl import is_expired, write_time_ms
 
 MICROS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2200, 1, 1))
@@ -90,12 +90,12 @@ def test_what_is_encoded_is_decoded(data):
     json.loads(schema.json())
 
 
-def test_a_schema_of_fixed_width_is_packed():
-    schema = parse_ddl("n long, total double, ok boolean, day date")
-    assert is_fixed_width(schema)
-    codec = ValueCodec("s", [schema])
+def test_a_field_of_fixed_width_takes_its_width_and_any_other_four_bytes_more_than_it_has():
+    codec = ValueCodec("s", [parse_ddl("n long, total double, ok boolean, day date")])
     assert len(codec.encode((1, 2.0, True, datetime.date(2020, 1, 1)))) == 1 + 1 + 8 + 8 + 1 + 4
-    assert not is_fixed_width(parse_ddl("n long, name string"))
+    assert len(ValueCodec("s", [parse_ddl("n long, name string")]).encode((1, "abc"))) == 1 + 1 + 8 + 4 + 3
+    wide = StructType([StructField(f"b{i}", BooleanType()) for i in range(65)])
+    assert len(ValueCodec("s", [wide]).encode([True] * 65)) == 1 + 9 + 65
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,38 @@ def test_the_write_time_is_in_the_value():
     assert ValueCodec("s", [schema]).decode(timed) == ValueCodec("s", [schema], write_time_ms=7).decode(plain) == (5,)
 
 
-def test_the_bytes_of_a_packed_row_stay_what_they_are():
-    codec = ValueCodec("s", [parse_ddl("n int, x double")], write_time_ms=3)
-    assert codec.encode((None, 1.5)) == b"\x81" + struct.pack("<qBid", 3, 1, 0, 1.5)
-    assert ValueCodec("s", [parse_ddl("s string, n int")]).encode(("a", 1)) == b"\x01\x92\xa1a\x01"
+def test_the_bytes_of_values_stay_what_they_are():
+    """From release 0.1.0 on these bytes are in users' checkpoints: add lines, change none."""
+    packed = ValueCodec("s", [parse_ddl("n int, x double")], write_time_ms=3)
+    assert packed.encode((None, 1.5)) == b"\x81" + struct.pack("<qBid", 3, 1, 0, 1.5)
+    text = ValueCodec("s", [parse_ddl("s string, n int, b binary")])
+    assert text.encode(("aé", 1, b"\0")) == b"\x01\0" + struct.pack("<IiI", 3, 1, 4) + "aé".encode() + b"\0"
+    assert text.encode((None, None, b"x")) == b"\x01\x03" + struct.pack("<IiI", 0, 0, 1) + b"x"
+    numbers = ValueCodec("s", [parse_ddl("a decimal(18,2), b decimal(38,0), c boolean, d date, t timestamp_ntz")])
+    wide = -(10**30)
+    assert numbers.encode(
+        (
+            decimal.Decimal("-1.50"),
+            decimal.Decimal(wide),
+            True,
+            datetime.date(1970, 1, 2),
+            datetime.datetime(1970, 1, 1, 0, 0, 1),
+        )
+    ) == b"\x01\0" + struct.pack("<q", -150) + wide.to_bytes(16, "little", signed=True) + struct.pack(
+        "<?iq", True, 1, 10**6
+    )
+    nested = ValueCodec("s", [parse_ddl("a array<int>, m map<string,bigint>, s struct<x: double, d: decimal(20,0)>")])
+    parts = [b"\x93\x01\xc0\xcd\x01\x00", b"\x91\x92\xa1k\x02", b"\x92\xc0\xc4\x10" + b"\xff" * 16]
+    ends = [len(b"".join(parts[:count])) for count in (1, 2, 3)]
+    assert nested.encode(([1, None, 256], {"k": 2}, {"d": decimal.Decimal(-1)})) == (
+        b"\x01\0" + struct.pack("<3I", *ends) + b"".join(parts)
+    )
+
+
+@pytest.mark.parametrize("ddl", ["s string", "n int, s string, a array<string>"])
+def test_a_string_that_is_not_unicode_is_refused_by_the_state(ddl):
+    schema = parse_ddl(ddl)
+    value = tuple({"n": 1, "s": "\ud800", "a": ["x"]}[name] for name in schema.names)
+    for _ in range(2):
+        with pytest.raises(Invalid, match="'balance'"):
+            ValueCodec("balance", [schema]).encode(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import math
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,21 @@ from pyspark.sql.types import (
     ByteType,
     DataType,
     DateType,
+    DayTimeIntervalType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StringType,
     StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
+    TimeType,
 )
 
 from dstl.errors import CorruptData, Invalid
@@ -56,10 +60,28 @@ VALUES: list[tuple[DataType, st.SearchStrategy[Any]]] = [
     (BinaryType(), st.one_of(st.binary(max_size=5), st.sampled_from([255, 256, 65535, 65536]).map(bytes))),
     (DECIMAL, st.integers(-(10**38) + 1, 10**38 - 1).map(lambda n: decimal.Decimal(n).scaleb(-4, decimal.Context(50)))),
     (DECIMAL, st.integers(-(10**20), 10**20).map(lambda n: decimal.Decimal(n).scaleb(-4, decimal.Context(50)))),
+    (DecimalType(18, 2), st.integers(-(10**18) + 1, 10**18 - 1).map(lambda n: decimal.Decimal(n).scaleb(-2))),
+    (TimeType(), st.times()),
+    (
+        DayTimeIntervalType(),
+        st.integers(-(10**17), 10**17).map(lambda micros: datetime.timedelta(microseconds=micros)),
+    ),
+    (NullType(), st.none()),
+    (StructType([]), st.just({})),
     (ArrayType(LongType()), st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=3)),
     (
         StructType([StructField("a", LongType()), StructField("t", TimestampType())]),
         st.fixed_dictionaries({"a": st.integers(0, 9), "t": INSTANT}),
+    ),
+    (
+        ArrayType(StructType([StructField("x", DoubleType()), StructField("m", MapType(LongType(), BinaryType()))])),
+        st.lists(
+            st.none()
+            | st.fixed_dictionaries(
+                {"x": st.sampled_from([None, -0.0, math.inf, 0.5]), "m": st.dictionaries(st.integers(), st.binary())}
+            ).filter(lambda each: all(-(1 << 63) <= key < 1 << 63 for key in each["m"])),
+            max_size=2,
+        ),
     ),
     (
         MapType(StringType(), DECIMAL),
@@ -159,6 +181,60 @@ def test_damaged_values_are_refused(schema: StructType, seed: int) -> None:
         noise = rng.bytes(int(rng.integers(0, 40)))
         with contextlib.suppress(CorruptData):
             assert columns.decode(pa.array([b"\x01" + noise], pa.binary())).num_rows == 1
+
+
+DAMAGED = [
+    kind
+    for kind in VALUES
+    if not isinstance(kind[0], (DateType, TimestampType, TimestampNTZType, TimeType, DayTimeIntervalType, DecimalType))
+    and not hasattr(kind[0], "elementType")
+    and not hasattr(kind[0], "fields")
+    and not hasattr(kind[0], "keyType")
+]
+"""Types of whose values every slot is good for both codecs."""
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), tables(DAMAGED), st.integers(0, 3))
+def test_damaged_rows_are_refused_by_both_codecs_or_read_alike(
+    data: st.DataObject, drawn: tuple[StructType, pa.RecordBatch], flips: int
+) -> None:
+    schema, table = drawn
+    one, columns = ValueCodec("s", [schema]), ValueColumns("s", [schema])
+    values = []
+    for row in rows_of_table(table):
+        value = bytearray(one.encode(row))
+        for _ in range(flips):
+            value[data.draw(st.integers(1, len(value) - 1))] = data.draw(st.integers(0, 255))
+        values.append(
+            bytes(value[: data.draw(st.integers(len(value) - 1, len(value)))] + data.draw(st.binary(max_size=1)))
+        )
+    for value in values:
+        # Among others, so that a field may not reach into its neighbour's bytes.
+        column = pa.array([b"\x01" * 100, value, b"\x01" * 100], pa.binary()).slice(1, 1)
+        try:
+            found = one.decode(value)
+        except CorruptData:
+            with pytest.raises(CorruptData, match="'s'"):
+                columns.decode(column)
+        else:
+            assert repr(rows_of_table(columns.decode(column))) == repr([found])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), tables(VALUES))
+def test_damaged_rows_of_any_type_raise_nothing_but_corrupt_data(
+    data: st.DataObject, drawn: tuple[StructType, pa.RecordBatch]
+) -> None:
+    schema, table = drawn
+    one, columns = ValueCodec("s", [schema]), ValueColumns("s", [schema])
+    for row in rows_of_table(table):
+        value = bytearray(one.encode(row))
+        value[data.draw(st.integers(0, len(value) - 1))] = data.draw(st.integers(0, 255))
+        with contextlib.suppress(CorruptData):
+            assert len(one.decode(bytes(value))) == len(schema.names)
+        with contextlib.suppress(CorruptData):
+            assert columns.decode(pa.array([bytes(value)], pa.binary())).validate() is None
 
 
 @pytest.mark.parametrize("schema", [FIRST, SECOND])

@@ -1,9 +1,10 @@
-"""One field of a state value or key between Python and what msgpack can hold, for every Spark SQL type.
+"""Fields of state values and keys between Python and the wire, for every Spark SQL type.
 
-Python side: what PySpark's state API returns: naive local ``datetime`` for timestamps, ``Row`` for structs, ``dict``
-for maps, ``list`` for arrays, ``bytes`` for binary. Wire side: integers, floats, ``str``, ``bytes``, lists, None. A
-timestamp is microseconds since 1970 in UTC, a date is days, a decimal is its unscaled integer (beyond 64 bits: its
-big-endian two's complement bytes), an interval is microseconds or months, a map is a list of pairs in its order.
+A Python value is one that PySpark's state API returns: naive local ``datetime`` for timestamps, ``Row`` for structs,
+``dict`` for maps, ``list`` for arrays, ``bytes`` for binary. A wire value is an integer, float, ``str``, ``bytes``,
+list or None. A timestamp is microseconds since 1970 in UTC, a date is days, a decimal of up to 18 digits is its
+unscaled integer and a larger one the 16 bytes of that (two's complement, little-endian, as in Arrow), an interval is
+microseconds or months, a map is a list of pairs in its order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid, shown
-from dstl.state.codec.type_groups import TEXT
+from dstl.state.codec.type_groups import TEXT, is_small_decimal
 
 __all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain", "values_by_name"]
 
@@ -67,8 +68,8 @@ class FieldCodec:
     """How one type crosses.
 
     Attributes:
-        native: The exact Python type that crosses unchanged once checked (ranges aside); None where every value is
-            converted.
+        native: The exact Python type whose values a flat row takes as they are, or refuses where one does not fit;
+            None where every value is converted.
         encode: Python value, not None, to wire value. Raises TypeError or ValueError for a value of another type.
         decode: Wire value, not None, to Python value; None where the wire value is already the Python value.
     """
@@ -259,7 +260,7 @@ def _to_day_time(micros: int) -> datetime.timedelta:
 _SCALARS: dict[type[DataType], FieldCodec] = {
     **{kind: _integer(kind) for kind in INT_BOUNDS},
     DoubleType: FieldCodec(float, _float, None),
-    FloatType: FieldCodec(None, _float32, None),
+    FloatType: FieldCodec(float, _float32, None),
     BooleanType: FieldCodec(bool, _boolean, None),
     BinaryType: FieldCodec(bytes, _binary, None),
     NullType: FieldCodec(None, _null, None),
@@ -272,7 +273,7 @@ _SCALARS: dict[type[DataType], FieldCodec] = {
 
 
 def _decimal(data_type: DecimalType) -> FieldCodec:
-    scale, bound = data_type.scale, 10**data_type.precision
+    scale, bound, is_small = data_type.scale, 10**data_type.precision, is_small_decimal(data_type)
 
     def encode(value: Any) -> int | bytes | None:
         value = plain(value)
@@ -285,12 +286,10 @@ def _decimal(data_type: DecimalType) -> FieldCodec:
         unscaled = int(value.scaleb(scale, _DECIMAL_CONTEXT).to_integral_value(decimal.ROUND_HALF_UP))
         if not -bound < unscaled < bound:
             raise ValueError(f"{shown(value)} does not fit {data_type.simpleString()}")
-        if -(1 << 63) <= unscaled < 1 << 63:
-            return unscaled
-        return unscaled.to_bytes((unscaled.bit_length() + 8) // 8, "big", signed=True)
+        return unscaled if is_small else unscaled.to_bytes(16, "little", signed=True)
 
     def decode(wire: int | bytes) -> decimal.Decimal:
-        unscaled = int.from_bytes(wire, "big", signed=True) if isinstance(wire, bytes) else wire
+        unscaled = int.from_bytes(wire, "little", signed=True) if isinstance(wire, bytes) else wire
         return decimal.Decimal(unscaled).scaleb(-scale, _DECIMAL_CONTEXT)
 
     return FieldCodec(None, encode, decode)

@@ -6,7 +6,7 @@
     one string column       its UTF-8; null is b"\\xff", which no UTF-8 holds
     one column of integers, dates, timestamps, booleans
                             i64, little-endian; null is b""
-    anything else           one msgpack array of the columns' wire values (dstl.state.codec.field_codec)
+    anything else           a flat row (dstl.state.codec.flat_row)
 
 As in Spark's grouping, -0.0 equals 0.0 and every NaN equals every other; the entries of a map are sorted.
 """
@@ -26,19 +26,18 @@ from pyspark.sql.types import (
     ArrayType,
     BooleanType,
     DataType,
-    DateType,
     DecimalType,
     MapType,
     StringType,
     StructType,
 )
 
-from dstl.errors import CorruptData, Invalid, clipped, shown
-from dstl.state.codec.binary_column import rows_of
-from dstl.state.codec.field_codec import field_codec, values_by_name
-from dstl.state.codec.packed_columns import is_columnar, pack_columns
-from dstl.state.codec.type_groups import FLOATS, INTEGERS, MICROSECONDS, TEXT, WHOLE
-from dstl.state.codec.wire_column import int64_column, to_int64
+from dstl.errors import CorruptData, Invalid, clipped
+from dstl.state.codec.column_buffers import empty_values, rows_of, to_int64
+from dstl.state.codec.field_codec import FieldCodec, field_codec
+from dstl.state.codec.flat_columns import FlatColumns
+from dstl.state.codec.row_codec import RowCodec
+from dstl.state.codec.type_groups import FLOATS, TEXT, WHOLE
 
 __all__ = ["KeyCodec"]
 
@@ -61,7 +60,7 @@ class KeyCodec:
         Invalid: A column's type cannot be a key (a collated string, whose equality is not that of its bytes).
     """
 
-    __slots__ = ("_canonical", "_decoders", "_encoders", "_kind", "_pack", "names", "schema", "what")
+    __slots__ = ("_columns", "_decode", "_encode", "_kind", "_rows", "names", "schema", "what")
 
     def __init__(self, schema: StructType, what: str = "the grouping key") -> None:
         self.schema = schema
@@ -70,12 +69,11 @@ class KeyCodec:
         types = [f.dataType for f in schema.fields]
         for field in schema.fields:
             _refuse_unequal(field.dataType, f"column {field.name!r} of {what}")
-        codecs = [field_codec(t) for t in types]
-        self._canonical = [_canonical(t) for t in types]
-        self._encoders = [_encoder(c.encode, n) for c, n in zip(codecs, self._canonical, strict=True)]
-        self._decoders = [c.decode for c in codecs]
-        self._pack: Callable[[Any], bytes] = msgpack.Packer(use_bin_type=True).pack
-        self._kind = "packed"
+        codecs = list(map(_key_field, types))
+        self._rows = RowCodec(schema, what, codecs)
+        self._encode, self._decode = self._rows.encoder(), self._rows.decoder()
+        self._columns = FlatColumns(types, [codec.encode for codec in codecs])
+        self._kind = "row"
         if not types:
             self._kind = "empty"
         elif len(types) == 1 and isinstance(types[0], TEXT):
@@ -89,28 +87,17 @@ class KeyCodec:
         Raises:
             Invalid: Not a key of the schema; names the column.
         """
-        if isinstance(key, dict):
-            try:
-                key = values_by_name(key, self.names)
-            except ValueError as error:
-                raise Invalid(f"{self.what}: {error}") from None
-        elif isinstance(key, str) and len(self.names) == 1:
-            key = (key,)
-        if not isinstance(key, (tuple, list)) or len(key) != len(self.names):
-            raise Invalid(
-                f"{self.what} is a tuple of {len(self.names)} values ({self.schema.simpleString()}), not {shown(key)}"
-            )
-        wire: list[Any] = []
-        for one, encode, name in zip(key, self._encoders, self.names, strict=True):
-            try:
-                wire.append(None if one is None else encode(one))
-            except (TypeError, ValueError, OverflowError, AssertionError) as error:
-                raise Invalid(f"column {name!r} of {self.what}: {clipped(error)}") from error
-        if None in wire:
-            for one, field in zip(wire, self.schema.fields, strict=True):
-                if one is None and not field.nullable:
-                    raise Invalid(f"column {field.name!r} of {self.what} is declared NOT NULL and got None")
-        return self._bytes(wire)
+        if self._kind == "row":
+            return self._encode(key)
+        wire = self._rows.to_wire(key)
+        if self._kind == "empty":
+            return b""
+        if self._kind == "whole":
+            return b"" if wire[0] is None else _I64.pack(wire[0])
+        try:
+            return _NULL_TEXT if wire[0] is None else wire[0].encode()
+        except UnicodeEncodeError as error:
+            raise Invalid(f"{self.what} has a string that is not one of Unicode: {clipped(error)}") from error
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Return the key that :meth:`encode` was given, with the Python types that PySpark's state API returns.
@@ -119,19 +106,17 @@ class KeyCodec:
             CorruptData: Not bytes of a key of this schema.
         """
         try:
+            if self._kind == "row":
+                return self._decode(data)
+            if self._kind == "empty":
+                return ()
+            wire: Any = None
             if self._kind == "text":
-                wire: list[Any] = [None if data == _NULL_TEXT else data.decode()]
-            elif self._kind == "whole":
-                wire = [_I64.unpack(data)[0] if data else None]
-                if isinstance(self.schema.fields[0].dataType, BooleanType) and data:
-                    wire = [bool(wire[0])]
-            elif self._kind == "empty":
-                wire = []
-            else:
-                wire = msgpack.unpackb(data, use_list=True, strict_map_key=False)
-            return tuple(
-                [one if d is None or one is None else d(one) for one, d in zip(wire, self._decoders, strict=True)]
-            )
+                wire = None if data == _NULL_TEXT else data.decode()
+            elif data:
+                (wire,) = _I64.unpack(data)
+                wire = bool(wire) if isinstance(self.schema.fields[0].dataType, BooleanType) else wire
+            return self._rows.decode_wire([wire])
         except Exception as error:
             raise CorruptData(
                 f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {clipped(error)}"
@@ -148,11 +133,8 @@ class KeyCodec:
             return list(found)
         if self._kind == "whole":
             return self._whole(columns[0])
-        wire = [
-            _wire_list(column, field.dataType, encode)
-            for column, field, encode in zip(columns, self.schema.fields, self._encoders, strict=True)
-        ]
-        return list(map(self._pack, zip(*wire, strict=True)))
+        encoded: list[bytes] = self.encode_array(columns, count).to_pylist()
+        return encoded
 
     def encode_array(self, columns: Sequence[pa.Array], count: int) -> pa.Array:
         """Return the bytes of ``count`` keys given as Arrow columns as a binary array; see :meth:`encode_columns`.
@@ -164,10 +146,9 @@ class KeyCodec:
         if self._kind == "whole":
             found = rows_of(to_int64(columns[0]).astype("<i8"))
             return found if not columns[0].null_count else pc.if_else(columns[0].is_valid(), found, b"")
-        types = [field.dataType for field in self.schema.fields]
-        if self._kind == "packed" and all(map(is_columnar, types)):
-            return pack_columns(list(map(_canonical_column, columns)), types, count)
-        return pa.array(self.encode_columns(columns, count), pa.binary())
+        if self._kind == "empty":
+            return empty_values(count)
+        return self._columns.write(self.canonical(columns), count)
 
     def canonical(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return the key columns with one NaN and one zero: whose row came first must not show.
@@ -191,13 +172,6 @@ class KeyCodec:
                 differs |= _changes(column)
         return [0, *(np.flatnonzero(differs) + 1).tolist()]
 
-    def _bytes(self, wire: list[Any]) -> bytes:
-        if self._kind == "text":
-            return _NULL_TEXT if wire[0] is None else wire[0].encode()
-        if self._kind == "whole":
-            return b"" if wire[0] is None else _I64.pack(wire[0])
-        return self._pack(wire) if wire else b""
-
     @staticmethod
     def _whole(column: pa.Array) -> list[bytes]:
         found: list[bytes] = to_int64(column).astype("<i8").view("V8").tolist()
@@ -210,14 +184,6 @@ def _canonical_column(column: pa.Array) -> pa.Array:
     if not pa.types.is_floating(column.type):
         return column
     return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, column.type), pc.add(column, pa.scalar(0.0, column.type)))
-
-
-def _wire_list(column: pa.Array, data_type: DataType, encode: Convert) -> list[Any]:
-    if isinstance(data_type, (DateType, *MICROSECONDS)):
-        return list(int64_column(column).to_pylist())
-    if isinstance(data_type, (BooleanType, *INTEGERS, *TEXT)):
-        return list(column.to_pylist())
-    return [None if one is None else encode(one) for one in column.to_pylist()]
 
 
 def _comparable(kind: pa.DataType) -> bool:
@@ -236,12 +202,16 @@ def _changes(column: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return found
 
 
-def _encoder(encode: Convert, canonical: Convert | None) -> Convert:
-    return encode if canonical is None else lambda value: canonical(encode(value))
+def _key_field(data_type: DataType) -> FieldCodec:
+    """Return the codec of a type that gives equal keys equal wire values."""
+    codec, canonical = field_codec(data_type), _canonical(data_type)
+    if canonical is None:
+        return codec
+    return FieldCodec(None, lambda value: canonical(codec.encode(value)), codec.decode)
 
 
 def _canonical(data_type: DataType) -> Convert | None:
-    """What has to be done to a wire value so that equal values have equal bytes; None for nothing."""
+    """Return what is done to a wire value so that equal values have equal bytes; None for nothing."""
     if isinstance(data_type, FLOATS):
         return lambda number: _NAN if math.isnan(number) else number + 0.0
     if isinstance(data_type, ArrayType):

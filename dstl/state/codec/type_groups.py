@@ -1,4 +1,4 @@
-"""Spark's types by how their values are held: what the codecs, in all their forms, tell apart."""
+"""Groups of Spark's types by how the codecs hold their values."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pyspark.sql.types import (
     CharType,
     DateType,
     DayTimeIntervalType,
+    DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
@@ -18,16 +19,21 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-__all__ = ["FLOATS", "INTEGERS", "MICROSECONDS", "TEXT", "WHOLE"]
+__all__ = ["FLOATS", "INTEGERS", "MICROSECONDS", "TEXT", "WHOLE", "is_small_decimal"]
 
 INTEGERS = (ByteType, ShortType, IntegerType, LongType)
 
 MICROSECONDS = (TimestampType, TimestampNTZType, DayTimeIntervalType)
-"""Moments and durations."""
+"""Moments and durations, which are numbers of microseconds."""
 
 WHOLE = (*INTEGERS, DateType, *MICROSECONDS)
-"""What is a whole number of 64 bits, at first sight or not."""
+"""Types whose values are whole numbers of at most 64 bits."""
 
 FLOATS = (DoubleType, FloatType)
 
 TEXT = (StringType, CharType, VarcharType)
+
+
+def is_small_decimal(data_type: DecimalType) -> bool:
+    """Return True where every unscaled value of the type fits 64 bits."""
+    return bool(data_type.precision <= 18)

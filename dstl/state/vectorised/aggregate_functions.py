@@ -29,8 +29,8 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid
+from dstl.state.codec.column_buffers import from_int64, to_int64
 from dstl.state.codec.type_groups import INTEGERS, MICROSECONDS
-from dstl.state.codec.wire_column import from_int64, to_int64
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.exact_sums import exact_sums
 from dstl.state.vectorised.key_codes import Groups

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, LongType, StructField, StructType
 
 from dstl.errors import Invalid
-from dstl.state.codec.binary_column import binary_of, content_of
+from dstl.state.codec.column_buffers import binary_of, content_of
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.vectorised.key_codes import Groups, group_codes
 

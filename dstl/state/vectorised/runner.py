@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
 from dstl.errors import Invalid, UserCodeError, clipped
-from dstl.state.codec.binary_column import empty_values
+from dstl.state.codec.column_buffers import empty_values
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.descriptor import StateDescriptor, StateKind
