@@ -47,7 +47,7 @@ def test_a_wrong_value_of_megabytes_makes_no_error_of_megabytes(kind):
     """Before, a wrong string of 50 MB gave an error of 50,018,031 characters."""
     schema = parse_ddl(f"f {kind}")
     for value in ("x" * 5_000_000, ["y" * 5_000_000], 10**10_000 if kind == "int" else "z" * 5_000_000):
-        with pytest.raises(Invalid, match="field 'f' of state 'total'") as caught:
+        with pytest.raises(Invalid, match="column 'f' of state 'total'") as caught:
             ValueCodec("total", (schema,)).encode((value,))
         assert len(str(caught.value)) < 600
         if "array" not in kind:

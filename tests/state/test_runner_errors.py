@@ -39,7 +39,7 @@ def test_an_error_in_user_code_carries_its_traceback_key_and_operator():
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda self: self.n.update(("x",)), "field 'n' of state 'n'"),
+        (lambda self: self.n.update(("x",)), "column 'n' of state 'n'"),
         (lambda self: self.n.update((1, 2)), "takes 1"),
         (lambda self: self.handle.registerTimer(5), "time mode"),
         (lambda self: self.handle.listTimers(), "time mode"),

@@ -81,7 +81,7 @@ class ValueColumns:
         for name in self._required:
             nulls = columns.column(name).is_null().to_numpy(zero_copy_only=False)
             if bool((nulls if kept is None else nulls & kept).any()):
-                raise Invalid(f"field {name!r} of state {self._name!r} is declared NOT NULL and got a null")
+                raise Invalid(f"column {name!r} of state {self._name!r} is declared NOT NULL and got a null")
         values = self._rows.write(columns.columns, columns.num_rows, self._prefix)
         if len(values) and values.nbytes > _MAX_VALUE_BYTES and int(lengths_of(values).max()) > _MAX_VALUE_BYTES:
             raise Invalid(
