@@ -1,4 +1,4 @@
-"""Every setting of DSTL: frozen values from keyword arguments, the environment (``DSTL_*``) and Spark's configuration
+"""Options of DSTL: frozen values from keyword arguments, the environment (``DSTL_*``) and Spark's configuration
 (``spark.dstl.*``). Each says what it trades for what; Flink's name stands beside ours where there is one."""
 
 from __future__ import annotations
@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from dstl.errors import Invalid
 
 __all__ = [
     "BatchingOptions",
@@ -16,6 +18,7 @@ __all__ = [
     "S3Options",
     "TriggerOptions",
     "UploadOptions",
+    "check_grace",
 ]
 
 
@@ -259,7 +262,8 @@ class TriggerOptions(_Options):
     states; shorter: a stuck one is noticed sooner."""
 
     overdue_s: float = Field(default=3600.0, gt=0)
-    """The watchdog barks when the oldest change that is not in a base is older than this."""
+    """When the oldest change that is not in a base is older than this, a warning is logged. Longer: fewer alarms;
+    shorter: a log that grows is noticed sooner."""
 
 
 class MaterializationOptions(TriggerOptions):
@@ -363,3 +367,20 @@ class S3Options(_Options):
         if value is not None and (not value.startswith(("http://", "https://")) or "@" in value):
             raise ValueError("write http://host:port or https://host:port, without user or secret")
         return value
+
+
+def check_grace(checkpoints: CheckpointOptions, materialization: MaterializationOptions) -> None:
+    """Refuse options with which the cleaner could take for an orphan what is about to be named.
+
+    Raises:
+        Invalid: The grace period is not longer than a commit, or a finished base, may take to be published.
+    """
+    for name, seconds in (
+        ("checkpoints.timeout_s", checkpoints.timeout_s),
+        ("materialization.publish_within_s", materialization.publish_within_s),
+    ):
+        if checkpoints.clean_grace_s <= seconds:
+            raise Invalid(
+                f"checkpoints.clean_grace_s={checkpoints.clean_grace_s:g} is not above {name}={seconds:g}: the cleaner "
+                "would delete what a checkpoint is about to name; make the grace period longer"
+            )

@@ -33,7 +33,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
 if TYPE_CHECKING:
-    from dstl.spark.state_reader import StateColumns, StateRow
+    from dstl.spark.saved_state.reader import StateColumns, StateRow
 
 __all__ = ["app"]
 
@@ -145,8 +145,8 @@ async def _read(
     on_progress: Callable[[int, int], None],
 ) -> tuple[int, Table | None]:
     try:
-        from dstl.spark.state_export import json_lines, write_parquet
-        from dstl.spark.state_reader import find_checkpoint, find_savepoint, read_state, state_columns
+        from dstl.spark.saved_state.export import json_lines, write_parquet
+        from dstl.spark.saved_state.reader import find_checkpoint, find_savepoint, read_state, state_columns
     except ImportError as error:
         raise Invalid(f"reading states needs PySpark's types ({error}): pip install 'dstl-pyspark[spark]'") from None
     found = await (
@@ -190,7 +190,7 @@ def _opened(out: Path | None) -> Any:
 async def _table(
     rows: AsyncIterator[StateRow], columns: StateColumns, title: str, on_row: Callable[[int], None]
 ) -> tuple[int, Table]:
-    from dstl.spark.state_export import plain_rows
+    from dstl.spark.saved_state.export import plain_rows
 
     parts = [("key", columns.key), ("user_key", columns.user_key), ("value", columns.value)]
     names = [(part, name) for part, schema in parts if schema is not None for name in schema.names]

@@ -17,7 +17,7 @@ from dstl.demo.job import JobConfig
 from dstl.demo.supervisor import KILLS, RunFigures, supervise
 from dstl.demo.verdict import Verdict, judge
 from dstl.errors import Invalid
-from dstl.spark.application import check_pyspark
+from dstl.spark.application.environment import check_pyspark
 
 __all__ = ["check_prerequisites", "run_demo"]
 

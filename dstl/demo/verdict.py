@@ -14,7 +14,7 @@ from dstl.demo.aircraft import STATE_NAME, Alert, State, expected_result
 from dstl.demo.job import OPERATOR, JobConfig
 from dstl.options import S3Options
 from dstl.runtime import system_runtime
-from dstl.spark.state_reader import find_checkpoint, read_state
+from dstl.spark.saved_state.reader import find_checkpoint, read_state
 from dstl.store.location import open_store
 
 __all__ = ["Verdict", "judge"]

@@ -1,4 +1,4 @@
-"""The Spark face: StateBackend, and the task that runs in a Python worker.
+"""DSTL for PySpark: ``StateBackend`` in the driver, and the task that runs in a Python worker.
 
 Names are loaded when they are first used: every Python worker imports this package to find its task function, and what
 only a driver needs would cost it half a second.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dstl.errors import Invalid
 
-# At once, for its module has the same name, and would take the function's place when it is first imported.
+# Imported at once: a later import of the module would take the place of the function of the same name.
 from dstl.spark.cause import cause
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["StateBackend", "approx_count_distinct", "cause", "count", "first", "last", "max", "mean", "min", "sum"]
 
-_HOMES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {"StateBackend": "dstl.spark.backend"}
+_MODULES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {"StateBackend": "dstl.spark.backend"}
 _NEEDED = {"numpy", "pandas", "pyarrow", "pyspark"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULES:
         try:
-            return getattr(import_module(_HOMES[name]), name)
+            return getattr(import_module(_MODULES[name]), name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
             if missing not in _NEEDED:

@@ -49,7 +49,7 @@ def last(column: str, ignore_nulls: bool = False) -> Aggregate:
 
 
 def approx_count_distinct(column: str, rsd: float = 0.05) -> Aggregate:
-    """About how many distinct values a column has.
+    """Approximate number of a column's distinct values.
 
     Args:
         column: Its values are told apart as grouping keys are; nulls do not count.

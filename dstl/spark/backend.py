@@ -17,7 +17,7 @@ from dstl.checkpoint.report import SavepointReport
 from dstl.checkpoint.savepoint.format import parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
-from dstl.errors import Closed, Invalid
+from dstl.errors import Closed, Invalid, shown
 from dstl.option_sources import check_sections, resolve
 from dstl.options import (
     BatchingOptions,
@@ -27,35 +27,30 @@ from dstl.options import (
     MaterializationOptions,
     S3Options,
     UploadOptions,
+    check_grace,
 )
+from dstl.rpc.protocol import Secret
 from dstl.runtime import IoLoop, system_runtime
-from dstl.spark.application import (
+from dstl.spark.application.environment import check_pyspark, check_table, check_worker_python
+from dstl.spark.application.fleet_launcher import FleetLauncher
+from dstl.spark.application.savepoints import SavepointMaker, start_from_savepoint
+from dstl.spark.application.session import (
     LOOPBACK,
     active_run,
-    check_grace,
-    check_operator_name,
-    check_pyspark,
-    check_table,
-    check_worker_python,
     driver_host,
     executor_hosts,
     is_local,
     merge_registries,
-    shared_secret,
-    shut_down,
 )
-from dstl.spark.arguments import choice, count_within, shown
-from dstl.spark.failure_log import log_failures
-from dstl.spark.fleet_launcher import FleetLauncher
-from dstl.spark.key_groups import partition_column
-from dstl.spark.processor_operators import ProcessorOperators
-from dstl.spark.query_plan import mark_of
-from dstl.spark.query_start import watch_queries
-from dstl.spark.savepoints import SavepointMaker, start_from_savepoint
-from dstl.spark.state_frame import state_rows
+from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within
+from dstl.spark.operators.stateful_operators import StatefulOperators
+from dstl.spark.query.failure_log import log_failures
+from dstl.spark.query.placement import repartition
+from dstl.spark.query.plan import mark_of
+from dstl.spark.query.start import watch_queries
+from dstl.spark.saved_state.frame import state_rows
 from dstl.spark.task import OperatorTask
-from dstl.spark.task_definition import TaskDefinition
-from dstl.spark.vectorised_operators import VectorisedOperators
+from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory, open_store
 from dstl.store.probe import probe
@@ -71,7 +66,7 @@ _log = logging.getLogger(__name__)
 _MAXIMUM = "the maximum parallelism"
 
 
-class StateBackend(ProcessorOperators, VectorisedOperators):
+class StateBackend(StatefulOperators):
     """Keeps the state of one streaming query in DSTL.
 
     ::
@@ -178,7 +173,6 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         self._parallelism = parallelism or count_within(
             "parallelism", session.sparkContext.defaultParallelism, max_parallelism, _MAXIMUM
         )
-        self._session = session
         self._operators: list[str] = []
         self._unnamed = 0
         self._has_warned = False
@@ -204,7 +198,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         if not local and not cluster.launch and task_managers is None:
             raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
         self._host = LOOPBACK if local else None
-        self._secret = shared_secret(cluster.secret_file)
+        self._secret = Secret.from_file(cluster.secret_file) if cluster.secret_file else Secret.generate()
         config = TaskManagerConfig(absolute, table, max_parallelism, batching, upload, hedging, materialization, s3)
         self._store = open_store(absolute, s3)
         stores: list[ObjectStore] = [self._store]
@@ -242,7 +236,7 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
             self._loop.run(self._store.close())
             self._loop.close()
             raise
-        self._closer = weakref.finalize(self, shut_down, self._loop, self._service, self._launcher, stores)
+        self._closer = weakref.finalize(self, _shut_down, self._loop, self._service, self._launcher, stores)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, s3)
         if restore_from is not None:
             begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, s3)
@@ -379,14 +373,13 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
         if self._closer is not None:
             self._closer()
 
-    def _next_operator(self, name: str | None, parallelism: int | None) -> tuple[str, int]:
-        """Return the name and the parallelism of the operator that is being defined, checked."""
+    def _next_place(self, name: str | None, by: str | Sequence[str], parallelism: int | None) -> OperatorPlace:
         self._check_open()
-        partitions = self._parallelism
         uid = check_operator_name(f"operator-{len(self._operators) + 1}" if name is None else name)
+        label = f"operator {uid!r}"
+        partitions = self._parallelism
         if parallelism is not None:
-            what = f"operator {uid!r}: parallelism"
-            partitions = count_within(what, parallelism, self.max_parallelism, _MAXIMUM)
+            partitions = count_within(f"{label}: parallelism", parallelism, self.max_parallelism, _MAXIMUM)
         self._unnamed += name is None
         if self._unnamed and self._operators and not self._has_warned:
             self._has_warned = True
@@ -395,19 +388,16 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
                 "best. Give each of them a name before the query has state that matters",
                 self.location,
             )
-        return uid, partitions
+        return OperatorPlace(uid, tuple(column_names(by, label)), partitions, self.max_parallelism)
 
-    def _add(self, definition: TaskDefinition) -> None:
+    def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
         self._loop.run(self._expect(definition))
         self._operators.append(definition.uid)
         self._launcher.start()
-
-    def _placed(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
-        task = OperatorTask(definition, self._service.address, self._secret, self._host)
-        partition = partition_column(self.max_parallelism, definition.parallelism)
         log_failures(keyed.sparkSession)
         watch_queries(mark_of(keyed, definition.uid), self, definition.uid)
-        return keyed.repartitionById(definition.parallelism, partition).mapInArrow(task, definition.output)
+        task = OperatorTask(definition, self._service.address, self._secret, self._host)
+        return repartition(keyed, definition).mapInArrow(task, definition.output)
 
     async def _expect(self, definition: TaskDefinition) -> None:
         self._service.expect(
@@ -433,3 +423,20 @@ class StateBackend(ProcessorOperators, VectorisedOperators):
                 listener(report)
             except Exception:
                 _log.exception("a listener raised")
+
+
+def _shut_down(
+    loop: IoLoop, service: CoordinatorService, launcher: FleetLauncher, stores: Sequence[ObjectStore]
+) -> None:
+    """End the service, its stores, the loop, and then the TaskManagers, which end by themselves."""
+
+    async def close() -> None:
+        await service.close()
+        for store in stores:
+            await store.close()
+
+    try:
+        loop.run(close(), timeout=10)
+    finally:
+        loop.close()
+        launcher.stop()

@@ -1,4 +1,4 @@
-"""The typed error inside one of Spark's: what DSTL raised in a task or on the driver, found in Spark's text of it.
+"""The typed error of DSTL inside one of Spark's, read from Spark's text of it.
 
 Between a Python worker, the JVM and the driver an error travels as the text of its traceback. The text is read by its
 structure, never searched for names: what a user's message quotes is not an error of ours. Spark may put a traceback
@@ -69,7 +69,7 @@ def _in_text(text: str) -> DstlError | None:
 
 
 def _behind_frames(text: str, at: int) -> int:
-    """Return where the first line starts that is neither empty nor indented."""
+    """Return the start of the first line that is neither empty nor indented."""
     while at < len(text) and text[at].isspace():
         line_end = text.find("\n", at)
         at = line_end + 1 if line_end >= 0 else len(text)
@@ -79,12 +79,12 @@ def _behind_frames(text: str, at: int) -> int:
 def _kinds() -> dict[str, type[DstlError]]:
     """Return every loaded class by the name that tracebacks show; another module's as the one that it derives from."""
     kinds: dict[str, type[DstlError]] = {}
-    waiting: list[type[DstlError]] = [DstlError]
-    while waiting:
-        kind = waiting.pop()
+    pending: list[type[DstlError]] = [DstlError]
+    while pending:
+        kind = pending.pop()
         public = kind if kind.__module__ == DstlError.__module__ else kinds[_name(kind.__bases__[0])]
         kinds[_name(kind)] = public
-        waiting += kind.__subclasses__()
+        pending += kind.__subclasses__()
     return kinds
 
 

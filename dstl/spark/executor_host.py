@@ -1,4 +1,4 @@
-"""Which host a Python worker runs on, by the name that Spark knows its executor by."""
+"""The host of a Python worker, by the name that Spark has for its executor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = ["executor_host"]
 
-_GENERATIONS = 8
+_MOST_ANCESTORS = 8
 _ENVIRONMENT = ("SPARK_EXECUTOR_POD_IP", "NM_HOST", "SPARK_LOCAL_HOSTNAME", "SPARK_LOCAL_IP")
 
 
@@ -30,7 +30,7 @@ def executor_host() -> str:
 
 def _ancestors(proc: Path, pid: int) -> Iterator[list[str]]:
     """Yield the command lines of a process and those above it, as far as they may be read."""
-    for _ in range(_GENERATIONS):
+    for _ in range(_MOST_ANCESTORS):
         try:
             yield (proc / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
             # The name, in parentheses, may hold blanks and parentheses itself.

@@ -1,4 +1,4 @@
-"""The figures of checkpoints and restores, for a job's own log, metrics and alarms.
+"""Listeners that pass the figures of checkpoints and restores to a job's log, metrics and alarms.
 
 ::
 

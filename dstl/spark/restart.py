@@ -1,4 +1,4 @@
-"""Restarting a query that has failed, by Flink's strategies.
+"""Restarts of a query that has failed, by Flink's strategies.
 
 A query stops with an error whenever Spark gives a task up or a TaskManager dies with changes that no checkpoint has.
 Nothing is lost then: the next run goes on from the last checkpoint. :func:`run_with_restarts` starts it again, where
@@ -185,11 +185,11 @@ def run_with_restarts(
 
 
 def is_restartable(error: BaseException) -> bool:
-    """Return False for errors that would only come again; what is none of ours may pass."""
+    """Return False for errors that would only come again; errors of others may pass."""
     found = cause(error)
     return found is None or found.restartable
 
 
 def _has_completed_a_batch(query: StreamingQuery) -> bool:
-    """Progress is also told of moments without a batch: those have added none to the sink."""
+    """Return True where a batch has reached the sink: Spark reports progress without a batch, too."""
     return any("addBatch" in progress.durationMs for progress in query.recentProgress)

@@ -21,9 +21,9 @@ from dstl.errors import Invalid
 from dstl.rpc.client import Address, Connection
 from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
-from dstl.spark.grouping import initial_first, take_marks
-from dstl.spark.key_groups import KEY_GROUP_COLUMN
+from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.task_definition import TaskDefinition
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.taskmanager.launcher import Invitation, launch_detached

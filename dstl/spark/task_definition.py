@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -13,7 +13,28 @@ from pyspark.sql.types import StructType
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
 
-__all__ = ["TaskDefinition", "TaskRunner"]
+__all__ = ["OperatorPlace", "TaskDefinition", "TaskRunner"]
+
+
+class OperatorPlace(NamedTuple):
+    """An operator's name and the partitioning of its input.
+
+    Attributes:
+        uid: Its name, stable over restarts.
+        by: Grouping columns.
+        parallelism: Partitions.
+        max_parallelism: Key groups.
+    """
+
+    uid: str
+    by: tuple[str, ...]
+    parallelism: int
+    max_parallelism: int
+
+    @property
+    def label(self) -> str:
+        """The operator as messages name it."""
+        return f"operator {self.uid!r}"
 
 
 class TaskRunner(Protocol):
@@ -70,6 +91,11 @@ class TaskDefinition(ABC):
     max_parallelism: int
     event_time: tuple[str, int] | None = None
     has_initial_state: bool = False
+
+    @property
+    def label(self) -> str:
+        """The operator as messages name it."""
+        return f"operator {self.uid!r}"
 
     @property
     def key_types(self) -> str:

@@ -29,7 +29,7 @@ from dstl.cli.savepoint import app as savepoint_app
 from dstl.cli.state import app
 from dstl.errors import CorruptData
 from dstl.runtime import Runtime, system_runtime
-from dstl.spark.state_reader import find_checkpoint
+from dstl.spark.saved_state.reader import find_checkpoint
 from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec

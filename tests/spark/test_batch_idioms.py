@@ -23,8 +23,8 @@ from dstl.checkpoint.report import CheckpointReport
 from dstl.errors import CheckpointDeclined, Invalid
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, count, sum
-from dstl.spark.foreach_batch import followed_by_checkpoint
-from dstl.spark.state_reader import find_checkpoint, read_state
+from dstl.spark.query.foreach_batch import with_checkpoint
+from dstl.spark.saved_state.reader import find_checkpoint, read_state
 from dstl.store import open_store
 
 pytestmark = pytest.mark.spark
@@ -300,7 +300,7 @@ class Never:
 
 def test_a_batch_that_has_no_checkpoint_even_when_run_whole_fails_before_spark_commits(spark: SparkSession) -> None:
     seen: list[int] = []
-    function = followed_by_checkpoint(lambda df, batch: seen.append(batch), lambda: [Never()])
+    function = with_checkpoint(lambda df, batch: seen.append(batch), lambda: [Never()])
     with pytest.raises(CheckpointDeclined, match="batch 7 has no checkpoint in s3://bucket/job"):
         function(spark.range(3), 7)
     assert seen == [7]

@@ -12,7 +12,7 @@ import pytest
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.spark import executor_host
-from dstl.spark.fleet_launcher import FleetLauncher
+from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.taskmanager import launcher as launcher_module
 from dstl.taskmanager.launcher import Invitation
 
@@ -56,7 +56,7 @@ def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proce
 def test_one_that_dies_before_it_has_registered_is_replaced_but_not_for_ever(
     processes: Processes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.ERROR, "dstl.spark.fleet_launcher"):
+    with caplog.at_level(logging.ERROR, "dstl.spark.application.fleet_launcher"):
         processes.start(1, "exit 1")
         wait_until(lambda: "no more are started" in caplog.text)
     assert len(processes.pids) == 6

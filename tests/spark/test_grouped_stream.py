@@ -16,7 +16,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
-from dstl.spark.grouped_stream import GroupedStream
+from dstl.spark.operators.grouped_stream import GroupedStream
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -19,8 +19,9 @@ from pyspark.sql import functions as F
 from dstl.checkpoint.report import RestoreReport
 from dstl.errors import Invalid, UserCodeError
 from dstl.runtime import system_runtime
-from dstl.spark import StateBackend, application, cause, count
-from dstl.spark.state_reader import find_checkpoint, read_state
+from dstl.spark import StateBackend, cause, count
+from dstl.spark.application import environment
+from dstl.spark.saved_state.reader import find_checkpoint, read_state
 from dstl.store import open_store
 
 pytestmark = pytest.mark.spark
@@ -202,7 +203,7 @@ class TestTheConstructor:
 
     @pytest.mark.parametrize("version", ["4.0.2", "3.5.1", "5.0.0"])
     def test_pyspark(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-        monkeypatch.setattr(application.pyspark, "__version__", version)
+        monkeypatch.setattr(environment.pyspark, "__version__", version)
         assert f"PySpark {version} is too " in self.refused(spark, tmp_path)
 
 

@@ -24,7 +24,7 @@ from dstl.options import BatchingOptions, CheckpointOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
-from dstl.spark.state_reader import find_checkpoint, read_state
+from dstl.spark.saved_state.reader import find_checkpoint, read_state
 from dstl.store import open_store
 
 pytestmark = pytest.mark.spark

@@ -18,7 +18,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
-from dstl.spark.ticks import interval_ms
+from dstl.spark.query.ticks import interval_ms
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

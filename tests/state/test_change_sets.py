@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.changelog.change_digest import ChangeDigest
-from dstl.spark.grouping import grouped
+from dstl.spark.operators.grouping import group_rows
 from dstl.state.codec.ddl import parse_ddl
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
@@ -66,7 +66,7 @@ def processors(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[
         time_mode="processingTime",
         part_bytes=part_bytes,
     )
-    return runner, lambda batches: grouped(batches, ["k"], rows_per_batch=5)
+    return runner, lambda batches: group_rows(batches, ["k"], rows_per_batch=5)
 
 
 def aggregates(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[[Any], Any]]:

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid
-from dstl.spark.application import merge_registries
+from dstl.spark.application.session import merge_registries
 from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.stored_schema import MAX_DEPTH, schema_from_json, schema_to_json
 from dstl.state.descriptor import StateDescriptor, StateKind

@@ -1,4 +1,4 @@
-"""Keeping the TaskManagers of a local application running."""
+"""The launcher of a local application's TaskManagers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 __all__ = ["FleetLauncher"]
 
 _log = logging.getLogger(__name__)
-_MOST_STILLBORN = 5
+_MOST_EARLY_ENDS = 5
 
 
 class FleetLauncher:
@@ -27,7 +27,7 @@ class FleetLauncher:
         self._lock = threading.Lock()
         self._processes: dict[str, TaskManagerProcess] = {}
         self._started = 0
-        self._stillborn = 0
+        self._early_ends = 0
         self._stopped = False
 
     def start(self) -> None:
@@ -39,7 +39,7 @@ class FleetLauncher:
     def lost(self, member_id: str) -> None:
         """Start another TaskManager in place of one that had registered and is gone."""
         with self._lock:
-            self._stillborn = 0
+            self._early_ends = 0
         self.replace(member_id)
 
     def replace(self, member_id: str) -> None:
@@ -52,12 +52,12 @@ class FleetLauncher:
             gone = self._processes.pop(member_id, None)
             if gone is None or self._stopped:
                 return
-            self._stillborn += 1
-            if self._stillborn <= _MOST_STILLBORN:
+            self._early_ends += 1
+            if self._early_ends <= _MOST_EARLY_ENDS:
                 self._launch()
             else:
                 _log.error(
-                    "%d TaskManagers in a row ended early: no more are started; see what they wrote", self._stillborn
+                    "%d TaskManagers in a row ended early: no more are started; see what they wrote", self._early_ends
                 )
         gone.stop(timeout=0.0)
 

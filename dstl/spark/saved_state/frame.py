@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
-from dstl.spark.state_reader import find_checkpoint, read_state, state_columns
+from dstl.spark.saved_state.reader import find_checkpoint, read_state, state_columns
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint

@@ -1,4 +1,4 @@
-"""Batches without input, and partitions without rows: what lets timers fire where nothing arrives.
+"""Batches without input, and partitions without rows, so that timers fire where nothing arrives.
 
 Two things are missing in a stream that is quiet:
 
@@ -21,9 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dstl.errors import Invalid
-from dstl.spark.arguments import shown
-from dstl.spark.key_groups import KEY_GROUP_COLUMN
+from dstl.errors import Invalid, shown
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -54,7 +53,7 @@ class TickSource(DataSource):  # type: ignore[misc]
         return "tick long"
 
     def streamReader(self, schema: Any) -> _TickReader:
-        """Return what Spark asks for offsets and rows."""
+        """Return the reader of offsets and rows."""
         return _TickReader(int(self.options.get("interval_ms", 0)))
 
 

@@ -1,4 +1,4 @@
-"""Reading the states of a checkpoint without running its query: safe against a running job, it only reads."""
+"""Reads the states of a checkpoint without running its query; safe beside a running job, for it only reads."""
 
 from __future__ import annotations
 

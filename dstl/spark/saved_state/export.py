@@ -1,4 +1,4 @@
-"""The rows of a state in a form that other tools read: JSON lines, Parquet, or plain rows for a table.
+"""Rows of a state as JSON lines, Parquet, or plain rows for a table.
 
 A row is ``{"key": {...}, "user_key": {...}, "value": {...}}``, so that no column of one hides a column of another;
 ``user_key`` is there only where the state has one.
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dstl.errors import Invalid
-from dstl.spark.state_reader import StateColumns, StateRow
+from dstl.spark.saved_state.reader import StateColumns, StateRow
 from dstl.state.frames.row_writer import RowWriter
 
 __all__ = ["json_lines", "plain_rows", "write_parquet"]

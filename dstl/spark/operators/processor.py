@@ -1,9 +1,9 @@
-"""What one stateful operator is: checked when the query is defined, carried into every task."""
+"""Operators that run PySpark's ``StatefulProcessor``, checked when the query is defined."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -12,11 +12,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, UserCodeError
-from dstl.spark.arguments import check_ships, choice, shown
-from dstl.spark.grouping import grouped
-from dstl.spark.input_checks import check_input, check_names
-from dstl.spark.task_definition import TaskDefinition
+from dstl.errors import Invalid, UserCodeError, shown
+from dstl.spark.operators.arguments import check_ships, choice
+from dstl.spark.operators.grouping import group_rows
+from dstl.spark.operators.input_checks import check_input, check_names
+from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.codec.ddl import schema_of
 from dstl.state.frames.row_writer import carried
 from dstl.state.handle import TimeMode
@@ -24,7 +24,7 @@ from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
 from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
 
-__all__ = ["OperatorDefinition", "Style", "define_operator"]
+__all__ = ["ProcessorDefinition", "Style", "define_processor"]
 
 _OUTPUT_MODES = ("append", "update")
 _BATCH_OUTPUT_MODES = (*_OUTPUT_MODES, "complete")
@@ -33,7 +33,7 @@ _WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperatorDefinition(TaskDefinition):
+class ProcessorDefinition(TaskDefinition):
     """An operator that runs a ``StatefulProcessor``.
 
     Attributes:
@@ -70,14 +70,14 @@ class OperatorDefinition(TaskDefinition):
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows, those of one key together."""
-        return grouped(batches, self.by)
+        return group_rows(batches, self.by)
 
     def task_runner(self, registry: StateRegistry) -> ProcessorRunner:
         """Return the runner of one task, with a processor object of its own."""
         return replace(self, processor=copy.deepcopy(self.processor)).runner(registry)
 
     def runner(self, registry: StateRegistry) -> ProcessorRunner:
-        """Return what runs the processor in one task.
+        """Return the runner of one task, with the definition's own processor object.
 
         Raises:
             Invalid: A type that is not supported.
@@ -97,34 +97,31 @@ class OperatorDefinition(TaskDefinition):
         )
 
 
-def define_operator(
+def define_processor(
     df: DataFrame,
+    place: OperatorPlace,
     *,
-    uid: str,
-    by: Sequence[str],
     processor: StatefulProcessor,
     output: StructType | str,
     output_mode: str,
     time_mode: str,
     style: Style,
-    parallelism: int,
-    max_parallelism: int,
-    has_initial_state: bool = False,
-) -> OperatorDefinition:
+    has_initial_state: bool,
+) -> ProcessorDefinition:
     """Check everything that can be checked before a task runs, and return the definition.
 
     Raises:
         Invalid: Names the operator and what is wrong.
         UserCodeError: The processor's ``init`` raised.
     """
-    what = f"operator {uid!r}"
+    what = place.label
     if not isinstance(processor, StatefulProcessor):
         if isinstance(processor, type):
             name = processor.__name__
             raise Invalid(f"{what}: the processor is the class {name}; pass an object of it: {name}()")
         raise Invalid(f"{what}: the processor is {type(processor).__name__}, not a StatefulProcessor object")
     choice(f"{what}: style", style, get_args(Style))
-    check_input(df, by, what, or_batch=True)
+    check_input(df, place.by, what, or_batch=True)
     modes = _OUTPUT_MODES if df.isStreaming else _BATCH_OUTPUT_MODES
     if not isinstance(output_mode, str) or output_mode.lower() not in modes:
         raise Invalid(f"{what}: output mode {shown(output_mode)} is none of {', '.join(modes)}")
@@ -139,17 +136,14 @@ def define_operator(
     except Invalid as error:
         raise Invalid(f"{what}: the output schema cannot be used: {error}") from None
     carried(schema, f"{what}: the output")
-    definition = OperatorDefinition(
-        uid=uid,
-        by=tuple(by),
+    definition = ProcessorDefinition(
+        **place._asdict(),
         processor=processor,
         input_schema=df.schema,
-        key_schema=StructType([df.schema[name] for name in by]),
+        key_schema=StructType([df.schema[name] for name in place.by]),
         output=schema,
         style=style,
         time_mode=time_mode,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
         event_time=_event_time(df, mode, what),
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
         has_initial_state=has_initial_state,
@@ -167,7 +161,7 @@ def define_operator(
 
 
 def _frame_limits(session: SparkSession) -> FrameLimits:
-    """Return what the session's settings say, as numbers: Spark's own reading of ``64MB``, and of no limit."""
+    """Return the session's limits as numbers: Spark's own reading of ``64MB``, and of no limit."""
     conf = session._jsparkSession.sessionState().conf()
     rows = conf.arrowMaxRecordsPerBatch()
     return FrameLimits(rows if rows > 0 else UNLIMITED, conf.arrowMaxBytesPerBatch())

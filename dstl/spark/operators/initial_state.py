@@ -8,39 +8,39 @@ query is all in one, so there they travel as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql import DataFrame, GroupedData
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.spark.ticks import one_row_once
+from dstl.spark.query.placement import key_group_column
+from dstl.spark.query.ticks import one_row_once
+from dstl.spark.task_definition import TaskDefinition
 from dstl.state.frames.row_writer import carried
-from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 
 __all__ = ["check_initial_state", "with_initial_state"]
 
 
-def check_initial_state(initial_state: Any, key_schema: StructType, what: str) -> DataFrame:
+def check_initial_state(initial_state: Any, definition: TaskDefinition) -> DataFrame:
     """Return the DataFrame of initial state if its keys can be those of the stream.
 
     Args:
         initial_state: A batch DataFrame, or one that is grouped already, as PySpark's own argument is.
-        key_schema: The stream's grouping columns.
-        what: Names the operator, for messages.
+        definition: The operator.
 
     Raises:
         Invalid: It is a stream, has not the same grouping columns, or has a type that cannot be brought to a worker.
     """
+    what = definition.label
     df = getattr(initial_state, "_df", None) if isinstance(initial_state, GroupedData) else initial_state
     if not isinstance(df, DataFrame):
         raise Invalid(f"{what}: initial_state is a {type(initial_state).__name__}, not a DataFrame")
     if df.isStreaming:
         raise Invalid(f"{what}: initial_state is a stream; it must be a batch DataFrame")
     found = {field.name: field.dataType.simpleString() for field in df.schema.fields}
-    for field in key_schema.fields:
+    for field in definition.key_schema.fields:
         wanted = field.dataType.simpleString()
         if found.get(field.name) != wanted:
             held = ", ".join(f"{name} {kind}" for name, kind in found.items())
@@ -49,17 +49,13 @@ def check_initial_state(initial_state: Any, key_schema: StructType, what: str) -
     return df
 
 
-def with_initial_state(
-    df: DataFrame, initial: DataFrame, by: Sequence[str], key_group: Column, column: str
-) -> DataFrame:
+def with_initial_state(df: DataFrame, initial: DataFrame, definition: TaskDefinition) -> DataFrame:
     """Return the input with the initial state's rows among its own.
 
     Args:
-        df: The input, a stream or not, with its key groups in ``column``.
-        initial: The batch DataFrame.
-        by: Grouping columns, which both have.
-        key_group: The key group of a row, from the grouping columns.
-        column: Name of the key group's column.
+        df: The input, a stream or not, with its key groups.
+        initial: The batch DataFrame, which has the grouping columns, too.
+        definition: The operator.
     """
     names = [f"`{name}`" for name in initial.columns]
     state = F.struct(*names)
@@ -69,10 +65,10 @@ def with_initial_state(
     once = initial.join(F.broadcast(one_row_once(df.sparkSession))) if df.isStreaming else initial
     columns = []
     for field in rows.schema.fields:
-        if field.name in by:
+        if field.name in definition.by:
             value = F.col(f"`{field.name}`")
-        elif field.name == column:
-            value = key_group
+        elif field.name == KEY_GROUP_COLUMN:
+            value = key_group_column(definition.by, definition.max_parallelism)
         elif field.name == INITIAL_STATE_COLUMN:
             value = state
         else:

@@ -1,4 +1,4 @@
-"""What every operator asks of its input: refused when the query is defined, not in a task."""
+"""Checks of an operator's input, made when the query is defined and not in a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SESSION_WINDOW = "spark.sessionWindow"
 
 
 def check_input(df: DataFrame, by: Sequence[str], what: str, *, or_batch: bool = False) -> None:
-    """Check what an operator is given; the types of the columns that it needs are the caller's to check.
+    """Check an operator's input; the types of the columns that it needs are the caller's to check.
 
     Args:
         df: The input.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -10,18 +10,16 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.spark.operator import Style
+from dstl.spark.operators.processor import Style
 
 if TYPE_CHECKING:
     from typing import Unpack
-
-    from dstl.spark.processor_operators import ProcessorOperators
 
 __all__ = ["GroupedStream", "OperatorArguments", "grouping_columns"]
 
 
 class OperatorArguments(TypedDict, total=False):
-    """What DSTL takes beside PySpark's arguments; see :meth:`StateBackend.transform_with_state`.
+    """Arguments that DSTL takes beside PySpark's; see :meth:`StateBackend.transform_with_state`.
 
     Attributes:
         tick: Have a batch at least this often, so that timers fire without input.
@@ -35,16 +33,16 @@ class OperatorArguments(TypedDict, total=False):
 
 
 class GroupedStream:
-    """What ``backend.groupBy(df, ...)`` returns: PySpark's ``GroupedData``, as far as stateful processors go.
+    """The result of ``backend.groupBy(df, ...)``: PySpark's ``GroupedData``, as far as stateful processors go.
 
     Args:
-        operators: The backend.
+        transform: The backend's :meth:`~dstl.spark.StateBackend.transform_with_state`.
         df: The DataFrame, a stream or not.
         by: Its grouping columns.
     """
 
-    def __init__(self, operators: ProcessorOperators, df: DataFrame, by: Sequence[str]) -> None:
-        self._operators = operators
+    def __init__(self, transform: Callable[..., DataFrame], df: DataFrame, by: Sequence[str]) -> None:
+        self._transform = transform
         self._df = df
         self._by = list(by)
 
@@ -131,7 +129,7 @@ class GroupedStream:
                 "spark.sql.streaming.statefulOperator.allowMultiple=false, without which Spark refuses a second "
                 f"watermark, and call .withWatermark({event_time!r}, delay) on the result"
             )
-        return self._operators.transform_with_state(
+        return self._transform(
             self._df,
             by=self._by,
             processor=processor,

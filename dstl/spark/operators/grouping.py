@@ -1,4 +1,4 @@
-"""Bringing the rows of one key together inside a task.
+"""Groups the rows of a task by key.
 
 Spark does not sort streaming data, so a task gathers its partition's rows of one micro-batch and groups them itself,
 on columns. A micro-batch's partition must therefore fit a worker's memory, as it must for Spark's own
@@ -14,16 +14,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dstl.spark.key_groups import KEY_GROUP_COLUMN
-from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 
-__all__ = ["grouped", "initial_first", "take_marks"]
+__all__ = ["group_rows", "initial_first", "take_marks"]
 
 _ROWS_PER_BATCH = 1 << 14
 
 
-def grouped(
+def group_rows(
     batches: Iterable[pa.RecordBatch], by: Sequence[str], rows_per_batch: int = _ROWS_PER_BATCH
 ) -> Iterator[pa.RecordBatch]:
     """Yield the same rows with equal keys standing together, in batches of at most ``rows_per_batch`` rows.

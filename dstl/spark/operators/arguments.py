@@ -1,4 +1,4 @@
-"""What the calls of the API are given, checked at the call, so that no task and no library has to say it later."""
+"""Checks of arguments at the call, so that no task and no library has to refuse them later."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from typing import Any, TypeVar
 
 from pyspark import cloudpickle
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, shown
+from handles.operator_uid import is_operator_uid
 
-__all__ = ["check_ships", "choice", "column_names", "count_within", "shown"]
-
-_MOST_SHOWN = 80
+__all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within"]
 
 T = TypeVar("T", bound=str)
-
-
-def shown(value: object) -> str:
-    """Return a value as a message shows it: its start, for it may be megabytes of somebody's data."""
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
 
 
 def count_within(name: str, value: Any, highest: int, why: str = "") -> int:
@@ -93,3 +86,16 @@ def check_ships(value: object, what: str, where_instead: str) -> None:
         cloudpickle.dumps(value)
     except Exception as error:
         raise Invalid(f"{what} cannot be sent to the workers: {error}; {where_instead}") from error
+
+
+def check_operator_name(name: object) -> str:
+    """Return the name if it can be an operator's: one path element of the grammar of object names.
+
+    Raises:
+        Invalid: It cannot.
+    """
+    if not isinstance(name, str):
+        raise Invalid(f"an operator's name is a text, not {type(name).__name__}: name={str(name)[:80]!r}")
+    if not is_operator_uid(name):
+        raise Invalid(f"not an operator name: {name[:80]!r}; use letters, digits, '-' and '_', at most 64")
+    return name

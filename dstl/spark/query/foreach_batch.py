@@ -1,4 +1,4 @@
-"""Functions for ``foreachBatch`` that do not read their whole batch.
+"""Completes the batches of ``foreachBatch`` functions that do not read all of them.
 
 Spark commits a batch as soon as the function returns, whatever it has read of it: after ``take(1)`` some tasks have
 never run, after a function that ignores its DataFrame none has, and there is no checkpoint that the next batch could go
@@ -18,14 +18,14 @@ from pyspark.sql import DataFrame
 
 from dstl.errors import CheckpointDeclined
 
-__all__ = ["Settling", "followed_by_checkpoint"]
+__all__ = ["Checkpointed", "with_checkpoint"]
 
 _log = logging.getLogger(__name__)
 _QUERY_ID = "sql.streaming.queryId"
 
 
-class Settling(Protocol):
-    """The part of a backend that is asked here."""
+class Checkpointed(Protocol):
+    """The part of a backend that tells whether a batch has its checkpoint."""
 
     location: str
 
@@ -34,8 +34,8 @@ class Settling(Protocol):
         ...
 
 
-def followed_by_checkpoint(
-    function: Callable[[DataFrame, int], Any], backends: Callable[[], Sequence[Settling]]
+def with_checkpoint(
+    function: Callable[[DataFrame, int], Any], backends: Callable[[], Sequence[Checkpointed]]
 ) -> Callable[[DataFrame, int], Any]:
     """Return the function with a checkpoint of its batch after it, whatever it has read of the batch.
 
@@ -45,18 +45,18 @@ def followed_by_checkpoint(
     """
 
     @functools.wraps(function)
-    def settled(df: DataFrame, batch_id: int) -> None:
+    def checkpointed(df: DataFrame, batch_id: int) -> None:
         function(df, batch_id)
         # In the thread of the query, so what Spark says of it is said here too.
         query_id = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
         for backend in backends():
             if not backend.has_checkpoint(query_id, batch_id):
-                _settle(backend, df, query_id, batch_id)
+                _complete(backend, df, query_id, batch_id)
 
-    return settled
+    return checkpointed
 
 
-def _settle(backend: Settling, df: DataFrame, query_id: str | None, batch_id: int) -> None:
+def _complete(backend: Checkpointed, df: DataFrame, query_id: str | None, batch_id: int) -> None:
     _log.info("batch %d: foreachBatch has not read all of it; its other tasks run now, for the checkpoint", batch_id)
     _run_whole(df)
     if not backend.has_checkpoint(query_id, batch_id):

@@ -1,4 +1,4 @@
-"""Savepoints as a driver program uses them: made while its query runs, and what a new query starts from."""
+"""Savepoints of a driver program: made while its query runs, and restored by a new query."""
 
 from __future__ import annotations
 

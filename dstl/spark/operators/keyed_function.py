@@ -1,19 +1,19 @@
-"""Vectorised operators: checked when the query is defined, carried into every task."""
+"""Operators that run a function over whole columns, checked when the query is defined."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid
-from dstl.spark.arguments import check_ships, shown
-from dstl.spark.input_checks import check_input, check_names, check_no_event_time_windows
-from dstl.spark.task_definition import TaskDefinition
+from dstl.errors import Invalid, shown
+from dstl.spark.operators.arguments import check_ships
+from dstl.spark.operators.input_checks import check_input, check_names, check_no_event_time_windows
+from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.codec.ddl import schema_of
 from dstl.state.frames.row_writer import carried
 from dstl.state.registry import StateRegistry
@@ -27,11 +27,11 @@ from dstl.state.vectorised.keyed_functions import (
 )
 from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
 
-__all__ = ["VectorisedDefinition", "define_aggregate", "define_map_states"]
+__all__ = ["FunctionDefinition", "define_aggregate", "define_map_states"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class VectorisedDefinition(TaskDefinition):
+class FunctionDefinition(TaskDefinition):
     """An operator that runs a function over whole columns.
 
     Attributes:
@@ -63,61 +63,50 @@ class VectorisedDefinition(TaskDefinition):
 
 
 def define_aggregate(
-    df: DataFrame,
-    *,
-    uid: str,
-    by: Sequence[str],
-    aggregates: Mapping[str, Aggregate],
-    parallelism: int,
-    max_parallelism: int,
-    ttl_ms: int | None = None,
-) -> VectorisedDefinition:
+    df: DataFrame, place: OperatorPlace, aggregates: Mapping[str, Aggregate], ttl_ms: int | None
+) -> FunctionDefinition:
     """Check an operator of aggregates and return its definition.
 
     Raises:
         Invalid: Names the operator and what is wrong.
     """
-    what = f"operator {uid!r}"
-    check_input(df, by, what)
-    check_no_event_time_windows(df, by, what)
+    what = place.label
+    check_input(df, place.by, what)
+    check_no_event_time_windows(df, place.by, what)
     if not aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass n=count(), say")
     for name, aggregate in aggregates.items():
         if not isinstance(aggregate, Aggregate):
             raise Invalid(f"{what}: {name}= is {aggregate!r}, not an aggregate of dstl.spark such as count()")
-        if name in by or name.startswith("$"):
+        if name in place.by or name.startswith("$"):
             raise Invalid(f"{what}: the output cannot have a column {name!r} beside the grouping columns")
     schema: StructType = df.schema
-    keys = StructType([schema[name] for name in by])
+    keys = StructType([schema[name] for name in place.by])
     try:
         function = AggregateKeys(keys, schema, aggregates)
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from error
-    used = [*by, *(each.column for each in aggregates.values() if each.column is not None)]
+    used = [*place.by, *(each.column for each in aggregates.values() if each.column is not None)]
     check_names(df, used, what)
     needed = StructType([schema[name] for name in dict.fromkeys(used)])
-    return _checked(uid, by, function, needed, keys, parallelism, max_parallelism, ttl_ms)
+    return _define(place, function, needed, ttl_ms)
 
 
 def define_map_states(
     df: DataFrame,
-    *,
-    uid: str,
-    by: Sequence[str],
+    place: OperatorPlace,
     state: StructType | str,
     output: StructType | str,
     function: StatesFunction,
-    parallelism: int,
-    max_parallelism: int,
-    ttl_ms: int | None = None,
-) -> VectorisedDefinition:
+    ttl_ms: int | None,
+) -> FunctionDefinition:
     """Check an operator of a function over states and return its definition.
 
     Raises:
         Invalid: Names the operator and what is wrong.
     """
-    what = f"operator {uid!r}"
-    check_input(df, by, what)
+    what = place.label
+    check_input(df, place.by, what)
     check_names(df, df.columns, what)
     schemas = []
     for name, given in (("state", state), ("output", output)):
@@ -137,33 +126,21 @@ def define_map_states(
     except TypeError as error:
         raise Invalid(f"{what}: function is called as function(rows, keys, states): {error}") from None
     check_ships(function, f"{what}: the function", "make inside it what belongs to one process")
-    keys = StructType([df.schema[name] for name in by])
-    states = MapStates(function, schemas[0], schemas[1], uid)
-    return _checked(uid, by, states, df.schema, keys, parallelism, max_parallelism, ttl_ms)
+    return _define(place, MapStates(function, schemas[0], schemas[1], place.uid), df.schema, ttl_ms)
 
 
-def _checked(
-    uid: str,
-    by: Sequence[str],
-    function: KeyedFunction,
-    input_schema: StructType,
-    keys: StructType,
-    parallelism: int,
-    max_parallelism: int,
-    ttl_ms: int | None,
-) -> VectorisedDefinition:
+def _define(
+    place: OperatorPlace, function: KeyedFunction, input_schema: StructType, ttl_ms: int | None
+) -> FunctionDefinition:
     if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0):
-        raise Invalid(f"operator {uid!r}: ttl_ms={shown(ttl_ms)} is no number of milliseconds above 0")
-    carried(input_schema, f"operator {uid!r}: the input")
-    definition = VectorisedDefinition(
-        uid=uid,
-        by=tuple(by),
+        raise Invalid(f"{place.label}: ttl_ms={shown(ttl_ms)} is no number of milliseconds above 0")
+    carried(input_schema, f"{place.label}: the input")
+    definition = FunctionDefinition(
+        **place._asdict(),
         function=function,
         input_schema=input_schema,
-        key_schema=keys,
+        key_schema=StructType([input_schema[name] for name in place.by]),
         output=function.output_schema,
-        parallelism=parallelism,
-        max_parallelism=max_parallelism,
         ttl_ms=ttl_ms or 0,
     )
     definition.resolve(None)  # What a task would refuse is refused here.

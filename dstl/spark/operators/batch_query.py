@@ -16,10 +16,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from dstl.spark.initial_state import with_initial_state
-from dstl.spark.key_groups import KEY_GROUP_COLUMN, key_group_column, partition_column
-from dstl.spark.operator import OperatorDefinition
-from dstl.state.keyed_batch import INITIAL_STATE_COLUMN
+from dstl.spark.operators.initial_state import with_initial_state
+from dstl.spark.operators.processor import ProcessorDefinition
+from dstl.spark.query.placement import repartition, with_key_groups
+from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
@@ -33,37 +33,35 @@ _NO_WATERMARK_MS = -1
 """What Spark shows where there is no stream: event-time timers wait for ever, and no row is late."""
 
 
-def batch_query(df: DataFrame, definition: OperatorDefinition, initial: DataFrame | None) -> DataFrame:
-    """Return what an operator makes of a batch DataFrame.
+def batch_query(df: DataFrame, definition: ProcessorDefinition, initial: DataFrame | None) -> DataFrame:
+    """Run an operator over a batch DataFrame and return its output.
 
     Args:
         df: The input.
         definition: The operator.
         initial: Its initial state.
     """
-    key_group = key_group_column(definition.by, definition.max_parallelism)
-    keyed = df.withColumn(KEY_GROUP_COLUMN, key_group)
+    keyed = with_key_groups(df, definition)
     order = [F.col(KEY_GROUP_COLUMN), *(F.col(f"`{name}`") for name in definition.by)]
     if initial is not None:
-        keyed = with_initial_state(keyed, initial, definition.by, key_group, KEY_GROUP_COLUMN)
+        keyed = with_initial_state(keyed, initial, definition)
         order.append(F.col(INITIAL_STATE_COLUMN).isNull())
     if definition.has_timers:
         keyed = keyed.withColumn(_TIME_COLUMN, F.unix_millis(F.current_timestamp()))
-    partition = partition_column(definition.max_parallelism, definition.parallelism)
-    placed = keyed.repartitionById(definition.parallelism, partition).sortWithinPartitions(*order)
+    placed = repartition(keyed, definition).sortWithinPartitions(*order)
     return placed.mapInArrow(BatchTask(definition, definition.resolve(None)), definition.output)
 
 
 @dataclass(frozen=True)
 class BatchTask:
-    """Called by Spark with the sorted rows of one partition; yields the processor's output.
+    """Runs the processor on the sorted rows of one partition; Spark calls it.
 
     Attributes:
         definition: The operator.
         states: Its states, as the driver has resolved them.
     """
 
-    definition: OperatorDefinition
+    definition: ProcessorDefinition
     states: Mapping[str, Any]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -83,7 +81,7 @@ class BatchTask:
             # The source stays empty: what may still be read of a task's writes is not sent before it was.
             TaskInput(
                 source=MemoryStateSource(),
-                send=_forget,
+                send=_drop,
                 sequence=0,
                 processing_time_ms=now,
                 watermark_ms=_NO_WATERMARK_MS,
@@ -91,5 +89,5 @@ class BatchTask:
         )
 
 
-def _forget(changes: pa.RecordBatch) -> None:
-    """Take a part of the change set, which nobody is to have."""
+def _drop(changes: pa.RecordBatch) -> None:
+    """Drop a part of the change set: a batch query stores nothing."""

@@ -1,4 +1,4 @@
-"""Queries are checked where they start: what could end batches without a checkpoint is refused before any is committed.
+"""Checks queries where they start: one whose batches could end without a checkpoint is refused.
 
 PySpark has no hook for that, so ``start``, ``toTable`` and ``foreachBatch`` of its ``DataStreamWriter`` are replaced,
 once in a process, when the first operator is defined. A query without an operator of ours goes straight through.
@@ -16,14 +16,14 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming import DataStreamWriter
 
 from dstl.errors import Invalid
-from dstl.spark.foreach_batch import Settling, followed_by_checkpoint
-from dstl.spark.query_plan import planned_operators
+from dstl.spark.query.foreach_batch import Checkpointed, with_checkpoint
+from dstl.spark.query.plan import planned_operators
 
 __all__ = ["Startable", "check_start", "operators_of", "watch_queries"]
 
 
-class Startable(Settling, Protocol):
-    """The part of a backend that is asked here."""
+class Startable(Checkpointed, Protocol):
+    """The part of a backend that a query's start asks."""
 
     @property
     def operators(self) -> Sequence[str]:
@@ -31,7 +31,7 @@ class Startable(Settling, Protocol):
         ...
 
 
-_homes: dict[int, tuple[weakref.ref[Startable], str]] = {}
+_backends: dict[int, tuple[weakref.ref[Startable], str]] = {}
 """Backend and name of every operator of this process, by its mark in plans."""
 
 _TRIGGERS = {
@@ -42,11 +42,11 @@ _ASYNC = "asyncprogresstrackingenabled"
 
 
 def watch_queries(mark: int, backend: Startable, operator: str) -> None:
-    """Have the queries with this operator checked when they start, and their batches settled."""
-    for gone in [each for each, (home, _) in list(_homes.items()) if home() is None]:
-        _homes.pop(gone, None)
-    _homes[mark] = weakref.ref(backend), operator
-    for name, replacement in (("start", _checking), ("toTable", _checking), ("foreachBatch", _settling)):
+    """Check the queries with this operator when they start, and complete the batches of their ``foreachBatch``."""
+    for gone in [each for each, (home, _) in list(_backends.items()) if home() is None]:
+        _backends.pop(gone, None)
+    _backends[mark] = weakref.ref(backend), operator
+    for name, replacement in (("start", _checking), ("toTable", _checking), ("foreachBatch", _completing)):
         original = getattr(DataStreamWriter, name)
         if not hasattr(original, "__dstl_original__"):
             replaced = functools.wraps(original)(replacement(original))
@@ -57,8 +57,8 @@ def watch_queries(mark: int, backend: Startable, operator: str) -> None:
 def operators_of(df: DataFrame) -> dict[Startable, list[str]]:
     """Return the backends that have operators in a streaming DataFrame, and the names of those operators."""
     found: dict[Startable, list[str]] = {}
-    for each in planned_operators(df) if _homes else ():
-        home, operator = _homes.get(each.mark, (None, ""))
+    for each in planned_operators(df) if _backends else ():
+        home, operator = _backends.get(each.mark, (None, ""))
         backend = home() if home is not None else None
         if backend is not None and operator not in found.setdefault(backend, []):
             found[backend].append(operator)
@@ -96,9 +96,9 @@ def check_start(df: DataFrame, trigger: str, options: Mapping[str, Any]) -> None
                 "operators in one query (a union, say)"
             )
     for each in planned_operators(df):
-        if each.limited and each.mark in _homes:
+        if each.limited and each.mark in _backends:
             raise Invalid(
-                f"a limit() stands behind operator {_homes[each.mark][1]!r} and would end its tasks before they are "
+                f"a limit() stands behind operator {_backends[each.mark][1]!r} and would end its tasks before they are "
                 "through: limit in foreachBatch instead"
             )
 
@@ -106,7 +106,7 @@ def check_start(df: DataFrame, trigger: str, options: Mapping[str, Any]) -> None
 def _checking(original: Callable[..., Any]) -> Callable[..., Any]:
     def start(self: DataStreamWriter, *args: Any, **options: Any) -> Any:
         df = self._df
-        if _homes:
+        if _backends:
             given = {name.lower(): value for name, value in options.items() if value is not None}
             check_start(df, _trigger_of(self), {**_options_of(self), **given})
         return original(self, *args, **options)
@@ -114,12 +114,12 @@ def _checking(original: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
-def _settling(original: Callable[..., Any]) -> Callable[..., Any]:
+def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
     def foreach_batch(self: DataStreamWriter, func: Any) -> Any:
-        if callable(func) and _homes:
+        if callable(func) and _backends:
             homes = [weakref.ref(backend) for backend in operators_of(self._df)]
             if homes:
-                func = followed_by_checkpoint(func, lambda: [b for b in (home() for home in homes) if b is not None])
+                func = with_checkpoint(func, lambda: [b for b in (home() for home in homes) if b is not None])
         return original(self, func)
 
     return foreach_batch
@@ -139,7 +139,7 @@ def _options_of(writer: DataStreamWriter) -> dict[str, Any]:
 
 
 def _private(writer: DataStreamWriter, name: str) -> Any:
-    """Return what Spark's writer keeps to itself; None where this Spark has no such field."""
+    """Return a private field of Spark's writer; None where this Spark has no such field."""
     try:
         field = writer._jwrite.getClass().getDeclaredField(name)
         field.setAccessible(True)

@@ -1,4 +1,4 @@
-"""What Spark's plan of a query says of our operators: which ones it runs, and what stands behind them."""
+"""Our operators in Spark's plan of a query, and the limits behind them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PlannedOperator:
 
 
 def mark_of(keyed: DataFrame, uid: str) -> int:
-    """Return the mark of the operator whose input, counted by :func:`~dstl.spark.operators.observed`, this is.
+    """Return the mark of the operator whose input, counted by :func:`~dstl.spark.query.placement.keyed_input`, this is.
 
     Raises:
         LookupError: Its rows are not counted.

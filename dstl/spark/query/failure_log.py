@@ -1,4 +1,4 @@
-"""The last word on a failed query: its typed error, in the log, behind all that Spark prints about it."""
+"""A log line for each failed query: its typed error, behind all that Spark prints about it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _watched: set[str] = set()
 
 
 class _FailureLog:
-    """A listener of Spark's, in its own words; it looks at nothing but the end of a query, so that batches pay nothing.
+    """A query listener by Spark's Java interface; it reads nothing but the end of a query, so that batches pay nothing.
 
     PySpark's class for listeners would copy every batch's progress, field by field, from the JVM.
     """
@@ -43,13 +43,13 @@ class _FailureLog:
             _log.error("query %s has failed: %s: %s", event.id().toString(), type(error).__name__, said)
 
     class Java:
-        """What Py4J asks for."""
+        """Names the Java interface for Py4J."""
 
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
 
 def log_failures(session: SparkSession) -> None:
-    """Have the queries of a session that end with an error of DSTL's say so in the log, once for each session."""
+    """Log the error of each query of a session that ends with one of DSTL's; once for each session."""
     uid = str(session._jsparkSession.sessionUUID())
     jvm = session.sparkContext._jvm
     if uid not in _watched and jvm is not None:

@@ -1,0 +1,1 @@
+"""The driver around the query: its session, its TaskManagers, its savepoints."""

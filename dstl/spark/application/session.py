@@ -1,0 +1,57 @@
+"""The Spark session of a driver: its mode, its hosts, and the queries that run in it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
+from dstl.state.registry import StateRegistry
+
+__all__ = ["LOOPBACK", "active_run", "driver_host", "executor_hosts", "is_local", "merge_registries"]
+
+LOOPBACK = "127.0.0.1"
+"""Driver, TaskManagers and tasks of a local session share a machine."""
+
+
+def is_local(session: SparkSession) -> bool:
+    """Return whether tasks run in this very process: in every other mode (``local-cluster`` too) executors do it."""
+    return re.match(r"local(\[|$)", session.sparkContext.master) is not None
+
+
+def driver_host(session: SparkSession) -> str:
+    """Return the address at which executors reach this driver."""
+    host: str = session.conf.get("spark.driver.host") or socket.gethostname()
+    return host
+
+
+def executor_hosts(session: SparkSession) -> ExecutorHosts:
+    """Return the number of hosts on which the application has executors, and when the last one came."""
+    executors = session.sparkContext._jsc.sc().statusStore().executorList(True)
+    hosts, latest_ms = set(), 0
+    for index in range(executors.length()):
+        executor = executors.apply(index)
+        if executor.id() != "driver":
+            hosts.add(executor.hostPort().rpartition(":")[0])
+            latest_ms = max(latest_ms, executor.addTime().getTime())
+    return ExecutorHosts(len(hosts), time.time() - latest_ms / 1000)
+
+
+def active_run(session: SparkSession, query_id: str) -> str | None:
+    """Return the run id of a query that this driver runs, of whatever session; None where it runs no longer.
+
+    Tasks are not told it where the user has set a job group of their own: Spark says it by the group alone.
+    """
+    jvm: Any = session._jvm
+    active = session._jsparkSession.sharedState().activeStreamingQueries()
+    query = active.get(jvm.java.util.UUID.fromString(query_id))
+    return None if query is None else str(query.runId().toString())
+
+
+def merge_registries(known: Any, reported: Any) -> dict[str, Any]:
+    """Return the union of two of an operator's state registries, as plain data."""
+    return StateRegistry.from_wire(dict(known)).merge(StateRegistry.from_wire(dict(reported))).to_wire()

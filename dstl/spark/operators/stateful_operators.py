@@ -1,0 +1,253 @@
+"""The ways to define an operator: the part of :class:`~dstl.spark.StateBackend` that takes DataFrames."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+from pyspark.sql import Column, DataFrame, GroupedData
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from dstl.errors import Invalid
+from dstl.spark.operators.batch_query import batch_query
+from dstl.spark.operators.grouped_stream import GroupedStream, grouping_columns
+from dstl.spark.operators.initial_state import check_initial_state, with_initial_state
+from dstl.spark.operators.keyed_function import define_aggregate, define_map_states
+from dstl.spark.operators.processor import Style, define_processor
+from dstl.spark.query.placement import keyed_input
+from dstl.spark.query.ticks import interval_ms, with_marks, with_ticks
+from dstl.spark.task_definition import OperatorPlace, TaskDefinition
+from dstl.state.vectorised.keyed_functions import Aggregate, StatesFunction
+
+__all__ = ["StatefulOperators"]
+
+P = ParamSpec("P")
+
+
+def _with_signature_of(of: Callable[P, DataFrame]) -> Callable[[Callable[..., DataFrame]], Callable[P, DataFrame]]:
+    """Give a method the signature of another one, but for ``style``, which it decides."""
+
+    def decorate(method: Callable[..., DataFrame]) -> Callable[P, DataFrame]:
+        signature = inspect.signature(of)
+        parameters = [each for name, each in signature.parameters.items() if name != "style"]
+        method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
+class StatefulOperators(ABC):
+    """Defines operators over DataFrames; a backend names them, expects their tasks and runs them."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Refuse a call to a backend that was closed."""
+
+    @abstractmethod
+    def _next_place(self, name: str | None, by: str | Sequence[str], parallelism: int | None) -> OperatorPlace:
+        """Return the checked name, grouping columns and parallelism of the operator that is being defined."""
+
+    @abstractmethod
+    def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
+        """Expect the operator's tasks, bring the rows to their partitions and run them there."""
+
+    def groupBy(self, df: DataFrame, *cols: str | Column | int | Sequence[str | Column | int]) -> GroupedStream:
+        """Group a DataFrame as ``df.groupBy(*cols)`` does, to call PySpark's own methods on the result.
+
+        ::
+
+            -clicks.groupBy("page").transformWithState(Visits(), "page string, n long", "update", "none")
+            +backend.groupBy(clicks, "page").transformWithState(Visits(), "page string, n long", "update", "none")
+
+        Args:
+            df: A DataFrame, streaming or not.
+            cols: Grouping columns: names, columns or positions (from 1), or one list of them.
+
+        Returns:
+            An object with ``transformWithState`` and ``transformWithStateInPandas`` with PySpark's arguments.
+
+        Raises:
+            Invalid: An expression that is no column of ``df``: add it with ``withColumn`` before.
+        """
+        self._check_open()
+        if not isinstance(df, DataFrame):
+            raise Invalid(f"groupBy: the input is {type(df).__name__}, not a DataFrame")
+        return GroupedStream(self.transform_with_state, df, grouping_columns(df, cols))
+
+    def transform_with_state(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        processor: StatefulProcessor,
+        output: StructType | str,
+        output_mode: str = "append",
+        time_mode: str = "none",
+        initial_state: DataFrame | GroupedData | None = None,
+        tick: str | None = None,
+        name: str | None = None,
+        parallelism: int | None = None,
+        style: Style = "row",
+    ) -> DataFrame:
+        """Run a Row-style ``StatefulProcessor`` over a DataFrame, as ``groupBy(by).transformWithState`` does.
+
+        Args:
+            df: A streaming DataFrame; or a batch one, whose state begins empty and ends with the query. Then nothing is
+                stored, the state of a partition must fit its worker's memory, and the operator is none of the streaming
+                query's. As in Spark, timers of processing time that are due when the query begins fire once, behind the
+                rows, and those of event time never.
+            by: Grouping column or columns. A null is a key like any other.
+            processor: PySpark's own class, unchanged: ``handleInputRows`` gets and returns iterators of ``Row``. Called
+                once per key and micro-batch with all of the key's rows; Spark promises no order among them.
+            output: Schema of what it returns.
+            output_mode: ``append`` or ``update``: what the sink is promised. Of a batch query also ``complete``.
+            time_mode: ``none``, ``processingTime`` or ``eventTime``. The watermark is that of the rows that reach the
+                operator; where their only event-time column is a window, it follows the windows' starts.
+            initial_state: A batch DataFrame with the grouping columns: each of its rows is given to
+                ``handleInitialState`` once, in the query's first batch, before its key's input. Keep the argument at
+                restarts of a stream: it is one of the sources that Spark counts.
+            tick: Have a batch at least this often (``"10 seconds"``), so that timers fire without input. Shorter: they
+                fire sooner; longer: fewer batches, each of which costs a checkpoint. By default timers fire in the next
+                batch with data of any key. Keep the argument at restarts; its value may change.
+            name: The operator's name, under which its state is found at a restart; by default ``operator-<n>`` in the
+                order of definition. Give one to be free to add and remove operators later.
+            parallelism: Partitions; by default the backend's.
+            style: ``row``, or ``pandas`` as :meth:`transform_with_state_in_pandas` has it.
+
+        Returns:
+            A DataFrame, streaming as ``df`` is, that any sink can write.
+
+        Raises:
+            Invalid: A column does not exist, a type is not supported, or a name is taken: refused here, not in a task.
+        """
+        place = self._next_place(name, by, parallelism)
+        definition = define_processor(
+            df,
+            place,
+            processor=processor,
+            output=output,
+            output_mode=output_mode,
+            time_mode=time_mode,
+            style=style,
+            has_initial_state=initial_state is not None,
+        )
+        interval = None if tick is None else interval_ms(tick, place.label)
+        if interval is not None and not definition.has_timers:
+            raise Invalid(f"{place.label}: tick={tick!r} serves timers, and time mode none has no timers")
+        initial = check_initial_state(initial_state, definition) if initial_state is not None else None
+        if not df.isStreaming:
+            if tick is not None:
+                raise Invalid(
+                    f"{place.label}: tick={tick!r} makes batches of a stream, and the DataFrame is none: leave it out"
+                )
+            return batch_query(df, definition, initial)
+        keyed = keyed_input(df, definition)
+        if initial is not None:
+            keyed = with_initial_state(keyed, initial, definition)
+        if interval is not None:
+            keyed = with_ticks(keyed, interval)
+        if definition.needs_marks:
+            keyed = with_marks(keyed, definition.parallelism)
+        return self._run(keyed, definition)
+
+    @_with_signature_of(transform_with_state)
+    def transform_with_state_in_pandas(self, df: DataFrame, **arguments: Any) -> DataFrame:
+        """Run a pandas-style ``StatefulProcessor``: ``handleInputRows`` gets and returns iterators of ``DataFrame``.
+
+        Otherwise as :meth:`transform_with_state`, with the same arguments.
+        """
+        return self.transform_with_state(df, **arguments, style="pandas")
+
+    def aggregate(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        name: str | None = None,
+        parallelism: int | None = None,
+        ttl_ms: int | None = None,
+        **aggregates: Aggregate,
+    ) -> DataFrame:
+        """Aggregate the rows of each key over all micro-batches, as ``groupBy(by).agg(...)`` does.
+
+        ::
+
+            backend.aggregate(df, by="sensor", n=count(), total=sum("value"), latest=last("value"))
+
+        Output mode update: each micro-batch yields the new aggregates of the keys that occurred in it. Watermarks play
+        no part: a grouping column with one, and a session window, is refused.
+
+        Args:
+            df: A streaming DataFrame.
+            by: Grouping column or columns. A null is a key like any other.
+            name: The operator's name; see :meth:`transform_with_state`.
+            parallelism: Partitions; by default the backend's.
+            ttl_ms: Milliseconds of processing time after a key's last row at which its aggregates are gone; by default
+                they live for ever.
+            aggregates: What to compute, by the name of the output column (not ``df``, ``by``, ``name``,
+                ``parallelism`` or ``ttl_ms``). They may be added and removed at a restart; one that is new, or was
+                gone, starts from nothing.
+
+        Returns:
+            A streaming DataFrame of the grouping columns and the aggregates.
+
+        Raises:
+            Invalid: A column does not exist, its type cannot be aggregated so, or a name is taken: refused here, not in
+                a task.
+        """
+        definition = define_aggregate(df, self._next_place(name, by, parallelism), aggregates, ttl_ms)
+        return self._run(keyed_input(df, definition), definition)
+
+    def map_states(
+        self,
+        df: DataFrame,
+        *,
+        by: str | Sequence[str],
+        state: StructType | str,
+        output: StructType | str,
+        function: StatesFunction,
+        name: str | None = None,
+        parallelism: int | None = None,
+        ttl_ms: int | None = None,
+    ) -> DataFrame:
+        """Update the states of many keys at once with a function over Arrow tables.
+
+        ``function(rows, keys, states)`` returns ``(new_states, output)``, where all are ``pyarrow.Table`` s:
+
+        - ``rows``: the input's columns, and ``__group``, which says which row of ``keys`` each row belongs to. Rows of
+          one key stand in the order in which they came.
+        - ``keys``: the grouping columns of the distinct keys, each once.
+        - ``states``: for each row of ``keys`` its prior state, and ``__exists``: False (and nulls) where it has none.
+        - ``new_states``: one row for each row of ``keys``, in their order, with the state's columns, matched by name.
+          With a boolean column ``__exists``, False removes the key's state. Unchanged states cost nothing. None leaves
+          all states as they are.
+        - ``output``: any rows of the output schema, matched by name, or None.
+
+        It is called about once per partition and micro-batch; more often where a partition has millions of rows. A key
+        is in one call of a micro-batch only, with all its rows.
+
+        Args:
+            df: A streaming DataFrame.
+            by: Grouping column or columns. A null is a key like any other.
+            state: Columns of a key's state. At a restart they can be removed, reordered and widened, and columns that
+                may be null can be added.
+            output: Columns of the output.
+            function: The function; it is shipped to the workers.
+            name: The operator's name; see :meth:`transform_with_state`.
+            parallelism: Partitions; by default the backend's.
+            ttl_ms: Milliseconds of processing time at which a state is gone that no call has returned since. Every
+                returned state is then written, changed or not. By default states live for ever.
+
+        Returns:
+            A streaming DataFrame that any sink can write.
+
+        Raises:
+            Invalid: A column does not exist, a type is not supported, a name is taken, or the function does not take
+                three arguments: refused here, not in a task.
+        """
+        place = self._next_place(name, by, parallelism)
+        definition = define_map_states(df, place, state, output, function, ttl_ms)
+        return self._run(keyed_input(df, definition), definition)

@@ -1,0 +1,46 @@
+"""Placement of rows in a Spark plan: the key group of each, and its partition."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from dstl.spark.task_definition import TaskDefinition
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+
+__all__ = ["key_group_column", "keyed_input", "repartition", "with_key_groups"]
+
+
+def key_group_column(by: Sequence[str], max_parallelism: int) -> Column:
+    """Return each row's key group: Spark's murmur3 (seed 42) of the key columns modulo ``max_parallelism``.
+
+    The hash is Spark's own, so that the same key has the same group whoever computes it; a null key has a group too.
+    """
+    return F.pmod(F.hash(*[F.col(f"`{name}`") for name in by]), F.lit(max_parallelism)).cast("int")
+
+
+def with_key_groups(df: DataFrame, definition: TaskDefinition) -> DataFrame:
+    """Return the rows with their key groups, which travel with them into the task."""
+    return df.withColumn(KEY_GROUP_COLUMN, key_group_column(definition.by, definition.max_parallelism))
+
+
+def keyed_input(df: DataFrame, definition: TaskDefinition) -> DataFrame:
+    """Return the columns that an operator needs and its key groups, of rows that are counted for the query's progress.
+
+    Counting also keeps a source without new data from being planned away, and an operator's tasks with it: then its
+    acknowledgements would be missing.
+    """
+    counted = df.observe(f"dstl_{definition.uid}", F.count(F.lit(1)).alias("rows"))
+    return with_key_groups(counted.select([F.col(f"`{name}`") for name in definition.input_schema.names]), definition)
+
+
+def repartition(keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
+    """Bring the rows to their partitions, by :func:`handles.key_group.partition_of`'s formula.
+
+    A key group below zero is a mark of partition ``-1 - key_group`` (see :mod:`dstl.spark.query.ticks`).
+    """
+    group = F.col(KEY_GROUP_COLUMN)
+    partition = F.floor(group * F.lit(definition.parallelism) / F.lit(definition.max_parallelism)).cast("int")
+    return keyed.repartitionById(definition.parallelism, F.when(group < 0, -1 - group).otherwise(partition))
