@@ -75,9 +75,7 @@ async def _run_job(store: ObjectStore, seed: int, batches: int, inlined: bool) -
 def as_checkpoint(savepoint: Savepoint, **more: object) -> CompletedCheckpoint:
     """The first checkpoint of another query that begins with a savepoint."""
     fields = {"checkpoint_id": 1, "batch_id": -1, "query_id": "other", "run_id": "run", "created_at": 0.0}
-    return savepoint_as_checkpoint(
-        savepoint, names=list(savepoint.objects()), operators=savepoint.operators, **fields | more
-    )
+    return savepoint_as_checkpoint(savepoint, **fields | more)
 
 
 async def state_in(savepoint: Savepoint, store: ObjectStore) -> Model:

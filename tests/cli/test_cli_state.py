@@ -140,13 +140,11 @@ def made_location(tmp_path: Path, forge: Callable[[dict[str, Any]], None] = lamb
         await log.fence("q")
         checkpoint = savepoint_as_checkpoint(
             savepoint,
-            names=list(savepoint.objects()),
             checkpoint_id=log.next_sequence,
             batch_id=0,
             query_id="q",
             run_id="r",
             created_at=1.0,
-            operators=(entry,),
         )
         await log.commit(checkpoint, [])
 

@@ -159,17 +159,14 @@ async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_e
         assert any(handle.files for handle in saved.materialized)
         elsewhere = MemoryStore()
         made = await save_checkpoint(world.memory, elsewhere, world.runtime, "mine", saved, chunk_bytes=4000)
-        names = list(made.objects())
         world.store = elsewhere
         of_savepoint = savepoint_as_checkpoint(
             made,
-            names=names,
             checkpoint_id=1,
             batch_id=-1,
             query_id="other",
             run_id="",
             created_at=0.0,
-            operators=made.operators,
         )
         assert not any(handle.files for handle in of_savepoint.materialized)
         for size in (1, 3):

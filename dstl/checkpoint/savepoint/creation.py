@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -46,6 +47,7 @@ __all__ = [
     "create_savepoint",
     "key_group_chunks",
     "save_checkpoint",
+    "save_newest",
 ]
 
 _log = logging.getLogger(__name__)
@@ -61,7 +63,7 @@ _CHUNK_BYTES = 128 << 20
 """Stored bytes of state and log that are rebuilt as tables at once; in memory they take several times as much."""
 
 _UPLOADS = 3
-_RETAKES = 5
+_TAKES = 5
 
 
 def key_group_chunks(checkpoint: CompletedCheckpoint, chunk_bytes: int = _CHUNK_BYTES) -> list[KeyGroupRange]:
@@ -130,21 +132,54 @@ async def create_savepoint(
         CorruptData: The checkpoint is damaged.
         OutcomeUnknown: The savepoint may be there: look with list.
     """
-    for take in range(1, _RETAKES + 1):
-        checkpoint = await choose_checkpoint(source, runtime, checkpoint_id)
-        try:
-            return await save_checkpoint(source, target, runtime, name, checkpoint, on_progress=on_progress)
-        except MissingState as error:
-            retained = await ManifestReader(source, runtime).scan()
-            if checkpoint.checkpoint_id in {c.checkpoint_id for c in retained.retained}:
-                raise
-            if checkpoint_id is not None or take == _RETAKES:
-                raise MissingState(
-                    f"checkpoint {checkpoint.checkpoint_id} of {source.location} was subsumed by its job while it was "
-                    "copied: name a newer one, retain more (CheckpointOptions.retained), or use "
-                    "StateBackend.savepoint in the job itself"
-                ) from error
-            _log.info("checkpoint %d was subsumed meanwhile; taking a newer one", checkpoint.checkpoint_id)
+
+    @asynccontextmanager
+    async def take() -> AsyncIterator[CompletedCheckpoint]:
+        yield await choose_checkpoint(source, runtime, checkpoint_id)
+
+    async def is_retained(checkpoint: CompletedCheckpoint) -> bool:
+        scan = await ManifestReader(source, runtime).scan()
+        return any(each.checkpoint_id == checkpoint.checkpoint_id for each in scan.retained)
+
+    return await save_newest(
+        take,
+        lambda checkpoint: save_checkpoint(source, target, runtime, name, checkpoint, on_progress=on_progress),
+        is_retained,
+        takes=_TAKES if checkpoint_id is None else 1,
+    )
+
+
+async def save_newest(
+    take: Callable[[], AbstractAsyncContextManager[CompletedCheckpoint]],
+    save: Callable[[CompletedCheckpoint], Awaitable[Savepoint]],
+    is_retained: Callable[[CompletedCheckpoint], Awaitable[bool]],
+    takes: int = _TAKES,
+) -> Savepoint:
+    """Save a checkpoint; where its objects vanish because its job has subsumed it, take a newer one.
+
+    Args:
+        take: Returns the checkpoint to save, as a context in which it is copied.
+        save: Copies it.
+        is_retained: Whether a checkpoint is retained still, so that a missing object is damage.
+        takes: How many checkpoints are tried.
+
+    Raises:
+        MissingState: An object of a retained checkpoint is not there, or every checkpoint was subsumed.
+    """
+    for number in range(1, takes + 1):
+        async with take() as checkpoint:
+            try:
+                return await save(checkpoint)
+            except MissingState as error:
+                if await is_retained(checkpoint):
+                    raise
+                if number == takes:
+                    raise MissingState(
+                        f"checkpoint {checkpoint.checkpoint_id} was subsumed by its job while it was copied ({error}): "
+                        "name a newer one, retain more (CheckpointOptions.retained), or use StateBackend.savepoint in "
+                        "the job itself"
+                    ) from error
+                _log.info("checkpoint %d was subsumed meanwhile; taking a newer one", checkpoint.checkpoint_id)
     raise AssertionError("unreachable")
 
 

@@ -50,34 +50,38 @@ RestoreMode = Literal["no_claim", "claim"]
 def savepoint_as_checkpoint(
     savepoint: Savepoint,
     *,
-    names: Sequence[str],
-    checkpoint_id: CheckpointId,
-    batch_id: int,
-    query_id: str,
-    run_id: str,
-    created_at: float,
-    operators: Collection[OperatorEntry],
+    names: Mapping[str, str] | None = None,
+    checkpoint_id: CheckpointId | None = None,
+    batch_id: int | None = None,
+    query_id: str | None = None,
+    run_id: str = "",
+    created_at: float | None = None,
+    operators: Collection[OperatorEntry] | None = None,
 ) -> CompletedCheckpoint:
     """Return the checkpoint that has a savepoint's state and nothing else. Pure.
 
     Args:
         savepoint: The savepoint.
-        names: For each of its files, the object name where the checkpoint finds it.
-        checkpoint_id: Number of the checkpoint.
+        names: Object names where the checkpoint finds files that lie elsewhere, by their names in the savepoint.
+        checkpoint_id: Number of the checkpoint; this and all that follow are the savepoint's own by default.
         batch_id: The batch whose effects it counts as: the one before the query's first.
         query_id: The query.
         run_id: Its run.
         created_at: Unix seconds.
         operators: Those that are taken over.
     """
+    if checkpoint_id is None:
+        checkpoint_id = savepoint.checkpoint_id
+    operators = savepoint.operators if operators is None else operators
+    names = names or {}
     taken = {entry.uid for entry in operators}
     return CompletedCheckpoint(
         checkpoint_id=checkpoint_id,
-        batch_id=batch_id,
-        query_id=query_id,
+        batch_id=savepoint.batch_id if batch_id is None else batch_id,
+        query_id=savepoint.query_id if query_id is None else query_id,
         run_id=run_id,
         max_parallelism=savepoint.max_parallelism,
-        created_at=created_at,
+        created_at=savepoint.created_at if created_at is None else created_at,
         watermark_ms=savepoint.watermark_ms,
         late_watermark_ms=savepoint.late_watermark_ms,
         sequence_base=savepoint.sequence_base,
@@ -87,12 +91,12 @@ def savepoint_as_checkpoint(
                 operator=file.operator,
                 materialization_id=0,
                 checkpoint=checkpoint_id,
-                name=name,
+                name=names.get(file.name, savepoint.object_name(file)),
                 size=file.size,
                 checksum=file.checksum,
                 parts=tuple(part[:3] for part in file.parts),
             )
-            for file, name in zip(savepoint.files, names, strict=True)
+            for file in savepoint.files
             if file.operator in taken
         ),
         # Without its base a key group is lost, not empty.
@@ -201,7 +205,7 @@ class SavepointRestore:
         def checkpoint(names: Mapping[str, str], taken: Collection[OperatorEntry]) -> CompletedCheckpoint:
             return savepoint_as_checkpoint(
                 savepoint,
-                names=[names.get(file.name, savepoint.object_name(file)) for file in savepoint.files],
+                names=names,
                 checkpoint_id=checkpoint_id,
                 batch_id=batch_id,
                 query_id=query_id,

@@ -1,26 +1,28 @@
-"""Reading a savepoint back whole: every byte of every object, before anybody needs it."""
+"""Verification of a savepoint: every byte of every object is read and decoded."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
-
-import google_crc32c
+from functools import partial
 
 from dstl.checkpoint.savepoint.creation import OnProgress
-from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name
+from dstl.checkpoint.savepoint.format import Savepoint, check_savepoint_name
 from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
+from dstl.checkpoint.upkeep.object_checks import check_base
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from materializer.bases.key_group_file import decode_key_group
+from dstl.store.patience import Patience
 
 __all__ = ["Verification", "verify_savepoint"]
+
+_STEP = "restore it from a replica, or use another savepoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a check of every byte of a savepoint found.
+    """The result of reading a savepoint whole.
 
     Attributes:
         savepoint: The descriptor.
@@ -45,46 +47,26 @@ async def verify_savepoint(
         CorruptData: Its descriptor is damaged.
         Invalid: A newer version wrote it.
     """
-    objects = SavepointObjects(store, runtime)
-    savepoint = await objects.descriptor(check_savepoint_name(name))
+    savepoint = await SavepointObjects(store, runtime).descriptor(check_savepoint_name(name))
+    checkpoint = savepoint_as_checkpoint(savepoint)
     problems: list[str] = []
     entries = read = done = 0
-    for file in savepoint.files:
+    for file, handle in zip(savepoint.files, checkpoint.materialized, strict=True):
+        label = f"savepoint {name!r} in {store.location}: {handle.name}"
         try:
-            data = await objects.get(savepoint.object_name(file))
-            read += len(data)
-            entries += await asyncio.to_thread(_verify_file, savepoint, file, data, store.location)
+            held = await Patience(runtime).read(partial(check_base, store, handle))
+            read += handle.size
+            entries += sum(held)
+            for (group, _, _, expected), found in zip(file.parts, held, strict=True):
+                if found != expected:
+                    raise CorruptData(f"key group {group} has {found} entries, not {expected}")
         except MissingState:
-            problems.append(
-                f"savepoint {name!r} in {store.location}: {savepoint.object_name(file)} is not there; restore it from "
-                "a replica, or use another savepoint"
-            )
+            problems.append(f"{label} is not there; {_STEP}")
+        except CorruptData as error:
+            problems.append(f"{label} is damaged: {error}; {_STEP}")
         except DstlError as error:
-            problems.append(str(error))
+            problems.append(f"{label}: {error}")
         done += len(file.parts)
         if on_progress is not None:
             on_progress(done, len(savepoint.operators) * savepoint.max_parallelism)
     return Verification(savepoint, entries, read, tuple(problems))
-
-
-def _verify_file(savepoint: Savepoint, file: SavepointFile, data: bytes, where: str) -> int:
-    """Check every byte of one base file and return its entries.
-
-    Raises:
-        CorruptData: Names the savepoint, the object and the next step.
-        Invalid: A newer version wrote it.
-    """
-    label = f"savepoint {savepoint.name!r} in {where}: {savepoint.object_name(file)}"
-    step = "restore that object from a replica, or use another savepoint"
-    if len(data) != file.size or google_crc32c.value(data) != file.checksum:
-        raise CorruptData(
-            f"{label} is damaged: {len(data)} bytes that are not the {file.size} that were written; {step}"
-        )
-    entries = 0
-    for group, offset, length, expected in file.parts:
-        part = memoryview(data)[offset : offset + length]
-        found = sum(page.num_rows for page in decode_key_group(part, group, name=label))
-        if found != expected:
-            raise CorruptData(f"{label} is damaged: key group {group} has {found} entries, not {expected}; {step}")
-        entries += found
-    return entries

@@ -30,6 +30,8 @@ __all__ = ["SegmentUse", "check_base", "check_segment", "check_stray_segment", "
 
 _WHOLE = 16 << 20
 """A larger segment is read twice, in parts: for its checksum, and block by block."""
+_WHOLE_BASE = 64 << 20
+"""A larger base file is read twice, too: for its checksum, and key group by key group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,7 @@ async def check_segment(store: ObjectStore, handle: SegmentHandle, uses: Iterabl
         _check_crc(google_crc32c.value(data), handle.checksum)
         index = await _off_loop(partial(verify_segment, data, handle.name))
     else:
-        crc = 0
-        for at in range(0, handle.size, _WHOLE):
-            part = await _get(store, handle.name, handle.offset + at, min(_WHOLE, handle.size - at))
-            crc = google_crc32c.extend(crc, part)
-        _check_crc(crc, handle.checksum)
+        await _check_stored_crc(store, handle.name, handle.offset, handle.size, handle.checksum)
         reader = SegmentReader(store, handle, max_bytes_in_memory=_WHOLE)
         index = await reader.index()
         async with aclosing(reader.read()) as changes:
@@ -85,8 +83,11 @@ async def check_stray_segment(store: ObjectStore, name: str, size: int) -> None:
     await _off_loop(partial(verify_segment, data, name))
 
 
-async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> None:
+async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> list[int]:
     """Read every byte of a base file and decode the parts that the handle lists; of a table in files, its index.
+
+    Returns:
+        The entries of each part.
 
     Raises:
         CorruptData: It is not what the manifest says.
@@ -94,16 +95,23 @@ async def check_base(store: ObjectStore, handle: MaterializedStateHandle) -> Non
         Invalid: A newer version wrote it.
         Unavailable: Try again.
     """
-    crc = 0
-    for at in range(0, handle.size, _WHOLE):
-        crc = google_crc32c.extend(crc, await _get(store, handle.name, at, min(_WHOLE, handle.size - at)))
-    _check_crc(crc, handle.checksum)
+    whole: bytes | None = None
+    if handle.files or handle.size <= _WHOLE_BASE:
+        whole = await _get(store, handle.name, 0, handle.size)
+        _check_crc(google_crc32c.value(whole), handle.checksum)
+    else:
+        await _check_stored_crc(store, handle.name, 0, handle.size, handle.checksum)
     if handle.files:
-        decode_index(await _get(store, handle.name, 0, handle.size), handle.files, handle.name)
-        return
+        decode_index(whole or b"", handle.files, handle.name)
+        return []
+    entries = []
     for key_group, offset, length in handle.parts:
-        data = await _get(store, handle.name, offset, length)
-        await _off_loop(partial(_decode_part, data, key_group, handle.name))
+        if whole is None:
+            part = memoryview(await _get(store, handle.name, offset, length))
+        else:
+            part = memoryview(whole)[offset : offset + length]
+        entries.append(await _off_loop(partial(_count_entries, part, key_group, handle.name)))
+    return entries
 
 
 async def check_table_file(store: ObjectStore, file: TableFile) -> None:
@@ -114,15 +122,11 @@ async def check_table_file(store: ObjectStore, file: TableFile) -> None:
         ObjectNotFound: It is not there.
         Unavailable: Try again.
     """
-    crc = 0
-    for at in range(0, file.size, _WHOLE):
-        crc = google_crc32c.extend(crc, await _get(store, file.name, at, min(_WHOLE, file.size - at)))
-    _check_crc(crc, file.checksum)
+    await _check_stored_crc(store, file.name, 0, file.size, file.checksum)
 
 
-def _decode_part(data: bytes, key_group: int, name: str) -> None:
-    for _ in decode_key_group(data, key_group, name=name):
-        pass
+def _count_entries(data: memoryview, key_group: int, name: str) -> int:
+    return sum(page.num_rows for page in decode_key_group(data, key_group, name=name))
 
 
 def _check_use(index: SegmentIndex, use: SegmentUse) -> None:
@@ -142,6 +146,13 @@ def _check_use(index: SegmentIndex, use: SegmentUse) -> None:
                     f"log {use.log_id} has changes of key groups {groups[0]}-{groups[1]} in it, outside "
                     f"{use.key_groups}: a restore of fewer key groups would miss them"
                 )
+
+
+async def _check_stored_crc(store: ObjectStore, name: str, start: int, size: int, expected: int) -> None:
+    crc = 0
+    for at in range(0, size, _WHOLE):
+        crc = google_crc32c.extend(crc, await _get(store, name, start + at, min(_WHOLE, size - at)))
+    _check_crc(crc, expected)
 
 
 def _check_crc(found: int, expected: int) -> None:

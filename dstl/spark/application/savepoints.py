@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from dstl.checkpoint.report import SavepointReport
-from dstl.checkpoint.savepoint.creation import OnProgress, save_checkpoint
+from dstl.checkpoint.savepoint.creation import OnProgress, save_checkpoint, save_newest
 from dstl.checkpoint.savepoint.format import Savepoint, directory_of, parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode, SavepointRestore
 from dstl.checkpoint.service import CoordinatorService
-from dstl.errors import Invalid, MissingState
+from dstl.errors import Invalid
 from dstl.options import S3Options
 from dstl.runtime import IoLoop, Runtime, system_runtime
 from dstl.store.base import ObjectStore
@@ -19,8 +22,7 @@ from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["SavepointMaker", "start_from_savepoint"]
 
-_log = logging.getLogger(__name__)
-_TAKES = 5
+T = TypeVar("T")
 
 
 class SavepointMaker:
@@ -55,45 +57,44 @@ class SavepointMaker:
         started = runtime.clock.now()
         loop = IoLoop("dstl-savepoint")
         try:
-            for take in range(1, _TAKES + 1):
-                checkpoint, hold = self._service_loop.run(self._hold())
-                try:
-                    made = loop.run(self._copy(checkpoint, target, name, runtime, on_progress))
-                except MissingState as error:
-                    kept = {each.checkpoint_id for each in self._service.completed}
-                    if take == _TAKES or checkpoint.checkpoint_id in kept:
-                        raise
-                    _log.info("checkpoint %d was cleaned away meanwhile: %s", checkpoint.checkpoint_id, error)
-                else:
-                    seconds = runtime.clock.now() - started
-                    where = f"{target}/{directory_of(name).rstrip('/')}"
-                    return SavepointReport(where, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
-                finally:
-                    self._service_loop.run(self._release(hold))
-            raise AssertionError("unreachable")
+            made = loop.run(self._make(target, name, runtime, on_progress))
         finally:
             loop.close()
+        where = f"{target}/{directory_of(name).rstrip('/')}"
+        seconds = runtime.clock.now() - started
+        return SavepointReport(where, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
 
-    async def _hold(self) -> tuple[CompletedCheckpoint, int]:
-        return self._service.hold()
-
-    async def _release(self, hold: int) -> None:
-        self._service.release(hold)
-
-    async def _copy(
-        self,
-        checkpoint: CompletedCheckpoint,
-        target: str,
-        name: str,
-        runtime: Runtime,
-        on_progress: OnProgress | None,
-    ) -> Savepoint:
+    async def _make(self, target: str, name: str, runtime: Runtime, on_progress: OnProgress | None) -> Savepoint:
         source, store = open_store(self._location, self._s3), open_store(target, self._s3)
         try:
-            return await save_checkpoint(source, store, runtime, name, checkpoint, on_progress=on_progress)
+            return await save_newest(
+                self._held,
+                lambda checkpoint: save_checkpoint(source, store, runtime, name, checkpoint, on_progress=on_progress),
+                self._is_retained,
+            )
         finally:
             await source.close()
             await store.close()
+
+    @asynccontextmanager
+    async def _held(self) -> AsyncIterator[CompletedCheckpoint]:
+        checkpoint, hold = await self._ask(self._service.hold)
+        try:
+            yield checkpoint
+        finally:
+            await self._ask(lambda: self._service.release(hold))
+
+    async def _is_retained(self, checkpoint: CompletedCheckpoint) -> bool:
+        completed = await self._ask(lambda: self._service.completed)
+        return any(each.checkpoint_id == checkpoint.checkpoint_id for each in completed)
+
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """Return what the service answers, asked on its own loop."""
+
+        async def ask() -> T:
+            return question()
+
+        return await asyncio.wrap_future(self._service_loop.submit(ask()))
 
 
 async def start_from_savepoint(

@@ -79,17 +79,7 @@ async def find_savepoint(store: ObjectStore, runtime: Runtime, name: str) -> Com
         MissingState: There is none of that name.
         CorruptData: Its descriptor is damaged.
     """
-    savepoint = await SavepointObjects(store, runtime).descriptor(name)
-    return savepoint_as_checkpoint(
-        savepoint,
-        names=list(savepoint.objects()),
-        checkpoint_id=savepoint.checkpoint_id,
-        batch_id=savepoint.batch_id,
-        query_id=savepoint.query_id,
-        run_id="",
-        created_at=savepoint.created_at,
-        operators=savepoint.operators,
-    )
+    return savepoint_as_checkpoint(await SavepointObjects(store, runtime).descriptor(name))
 
 
 def state_columns(checkpoint: CompletedCheckpoint, operator: str, state: str) -> StateColumns:
