@@ -21,8 +21,7 @@ import pyarrow as pa
 from bench._figures import add_json
 from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
-from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet.task_manager_part import part_from_wire
+from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.metrics import MemoryRecorder
@@ -33,12 +32,10 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.local import LocalStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.process import SWITCH_INTERVAL_S
-from dstl.taskmanager.service import _contribution_to_wire
 from dstl.taskmanager.task_manager import Components, QueryState, table_opener
 from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange
-from handles.segment_handle import SegmentHandle
 from handles.shared_state_registry import SharedStateRegistry
 from materializer.restore.restore import restore_tables
 from materializer.tables import TableKind
@@ -154,8 +151,7 @@ class StateJob:
                 self.backend.write(key, 0, part, b"{}")
         worked, worked_cpu = time.perf_counter(), time.thread_time()
         winners = {OPERATOR: [self._attempt]}
-        fields, payload = _contribution_to_wire(await self.backend.persist(winners))
-        part, seals = part_from_wire(fields, memoryview(payload))
+        part = await self.backend.persist(winners)
         checkpoint, inlined = assemble(
             self.newest,
             [part],
@@ -170,9 +166,7 @@ class StateJob:
             generations=self.options.generations,
         )
         await self.log.commit(checkpoint, inlined)
-        own = [s.handle for s in checkpoint.segments if s.segment[0] == manifest_name(checkpoint.checkpoint_id)]
-        located: dict[str, SegmentHandle] = dict(zip(seals, dict.fromkeys(own), strict=True))
-        self.backend.complete(checkpoint.checkpoint_id, winners, located)
+        self.backend.complete(checkpoint.checkpoint_id, winners, inlined_handles([part], checkpoint.checkpoint_id))
         ended = time.perf_counter()
         times = BatchTimes(
             (worked - began) * 1e3,

@@ -9,55 +9,12 @@ used, so all attempts of a partition that may have been used have to agree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dstl.errors import CheckpointDeclined, DstlError, Invalid, NotDeterministic
+from dstl.rpc.messages import Acknowledgement, TaskAttempt
 
-__all__ = ["Acknowledgement", "Acknowledgements", "TaskAttempt"]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAttempt:
-    """One execution of one task.
-
-    Attributes:
-        query_id: Spark's query id: stable over restarts.
-        run_id: Spark's run id: new at every start.
-        operator: The operator's uid.
-        batch_id: The micro-batch.
-        slot: The task's index in its stage; not the partition, because a union shifts it.
-        stage_id: Spark's stage id.
-        attempt_id: Spark's task attempt id: unique in the application.
-        invocation: Of our function; one attempt calls it once, unless partitions were merged behind the operator.
-    """
-
-    query_id: str
-    run_id: str
-    operator: str
-    batch_id: int
-    slot: int
-    stage_id: int
-    attempt_id: int
-    invocation: str = field(default="", compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledgement:
-    """A task says that its change set is complete and held by the TaskManagers.
-
-    Attributes:
-        task: Who.
-        partition: The operator's partition that the task's keys belong to; None where it had no row.
-        digest: Digest of the change set, empty where there is none: equal digests are equal changes.
-        event_time_ms: Latest event time among its rows, Unix milliseconds; None where there is none.
-        late_rows: Rows that it has dropped because they came behind the watermark.
-    """
-
-    task: TaskAttempt
-    partition: int | None
-    digest: bytes
-    event_time_ms: int | None = None
-    late_rows: int = 0
+__all__ = ["Acknowledgements"]
 
 
 _Task = tuple[int, int]

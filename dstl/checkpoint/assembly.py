@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from dstl.checkpoint.fleet.task_manager_part import PersistedLog, TaskManagerPart
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
 from dstl.checkpoint.truncation import kept_log, with_reports
+from dstl.rpc.fleet_messages import Persisted, PersistedLog
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, log_coverage
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
@@ -19,7 +19,7 @@ __all__ = ["assemble", "inlined_handles"]
 
 def assemble(
     parent: CompletedCheckpoint | None,
-    parts: Sequence[TaskManagerPart],
+    parts: Sequence[Persisted],
     *,
     sequence: int,
     batch_id: int,
@@ -47,10 +47,10 @@ def assemble(
                 logs[log.log_id] = _entry(logs.get(log.log_id), log)
                 next_sqn.setdefault(log.log_id, INITIAL_SQN)
     index = {log_id: i for i, log_id in enumerate(logs)}
-    places = iter(inlined_handles(parts, sequence))
+    located = iter(inlined_handles(parts, sequence).values())
     entries: list[SegmentEntry] = []
     for part in parts:
-        handles = [next(places) if s.inlined is not None else s.handle for s in part.segments]
+        handles = [next(located) if s.seal else s.handle for s in part.segments]
         entries += _in_order(part, handles, index, next_sqn, sequence)
     bases = with_reports(parent, [report for part in parts for report in part.materializations], generations)
     kept_logs, kept_segments = kept_log(
@@ -77,7 +77,7 @@ def assemble(
         logs=kept_logs,
         segments=kept_segments,
     )
-    return checkpoint, [s.inlined for part in parts for s in part.segments if s.inlined is not None]
+    return checkpoint, [data for part in parts for _, data in part.inlined_segments()]
 
 
 def _late_watermark(parent: CompletedCheckpoint | None) -> int | None:
@@ -86,14 +86,14 @@ def _late_watermark(parent: CompletedCheckpoint | None) -> int | None:
     return max((each for each in known if each is not None), default=None)
 
 
-def inlined_handles(parts: Sequence[TaskManagerPart], sequence: int) -> list[SegmentHandle]:
-    """Return where the manifest of this number holds the inlined segments, in the order of the parts."""
-    inlined = [s for part in parts for s in part.segments if s.inlined is not None]
+def inlined_handles(parts: Sequence[Persisted], sequence: int) -> dict[str, SegmentHandle]:
+    """Return, by seal, where the manifest of this number holds the inlined segments, in the order of the parts."""
+    inlined = [s for part in parts for s in part.segments if s.seal]
     offsets = inline_offsets([s.handle.size for s in inlined])
-    return [
-        SegmentHandle(manifest_name(sequence), s.handle.size, s.handle.checksum, offset)
+    return {
+        s.seal: SegmentHandle(manifest_name(sequence), s.handle.size, s.handle.checksum, offset)
         for s, offset in zip(inlined, offsets, strict=True)
-    ]
+    }
 
 
 def _entry(known: LogEntry | None, log: PersistedLog) -> LogEntry:
@@ -114,7 +114,7 @@ def _entry(known: LogEntry | None, log: PersistedLog) -> LogEntry:
 
 
 def _in_order(
-    part: TaskManagerPart,
+    part: Persisted,
     handles: Sequence[SegmentHandle],
     index: Mapping[str, int],
     next_sqn: dict[str, int],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container
 from dataclasses import replace
 
-from dstl.checkpoint.acknowledgements import TaskAttempt
 from dstl.errors import Fenced
+from dstl.rpc.messages import TaskAttempt
 from dstl.rpc.server import Peer
 
 __all__ = ["ActiveRun", "AttemptRegister"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger
-from dstl.checkpoint.fleet.fleet import Fleet, Persisted
+from dstl.checkpoint.fleet.fleet import Fleet
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
@@ -15,10 +15,10 @@ from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.checkpoint.truncation import recovery_work
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.instrumented import InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint
-from handles.segment_handle import SegmentHandle
 
 __all__ = ["CheckpointExecution"]
 
@@ -88,8 +88,8 @@ class CheckpointExecution:
         started = self._runtime.clock.now()
         requests = self._requests()
         try:
-            persisted = await self._fleet.persist(trigger.winners, self._options.timeout_s)
-            checkpoint, inlined = self._assembled(coordinator, trigger, persisted, query_id)
+            parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
+            checkpoint, inlined = self._assembled(coordinator, trigger, parts, query_id)
             left = self._options.timeout_s - (self._runtime.clock.now() - started)
             await self._commit(checkpoint, inlined, coordinator.oldest_after(trigger, self._options.retained), left)
         except (Fenced, OutcomeUnknown) as error:
@@ -104,7 +104,7 @@ class CheckpointExecution:
             is_lasting = isinstance(error, DstlError) and not error.restartable
             kind: type[Exception] = type(error) if is_lasting else CheckpointDeclined
             raise kind(f"the checkpoint of batch {trigger.batch_id} failed: {error}") from error
-        located = _located(checkpoint, persisted)
+        located = inlined_handles(parts, checkpoint.checkpoint_id)
         await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time_ms)
         subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
         self._objects.retain([checkpoint])
@@ -113,23 +113,23 @@ class CheckpointExecution:
             checkpoint.checkpoint_id,
             trigger.batch_id,
             self._runtime.clock.now() - started,
-            persisted.requests + self._requests() - requests,
-            sum(s.handle.size for part in persisted.parts for s in part.segments),
+            sum(part.requests for part in parts) + self._requests() - requests,
+            sum(s.handle.size for part in parts for s in part.segments),
             checkpoint.full_bytes,
             len(located),
-            sum(len(part.materializations) for part in persisted.parts),
+            sum(len(part.materializations) for part in parts),
             self._estimated_recovery_s(checkpoint),
             coordinator.late_rows(),
         )
 
     def _assembled(
-        self, coordinator: CheckpointCoordinator, trigger: Trigger, persisted: Persisted, query_id: str
+        self, coordinator: CheckpointCoordinator, trigger: Trigger, parts: Sequence[Persisted], query_id: str
     ) -> tuple[CompletedCheckpoint, list[bytes]]:
         parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
         operators, watermark_ms = self._catalogue.entries(coordinator.event_times(), parent)
         return assemble(
             parent,
-            persisted.parts,
+            parts,
             sequence=self._log.next_sequence,
             batch_id=trigger.batch_id,
             query_id=query_id,
@@ -167,9 +167,3 @@ class CheckpointExecution:
 
     def _requests(self) -> int:
         return self._store.totals.calls - self._store.totals.delete.calls
-
-
-def _located(checkpoint: CompletedCheckpoint, persisted: Persisted) -> dict[str, SegmentHandle]:
-    """Return, by seal id, where the manifest holds each inlined segment."""
-    seals = [seal for seals in persisted.seals for seal in seals]
-    return dict(zip(seals, inlined_handles(persisted.parts, checkpoint.checkpoint_id), strict=True))

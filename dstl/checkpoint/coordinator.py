@@ -35,11 +35,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from dstl.checkpoint.acknowledgements import Acknowledgement, Acknowledgements, TaskAttempt
+from dstl.checkpoint.acknowledgements import Acknowledgements
 from dstl.errors import DstlError, Fenced, Invalid, MissingState, Superseded
+from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
-__all__ = ["Acknowledgement", "CheckpointCoordinator", "Decision", "TaskAttempt", "Trigger"]
+__all__ = ["CheckpointCoordinator", "Decision", "Trigger"]
 
 
 class Decision(Enum):

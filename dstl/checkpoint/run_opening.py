@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from dstl.checkpoint.coordinator import CheckpointCoordinator, TaskAttempt
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.fleet.fleet import Fleet
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
+from dstl.rpc.fleet_messages import Restored
+from dstl.rpc.messages import TaskAttempt
 from dstl.runtime import Runtime
 from handles.checkpoint import CompletedCheckpoint
 
@@ -30,7 +31,7 @@ class OpenedRun:
         coordinator: Its state machine; its first batch has begun.
         parent: The checkpoint that it goes on from; None for an empty state.
         found: All retained checkpoints.
-        restored: The figures of the restore: ``seconds``, ``bytes``, ``changes``.
+        restored: The figures of the restore.
         lost_batches: Batches whose effects the parent lacks; above 0 only where an older checkpoint was chosen.
         skipped: Why newer checkpoints were passed over.
         savepoint_batch: The last micro-batch in the savepoint that the run has begun with; None without one.
@@ -39,7 +40,7 @@ class OpenedRun:
     coordinator: CheckpointCoordinator
     parent: CompletedCheckpoint | None
     found: Sequence[CompletedCheckpoint]
-    restored: Mapping[str, Any]
+    restored: Restored
     lost_batches: int
     skipped: tuple[str, ...]
     savepoint_batch: int | None = None
@@ -120,7 +121,7 @@ class RunOpening:
             self._refused = task.run_id, error
             raise
 
-    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> dict[str, Any]:
+    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> Restored:
         """Bring every TaskManager to a checkpoint, as :meth:`Fleet.prepare` does.
 
         Raises:
@@ -214,7 +215,7 @@ class RunOpening:
         operators: Mapping[str, int],
         found: Sequence[CompletedCheckpoint],
         skipped: list[str],
-    ) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None, Mapping[str, Any]]:
+    ) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None, Restored]:
         """Bring the TaskManagers to the checkpoint of the batch before; where that may be, to an older one instead."""
         while True:
             coordinator = CheckpointCoordinator(operators)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from dstl.checkpoint.attempt_register import ActiveRun, AttemptRegister
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
-from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
+from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision, Trigger
 from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
 from dstl.checkpoint.fleet.launch_plan import LaunchPlan
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, ResourceManager
@@ -24,9 +25,10 @@ from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
 from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.client import Address
-from dstl.rpc.handshake import Role
+from dstl.rpc.fleet_messages import Enlist, Register
+from dstl.rpc.messages import Acknowledged, Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.rpc.protocol import Secret
-from dstl.rpc.server import Peer, Reply, RpcServer
+from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
@@ -152,13 +154,12 @@ class CoordinatorService:
         self.server = RpcServer(
             secret,
             {
-                "enlist": self._resources.enlist,
-                "register": self._resources.register,
-                "begin": self._begin,
-                "acknowledge": self._acknowledge,
+                Enlist: self._resources.enlist,
+                Register: self._resources.register,
+                Begin: self._begin,
+                Acknowledgement: self._acknowledge,
             },
-            callers={Role.TASK_MANAGER: {"enlist", "register"}, Role.WORKER: {"begin", "acknowledge"}},
-            watched=frozenset({"begin", "acknowledge"}),
+            watched=(Begin, Acknowledgement),
         )
         self._address: Address | None = None
         self._closing = False
@@ -250,15 +251,15 @@ class CoordinatorService:
         known = coordinator is not None and query_id in (None, self._query_id)
         return known and coordinator is not None and coordinator.has_checkpoint(batch_id)
 
-    async def _begin(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        task = await self._placed(_task(call))
-        self._note_worker(int(call["pid"]))
+    async def _begin(self, peer: Peer, call: Begin) -> Begun:
+        task = await self._placed(call.task)
+        self._note_worker(call.pid)
         coordinator, parent, losses = None, None, 0
         while coordinator is None:
             self._check_run(task)
-            launch = await self._resources.staffed(task.run_id, peer, call)
+            launch = await self._resources.staffed(peer, call, task.run_id)
             if launch is not None:
-                return {"launch": launch}, b""
+                return Begun(launch)
             async with self._opening:
                 if peer.is_gone:
                     raise Closed(f"attempt {task.attempt_id} of {task.operator} has gone while it waited for its turn")
@@ -271,17 +272,16 @@ class CoordinatorService:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
                 self._attempts.begun(task, peer)
-        return {
-            "parent": parent.checkpoint_id if parent else None,
-            "watermark": parent.watermark_ms if parent else None,
-            "late_watermark": parent.late_watermark_ms if parent else None,
-            "sequence": parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
-            "processing_time_ms": coordinator.batch_time_ms,
-            "registry": self._catalogue.known(task.operator),
-            "assignments": [
-                [a.key_groups.start, a.key_groups.end, a.address.to_wire()] for a in self._fleet.assignments
-            ],
-        }, b""
+        registry = self._catalogue.known(task.operator)
+        return Begun(
+            parent=parent.checkpoint_id if parent else None,
+            watermark_ms=parent.watermark_ms if parent else None,
+            late_watermark_ms=parent.late_watermark_ms if parent else None,
+            sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
+            processing_time_ms=coordinator.batch_time_ms,
+            registry=json.dumps(registry).encode() if registry is not None else b"",
+            assignments=tuple(self._fleet.assignments),
+        )
 
     async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:
         coordinator = await self._opened(task)
@@ -292,14 +292,12 @@ class CoordinatorService:
             await self._runs.prepare(task.query_id, parent)
         return coordinator, parent
 
-    async def _acknowledge(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        task = await self._placed(_task(call))
+    async def _acknowledge(self, peer: Peer, call: Acknowledgement) -> Acknowledged:
+        task = await self._placed(call.task)
         coordinator = self._running(task)
         self._attempts.speaks(task, peer)
-        self._catalogue.report(task.operator, call["registry"])
-        ack = Acknowledgement(
-            task, call["partition"], bytes(call["digest"]), call["event_time_ms"], call.get("late_rows", 0)
-        )
+        self._catalogue.report(task.operator, json.loads(call.registry))
+        ack = replace(call, task=task)
         decision = coordinator.acknowledge(ack)
         if decision is Decision.WAIT:
 
@@ -309,7 +307,7 @@ class CoordinatorService:
                 return coordinator.trigger()
 
             await self._checkpoint(coordinator, due)
-        return {"decision": decision.name}, b""
+        return Acknowledged(decision.name)
 
     async def _checkpoint(self, coordinator: CheckpointCoordinator, due: Callable[[], Trigger | None]) -> None:
         """Make the checkpoint that is due once those under way have ended, if one is."""
@@ -357,14 +355,14 @@ class CoordinatorService:
         parent_id = opened.parent.checkpoint_id if opened.parent else None
         _log.info("run %s goes on from checkpoint %s after %.3f s", task.run_id, parent_id, seconds)
         read = opened.restored
-        self._execution.note_restore(read["bytes"], read["seconds"])
+        self._execution.note_restore(read.bytes, read.seconds)
         self._on_event(
             RestoreReport(
                 task.run_id,
                 parent_id,
                 seconds,
-                read["bytes"],
-                read["changes"],
+                read.bytes,
+                read.changes,
                 opened.lost_batches,
                 opened.skipped,
                 task.batch_id,
@@ -392,16 +390,3 @@ class CoordinatorService:
                 TaskManagerLost(f"TaskManager {member_id} died with changes of the running batch: restart the query")
             )
         self._on_task_manager_lost(member_id)
-
-
-def _task(call: Mapping[str, Any]) -> TaskAttempt:
-    return TaskAttempt(
-        query_id=str(call["query"]),
-        run_id=str(call["run"]),
-        operator=str(call["operator"]),
-        batch_id=int(call["batch"]),
-        slot=int(call["slot"]),
-        stage_id=int(call["stage"]),
-        attempt_id=int(call["attempt"]),
-        invocation=str(call.get("invocation", "")),
-    )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
 from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
 from dstl.rpc.protocol import (
@@ -43,15 +44,6 @@ class Address:
     host: str
     port: int = 0
     path: str = ""
-
-    def to_wire(self) -> list[object]:
-        """Return a plain list for a socket."""
-        return [self.host, self.port, self.path]
-
-    @staticmethod
-    def from_wire(fields: list[Any]) -> Address:
-        """Rebuild an address; the inverse of :meth:`to_wire`."""
-        return Address(str(fields[0]), int(fields[1]), str(fields[2]))
 
     def seen_from(self, host: str) -> Address:
         """Return what a process on this host calls: two hosts may share a file system, as two on one machine do."""
@@ -138,20 +130,21 @@ class Connection:
         answer, _ = self._receive(MAX_HANDSHAKE)
         return handshake.finish(answer, vouched=vouched)
 
-    def call(self, method: str, payload: bytes | memoryview = b"", **fields: Any) -> tuple[dict[str, Any], memoryview]:
-        """Send a request, wait for its reply and return the reply's fields and payload.
+    def call(self, message: Call[R]) -> R:
+        """Send a request, wait for its reply and return it.
 
         Raises:
             DstlError: Whatever the other side raised.
             Unavailable: The connection broke or timed out; it cannot be used any more.
             Invalid: The request is too long to be sent.
+            CorruptData: The reply is not one to this request.
             Closed: Another process made the connection.
         """
         if os.getpid() != self.pid:
             raise Closed(f"the connection to {self.address} was made before a fork: make another one")
         frame = None
         try:
-            frame = self._framing.encode({"call": method, **fields}, payload)
+            frame = self._framing.encode(*encode_call(message))
             self._send(frame)
             header, data = self._receive()
         except BaseException as error:
@@ -161,10 +154,10 @@ class Connection:
             self.is_broken = True
             self._socket.close()
             if isinstance(error, (OSError, CorruptData)):
-                raise Unavailable(f"the connection to {self.address} broke during {method}: {error}") from error
+                raise Unavailable(f"the connection to {self.address} broke during {message.name}: {error}") from error
             raise
         raise_for(header)
-        return header, data
+        return decode_reply(reply_of(type(message)), header, data)
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
@@ -284,22 +277,21 @@ class AsyncConnection:
             raise
         return connection
 
-    async def call(
-        self, method: str, payload: bytes | memoryview = b"", **fields: Any
-    ) -> tuple[dict[str, Any], memoryview]:
-        """Send a request and return its reply's fields and payload.
+    async def call(self, message: Call[R]) -> R:
+        """Send a request and return its reply.
 
         Raises:
             DstlError: Whatever the other side raised.
             Unavailable: The connection broke; it cannot be used any more. So it is when the call was cancelled.
             Invalid: The request is too long to be sent.
+            CorruptData: The reply is not one to this request.
         """
         async with self._turn:
             frame = None
             try:
                 if self.is_broken:
                     raise ConnectionResetError("it was closed before")
-                frame = await self._framing.encoded({"call": method, **fields}, payload)
+                frame = await self._framing.encoded(*encode_call(message))
                 self._writer.writelines(frame)
                 await self._writer.drain()
                 header, data = await self._receive()
@@ -310,10 +302,10 @@ class AsyncConnection:
                 self._writer.close()
                 if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
                     why = _CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
-                    raise Unavailable(f"the connection to {self.address} broke during {method}: {why}") from error
+                    raise Unavailable(f"the connection to {self.address} broke during {message.name}: {why}") from error
                 raise
         raise_for(header)
-        return header, data
+        return decode_reply(reply_of(type(message)), header, data)
 
     async def wait_closed_by_peer(self) -> None:
         """Return when the other side has ended the connection; for a connection that is only a sign of life."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, shown
+from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
 from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
@@ -21,16 +22,16 @@ from dstl.rpc.protocol import (
     set_tcp_options,
 )
 
-__all__ = ["Peer", "Reply", "RpcServer"]
+__all__ = ["Peer", "RpcServer"]
 
 _log = logging.getLogger(__name__)
 
-Reply = tuple[dict[str, Any], bytes | memoryview]
 _MOST_CONNECTIONS = 4096
 _QUIET_S = 30.0
 """Refused strangers are logged once in so many seconds, with their number."""
 
-Handler = Callable[["Peer", dict[str, Any], memoryview], Awaitable[Reply]]
+Handler = Callable[["Peer", Any], Awaitable[Message]]
+"""Takes a peer and its request, and returns the reply."""
 
 
 class Peer:
@@ -57,7 +58,7 @@ class Peer:
 
 
 class RpcServer:
-    """Serves named methods on a unix socket, a TCP port, or both. One event loop; not thread-safe.
+    """Serves calls on a unix socket, a TCP port, or both. One event loop; not thread-safe.
 
     A hostile or broken peer costs its own connection, never another's: frames are bounded before they are read,
     nobody is dispatched before the handshake, and the number of connections is capped. Who has not shaken hands yet is
@@ -66,8 +67,7 @@ class RpcServer:
 
     Args:
         secret: Who does not know it is refused.
-        handlers: By name of the call. One connection's calls are handled one after the other.
-        callers: By role, the calls that a peer in it may make. None: every role may make every call.
+        handlers: By the call's class. One connection's calls are handled one after the other.
         max_connections: Beyond it, a peer is told to try later. None: half of the files that this process may open.
         max_strangers: Beyond it, a stranger has ``patience_s`` instead of ``handshake_s``.
         handshake_s: Seconds that a peer has for its handshake.
@@ -79,18 +79,16 @@ class RpcServer:
     def __init__(
         self,
         secret: Secret,
-        handlers: dict[str, Handler],
+        handlers: Mapping[type[Call[Any]], Handler],
         *,
-        callers: Mapping[Role, Collection[str]] | None = None,
         max_connections: int | None = None,
         max_strangers: int = 64,
         handshake_s: float = 10.0,
         patience_s: float = 1.0,
-        watched: frozenset[str] = frozenset(),
+        watched: Collection[type[Call[Any]]] = (),
     ) -> None:
         self._secret = secret
-        self._handlers = handlers
-        self._callers = callers
+        self._handlers = {kind.name: (kind, handler) for kind, handler in handlers.items()}
         self._max_connections = _affordable_connections() if max_connections is None else max_connections
         # So many are accepted at once, before anybody is asked whether there is room.
         self._backlog = max(8, min(100, self._max_connections // 4))
@@ -98,13 +96,18 @@ class RpcServer:
         self._handshake_s = handshake_s
         self._patience_s = patience_s
         self._names: set[str] = set()
-        self._watched = watched
+        self._watched = {kind.name for kind in watched}
         self._closed = False
         self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation ends them in the same
         self._strangers: dict[asyncio.Task[None], float] = {}  # when each has come: the first has waited for longest
         self._unsaid = 0
         self._quiet_until = float("-inf")
+
+    @property
+    def calls(self) -> Collection[type[Call[Any]]]:
+        """The calls that it serves."""
+        return [kind for kind, _ in self._handlers.values()]
 
     async def listen_unix(self, path: str) -> None:
         """Listen on a unix socket; its directory must already be private (0700).
@@ -237,23 +240,24 @@ class RpcServer:
         prefix = await reader.readexactly(PREFIX_BYTES)
         while True:
             header, payload = await peer.framing.decoded(await reader.readexactly(frame_length(prefix)))
-            if header.get("call") in self._watched:
-                prefix = await self._answer_watched(peer, header, payload, reader, writer)
+            name = header.pop(CALL, None)
+            if name in self._watched:
+                prefix = await self._answer_watched(peer, name, header, payload, reader, writer)
             else:
-                await self._answer(peer, header, payload, writer)
+                await self._answer(peer, name, header, payload, writer)
                 prefix = await reader.readexactly(PREFIX_BYTES)
 
     async def _answer(
-        self, peer: Peer, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
+        self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            reply, data = await self._dispatch(peer, header, payload)
-            frame = await peer.framing.encoded(reply, data)
+            reply = await self._dispatch(peer, name, header, payload)
+            frame = await peer.framing.encoded(*encode_reply(reply))
         except asyncio.CancelledError:
             raise
         except Exception as error:
             if not isinstance(error, DstlError):
-                _log.exception("the call %r failed", header.get("call"))
+                _log.exception("the call %r failed", name)
             frame = peer.framing.encode(error_reply(error))
         writer.writelines(frame)
         await writer.drain()
@@ -261,6 +265,7 @@ class RpcServer:
     async def _answer_watched(
         self,
         peer: Peer,
+        name: object,
         header: dict[str, Any],
         payload: memoryview,
         reader: asyncio.StreamReader,
@@ -278,19 +283,18 @@ class RpcServer:
         ahead = asyncio.ensure_future(reader.readexactly(PREFIX_BYTES))
         ahead.add_done_callback(note)
         try:
-            await self._answer(peer, header, payload, writer)
+            await self._answer(peer, name, header, payload, writer)
             return await ahead
         finally:
             ahead.cancel()
 
-    async def _dispatch(self, peer: Peer, header: dict[str, Any], payload: memoryview) -> Reply:
-        name = str(header.get("call"))
-        handler = self._handlers.get(name)
-        if handler is None:
+    async def _dispatch(self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview) -> Message:
+        kind, handler = self._handlers.get(name, (None, None)) if isinstance(name, str) else (None, None)
+        if kind is None or handler is None:
             raise Invalid(f"no such call: {shown(name)}; do both sides run the same version of DSTL?")
-        if self._callers is not None and (peer.role is None or name not in self._callers.get(peer.role, ())):
+        if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
-        return await handler(peer, header, payload)
+        return await handler(peer, decode_call(kind, header, payload))
 
 
 def _affordable_connections() -> int:

@@ -12,13 +12,14 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from dstl.errors import Invalid
 from dstl.rpc.client import Address, Connection
+from dstl.rpc.codec import Call, R
+from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
 from dstl.spark.operators.grouping import initial_first, take_marks
@@ -28,7 +29,7 @@ from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.taskmanager.launcher import Invitation, launch_detached
 from dstl.taskmanager.state_client import StateClient
-from handles.key_group import KeyGroupRange, partition_of, range_of_partition
+from handles.key_group import partition_of, range_of_partition
 
 __all__ = ["OperatorTask"]
 
@@ -66,7 +67,7 @@ class OperatorTask:
             Unavailable: The coordinator or a TaskManager is gone.
         """
         definition = self.definition
-        identity = _identity(definition.uid)
+        task = _task_attempt(definition.uid)
         partition: int | None = None
         received: Iterable[pa.RecordBatch] = batches
         if definition.needs_marks:
@@ -78,9 +79,9 @@ class OperatorTask:
         if partition is None:
             partition = self._partition_of(first)
         host = self.host or executor_host()
-        begun = self._begin(identity, host)
-        registry = _registry(definition, begun["registry"])
-        state = self._open_state(identity, begun, host)
+        begun = self._begin(task, host)
+        registry = _registry(definition, begun.registry)
+        state = self._open_state(task, begun, host)
 
         def send(changes: pa.RecordBatch) -> None:
             state.write(
@@ -97,22 +98,15 @@ class OperatorTask:
             TaskInput(
                 source=state,
                 send=send,
-                sequence=begun["sequence"],
+                sequence=begun.sequence,
                 key_groups=self._key_groups(partition),
-                processing_time_ms=begun["processing_time_ms"],
-                watermark_ms=begun["watermark"] or 0,
-                late_watermark_ms=begun["late_watermark"] or 0,
+                processing_time_ms=begun.processing_time_ms,
+                watermark_ms=begun.watermark_ms or 0,
+                late_watermark_ms=begun.late_watermark_ms or 0,
             ),
         )
-        self._ask(
-            "acknowledge",
-            **identity,
-            partition=partition,
-            digest=state.digest,
-            event_time_ms=runner.max_event_time_ms,
-            late_rows=runner.late_rows,
-            registry=registry.to_wire(),
-        )
+        declared = json.dumps(registry.to_wire()).encode()
+        self._ask(Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, declared))
 
     def _partition_of(self, rows: pa.RecordBatch | None) -> int | None:
         """Return the partition that rows belong to; an empty one cannot know its number, which a union shifts."""
@@ -126,37 +120,34 @@ class OperatorTask:
             return []
         return list(range_of_partition(partition, self.definition.max_parallelism, self.definition.parallelism))
 
-    def _begin(self, identity: dict[str, Any], host: str) -> dict[str, Any]:
+    def _begin(self, task: TaskAttempt, host: str) -> Begun:
         """Begin the attempt; where the coordinator wants a TaskManager on this host first, launch it."""
         launched = 0
         while True:
-            begun = self._ask("begin", **identity, pid=os.getpid(), host=host, launched=launched)
-            if "launch" not in begun:
+            begun = self._ask(Begin(task, os.getpid(), host, launched))
+            if begun.launch is None:
                 return begun
-            name = str(begun["launch"])
-            launch_detached(Invitation(name, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True))
+            launch_detached(
+                Invitation(begun.launch, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True)
+            )
             launched += 1
 
-    def _ask(self, method: str, **fields: Any) -> dict[str, Any]:
-        answer, _ = _connection(self.coordinator, self.secret).call(method, **fields)
-        return answer
+    def _ask(self, message: Call[R]) -> R:
+        return _connection(self.coordinator, self.secret).call(message)
 
-    def _open_state(self, identity: dict[str, Any], begun: dict[str, Any], host: str) -> StateClient:
-        owners = [
-            (KeyGroupRange(first, last), _connection(Address.from_wire(where).seen_from(host), self.secret))
-            for first, last, where in begun["assignments"]
-        ]
-        state = StateClient(owners, identity["operator"], identity["attempt"])
-        state.open(identity["batch"], begun["parent"], self.definition.parallelism)
+    def _open_state(self, task: TaskAttempt, begun: Begun, host: str) -> StateClient:
+        owners = [(a.key_groups, _connection(a.address.seen_from(host), self.secret)) for a in begun.assignments]
+        state = StateClient(owners, task.operator, task.attempt_id)
+        state.open(task.batch_id, begun.parent, self.definition.parallelism)
         return state
 
 
-def _registry(definition: TaskDefinition, known: dict[str, Any] | None) -> StateRegistry:
-    return StateRegistry.from_wire(known, settled=True) if known else StateRegistry(definition.key_schema)
+def _registry(definition: TaskDefinition, known: bytes) -> StateRegistry:
+    return StateRegistry.from_wire(json.loads(known), settled=True) if known else StateRegistry(definition.key_schema)
 
 
-def _identity(operator: str) -> dict[str, Any]:
-    """Return who this attempt is, from the task's local properties.
+def _task_attempt(operator: str) -> TaskAttempt:
+    """Return this attempt, from the task's local properties.
 
     Raises:
         Invalid: Not a task of a streaming query, or one that Spark does not tell so.
@@ -169,17 +160,17 @@ def _identity(operator: str) -> dict[str, Any]:
             "inside foreachBatch does: write the DataFrame itself to a sink. An action in a thread of your own does, "
             "too: wrap what the thread runs in pyspark.inheritable_thread_target"
         )
-    return {
-        "query": context.getLocalProperty("sql.streaming.queryId"),
+    return TaskAttempt(
+        query_id=context.getLocalProperty("sql.streaming.queryId") or "",
         # Unless the user has set a group of their own: then the coordinator asks the driver's Spark.
-        "run": context.getLocalProperty("spark.jobGroup.id") or "",
-        "operator": operator,
-        "batch": int(batch),
-        "slot": context.partitionId(),
-        "stage": context.stageId(),
-        "attempt": context.taskAttemptId(),
-        "invocation": secrets.token_hex(8),
-    }
+        run_id=context.getLocalProperty("spark.jobGroup.id") or "",
+        operator=operator,
+        batch_id=int(batch),
+        slot=context.partitionId(),
+        stage_id=context.stageId(),
+        attempt_id=context.taskAttemptId(),
+        invocation=secrets.token_hex(8),
+    )
 
 
 def _connection(address: Address, secret: Secret) -> Connection:

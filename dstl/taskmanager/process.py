@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.codec import Call, R
+from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store
@@ -75,20 +76,20 @@ async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
 async def _until_let_go(lifeline: AsyncConnection, invitation: Invitation, runtime: Runtime) -> None:
     """Be a member of the fleet until the coordinator ends the connection; nothing of the state is left then."""
     try:
-        who: dict[str, Any] = {"member": invitation.member_id, "pid": os.getpid()}
-        answer, told = await _answer(lifeline, "enlist", **who)
+        member, pid = invitation.member_id, os.getpid()
+        told = await _answer(lifeline, Enlist(member, pid))
         try:
-            config = TaskManagerConfig.from_json(bytes(told).decode())
+            config = TaskManagerConfig.from_json(bytes(told.config).decode())
         except (ValueError, TypeError, KeyError) as error:
             raise CorruptData(f"the coordinator at {invitation.coordinator} tells no configuration: {error}") from None
         try:
-            await _check_shared(config, answer.get("marks", ()), invitation.host)
+            await _check_shared(config, told.marks, invitation.host)
         except Invalid as error:
             # The driver's tasks wait for this TaskManager: they are told, and not only this host's log.
-            await _answer(lifeline, "register", **who, unfit=str(error))
+            await _answer(lifeline, Register(member, pid, None, str(error)))
             raise
         async with _serving(config, invitation, runtime) as own:
-            await _answer(lifeline, "register", **who, address=own.to_wire())
+            await _answer(lifeline, Register(member, pid, own))
             await lifeline.wait_closed_by_peer()
     finally:
         lifeline.close()
@@ -114,12 +115,12 @@ async def _check_shared(config: TaskManagerConfig, marks: Sequence[str], host: s
         await store.close()
 
 
-async def _answer(lifeline: AsyncConnection, method: str, **fields: Any) -> tuple[dict[str, Any], memoryview]:
+async def _answer(lifeline: AsyncConnection, message: Call[R]) -> R:
     try:
         async with asyncio.timeout(_ANSWER_S):
-            return await lifeline.call(method, **fields)
+            return await lifeline.call(message)
     except TimeoutError:
-        raise Unavailable(f"the coordinator at {lifeline.address} does not answer {method}") from None
+        raise Unavailable(f"the coordinator at {lifeline.address} does not answer {message.name}") from None
 
 
 @asynccontextmanager

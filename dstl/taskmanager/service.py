@@ -4,42 +4,53 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
 import pyarrow as pa
 
-from dstl.changelog.ledger import InlineSegment
 from dstl.errors import Invalid, Unavailable
-from dstl.rpc.handshake import Role
+from dstl.rpc.codec import Payload
+from dstl.rpc.fleet_messages import (
+    Abort,
+    Complete,
+    Persist,
+    Persisted,
+    ReadRestoreStatus,
+    Restore,
+    Restored,
+    RestoreStatusReply,
+    Resume,
+    Resumed,
+    Size,
+    TableSize,
+)
+from dstl.rpc.messages import (
+    AttemptCall,
+    Done,
+    Fetched,
+    FetchEntries,
+    FetchEntry,
+    FetchMany,
+    FetchValues,
+    OpenAttempt,
+    ScanEntries,
+    ScanTimers,
+    Write,
+)
 from dstl.rpc.protocol import Secret
-from dstl.rpc.server import Peer, Reply, RpcServer
+from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, entries_after, fitting, values_of
-from dstl.taskmanager.state_backend import AttemptKey, Contribution, TaskManagerStateBackend
+from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
-from handles.key_group import KeyGroupRange
-from handles.segment_handle import SegmentHandle
-from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus, status_to_wire
+from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus
 from materializer.restore.restore import restore_tables
 from materializer.tables import StateTable
 
 __all__ = ["TaskManagerService"]
-
-_OF_WORKERS = frozenset(
-    {
-        "open_attempt",
-        "fetch_many",
-        "fetch_values",
-        "fetch_entries",
-        "fetch_entry",
-        "scan_entries",
-        "scan_timers",
-        "write",
-    }
-)
-_OF_THE_COORDINATOR = frozenset({"resume", "restore", "restore_progress", "persist", "complete", "abort", "size"})
 
 
 class TaskManagerService:
@@ -72,23 +83,22 @@ class TaskManagerService:
         self.server = RpcServer(
             secret,
             {
-                "open_attempt": self._open_attempt,
-                "fetch_many": self._fetch_many,
-                "fetch_values": self._fetch_values,
-                "fetch_entries": self._fetch_entries,
-                "fetch_entry": self._fetch_entry,
-                "scan_entries": self._scan_entries,
-                "scan_timers": self._scan_timers,
-                "write": self._write,
-                "resume": self._resume,
-                "restore": self._restore,
-                "restore_progress": self._restore_progress,
-                "persist": self._persist,
-                "complete": self._complete,
-                "abort": self._abort,
-                "size": self._size,
+                OpenAttempt: self._open_attempt,
+                FetchMany: self._fetch_many,
+                FetchValues: self._fetch_values,
+                FetchEntries: self._fetch_entries,
+                FetchEntry: self._fetch_entry,
+                ScanEntries: self._scan_entries,
+                ScanTimers: self._scan_timers,
+                Write: self._write,
+                Resume: self._resume,
+                Restore: self._restore,
+                ReadRestoreStatus: self._restore_status,
+                Persist: self._persist,
+                Complete: self._complete,
+                Abort: self._abort,
+                Size: self._size,
             },
-            callers={Role.WORKER: _OF_WORKERS, Role.COORDINATOR: _OF_THE_COORDINATOR},
         )
 
     @property
@@ -97,76 +107,71 @@ class TaskManagerService:
             raise Unavailable("this TaskManager serves no query yet: its coordinator has not prepared it")
         return self._claimed
 
-    async def _open_attempt(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _open_attempt(self, peer: Peer, call: OpenAttempt) -> Done:
         backend = self._backend
-        backend.open_attempt(_key(call), int(call["batch"]), call["parent"], int(call["parallelism"]))
+        backend.open_attempt(call.key, call.batch, call.parent, call.parallelism)
         # While the worker groups its rows; the first read waits for what is left.
         asyncio.get_running_loop().call_soon(backend.fold)
-        return {}, b""
+        return Done()
 
-    def _table_of(self, call: dict[str, Any]) -> StateTable:
-        key = _key(call)
-        self._backend.check_attempt(key)
-        return self._backend.table(key[0])
+    def _table_of(self, call: AttemptCall[Any]) -> StateTable:
+        self._backend.check_attempt(call.key)
+        return self._backend.table(call.operator)
 
-    async def _fetch_many(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _fetch_many(self, peer: Peer, call: FetchMany) -> Fetched:
         table = self._table_of(call)
-        key_groups, keys = _unpack(payload)
-        found = [table.get_many(state, key_groups, keys) for state in call["states"]]
+        key_groups, keys = _unpack(call.keys, 2)
+        found = [table.get_many(state, key_groups, keys) for state in call.states]
         count = fitting(found, self._reply_bytes)
-        return {}, msgpack.packb(found if count == len(keys) else [column[:count] for column in found])
+        return _packed(found if count == len(keys) else [column[:count] for column in found])
 
-    async def _fetch_values(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _fetch_values(self, peer: Peer, call: FetchValues) -> Fetched:
         table = self._table_of(call)
-        return {}, values_of(table, int(call["state"]), payload, self._reply_bytes)
+        return Fetched(values_of(table, call.state, memoryview(call.keys), self._reply_bytes))
 
-    async def _fetch_entries(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _fetch_entries(self, peer: Peer, call: FetchEntries) -> Fetched:
         table = self._table_of(call)
-        key_groups, keys = _unpack(payload)
-        found = table.get_entries(int(call["state"]), key_groups, keys)
-        return {}, msgpack.packb(bounded_entries(found, int(call["max_bytes"])))
+        key_groups, keys = _unpack(call.keys, 2)
+        return _packed(bounded_entries(table.get_entries(call.state, key_groups, keys), call.max_bytes))
 
-    async def _fetch_entry(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _fetch_entry(self, peer: Peer, call: FetchEntry) -> Fetched:
         table = self._table_of(call)
-        key, user_keys = _unpack(payload)
-        return {}, msgpack.packb(table.get_entry(int(call["state"]), int(call["key_group"]), key, user_keys))
+        key, user_keys = _unpack(call.keys, 2)
+        return _packed(table.get_entry(call.state, call.key_group, key, user_keys))
 
-    async def _scan_entries(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _scan_entries(self, peer: Peer, call: ScanEntries) -> Fetched:
         table = self._table_of(call)
-        key, after = _unpack(payload)
-        page = entries_after(table, int(call["state"]), int(call["key_group"]), key, after, int(call["max_bytes"]))
-        return {}, msgpack.packb(page)
+        key, after = _unpack(call.after, 2)
+        return _packed(entries_after(table, call.state, call.key_group, key, after, call.max_bytes))
 
-    async def _scan_timers(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _scan_timers(self, peer: Peer, call: ScanTimers) -> Fetched:
         self._table_of(call)
-        key_groups, until, after = _unpack(payload)
-        timers = self._backend.timers(str(call["operator"]))
-        found = timers.due(int(call["state"]), key_groups, until, tuple(after) if after else None, int(call["limit"]))
-        return {}, msgpack.packb(found)
+        key_groups, until, after = _unpack(call.due, 3)
+        timers = self._backend.timers(call.operator)
+        return _packed(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
 
-    async def _write(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        key = _key(call)
-        self._backend.check_attempt(key)
+    async def _write(self, peer: Peer, call: Write) -> Done:
+        self._backend.check_attempt(call.key)
         # Back-pressure: a worker whose changes do not fit the budget waits here, and its task with it.
-        async with self._backend.storage.reserve(len(payload)):
-            for changes in _changes(payload):
-                self._backend.write(key, int(call["partition"]), changes, bytes(call["metadata"]))
-        return {}, b""
+        async with self._backend.storage.reserve(len(call.changes)):
+            for changes in _changes(call.changes):
+                self._backend.write(call.key, call.partition, changes, call.metadata)
+        return Done()
 
-    async def _resume(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _resume(self, peer: Peer, call: Resume) -> Resumed:
         async with self._turn:
             if self._claimed is None:
-                self._claimed = self._open_backend(str(call["query"]))
-            possible = self._backend.can_resume(call["parent"]) and _range(call) == self._backend.key_groups
+                self._claimed = self._open_backend(call.query)
+            possible = self._backend.can_resume(call.parent) and call.key_groups == self._backend.key_groups
             if possible:
-                self._backend.resume(call["parent"])
-        return {"resumed": possible, "writer": self._backend.storage.writer_id}, b""
+                self._backend.resume(call.parent)
+        return Resumed(possible, self._backend.storage.writer_id)
 
-    async def _restore(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _restore(self, peer: Peer, call: Restore) -> Restored:
         started = self._runtime.clock.now()
         async with self._turn:
-            owned = _range(call)
-            checkpoint = CompletedCheckpoint.model_validate_json(bytes(payload)) if payload else None
+            owned = call.key_groups
+            checkpoint = CompletedCheckpoint.model_validate_json(bytes(call.checkpoint)) if call.checkpoint else None
             # What was here is of no use any more, and need not lie in memory beside what comes.
             self._backend.replace_tables({}, None, owned)
             restored = await restore_tables(
@@ -187,12 +192,7 @@ class TaskManagerService:
                 registries={entry.uid: entry.registry for entry in checkpoint.operators} if checkpoint else None,
                 replay_bytes_per_s=restored.replay_bytes_per_s,
             )
-        return {
-            "seconds": self._runtime.clock.now() - started,
-            "bytes": restored.bytes,
-            "changes": restored.changes,
-            "progress": status_to_wire(self._restoring) if self._restoring is not None else None,
-        }, b""
+        return Restored(self._runtime.clock.now() - started, restored.bytes, restored.changes, self._restoring)
 
     def _progress_listener(self) -> ProgressListener:
         line, gauges = LogLine(), ProgressMetrics(self._backend.tracker.recorder)
@@ -205,99 +205,59 @@ class TaskManagerService:
 
         return take
 
-    async def _restore_progress(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        return {"progress": status_to_wire(self._restoring) if self._restoring is not None else None}, b""
+    async def _restore_status(self, peer: Peer, call: ReadRestoreStatus) -> RestoreStatusReply:
+        return RestoreStatusReply(self._restoring)
 
-    async def _persist(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _persist(self, peer: Peer, call: Persist) -> Persisted:
         async with self._turn:
             # What was uploaded ahead of its checkpoint belongs to it as well.
             before, storage = self._counted, self._backend.storage
-            seconds = float(call["timeout_s"])
             try:
-                async with asyncio.timeout(seconds):
-                    contribution = await self._backend.persist(call["winners"])
+                async with asyncio.timeout(call.timeout_s):
+                    persisted = await self._backend.persist(call.winners)
             except TimeoutError:
-                raise Unavailable(f"the store did not take the changes within {seconds:g} s") from None
-            fields, data = _contribution_to_wire(contribution)
+                raise Unavailable(f"the store did not take the changes within {call.timeout_s:g} s") from None
             self._counted = storage.upload_attempts
-        return {**fields, "requests": self._counted - before}, data
+        return replace(persisted, requests=self._counted - before)
 
-    async def _complete(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _complete(self, peer: Peer, call: Complete) -> Done:
         async with self._turn:
-            located = {str(seal): SegmentHandle.from_wire(where) for seal, where in call["located"].items()}
-            self._backend.complete(int(call["checkpoint"]), call["winners"], located, call.get("time_ms"))
-        return {}, b""
+            self._backend.complete(call.checkpoint, call.winners, call.located, call.time_ms)
+        return Done()
 
-    async def _abort(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _abort(self, peer: Peer, call: Abort) -> Done:
         async with self._turn:
             self._backend.abort()
-        return {}, b""
+        return Done()
 
-    async def _size(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _size(self, peer: Peer, call: Size) -> TableSize:
         sizes = [table.size() for table in self._backend.tables.values()]
-        return {"entries": sum(s.entries for s in sizes), "bytes": sum(s.bytes for s in sizes)}, b""
+        return TableSize(sum(s.entries for s in sizes), sum(s.bytes for s in sizes))
 
 
-def _key(call: dict[str, Any]) -> AttemptKey:
-    return str(call["operator"]), int(call["attempt"])
+def _unpack(payload: Payload, count: int) -> list[Any]:
+    """Return the values that a request's payload holds, so many.
 
-
-def _range(call: dict[str, Any]) -> KeyGroupRange:
-    return KeyGroupRange(int(call["first_key_group"]), int(call["last_key_group"]))
-
-
-def _unpack(payload: memoryview) -> Any:
+    Raises:
+        Invalid: It holds something else.
+    """
     try:
-        return msgpack.unpackb(payload, raw=False, strict_map_key=False)
+        values = msgpack.unpackb(payload, raw=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise Invalid(f"a request's payload is not msgpack: {error}") from None
+    if not isinstance(values, list) or len(values) != count:
+        raise Invalid(f"a request's payload is not a list of {count}")
+    return values
 
 
-def _changes(payload: memoryview) -> list[pa.RecordBatch]:
+def _packed(found: object) -> Fetched:
+    return Fetched(msgpack.packb(found))
+
+
+def _changes(payload: Payload) -> list[pa.RecordBatch]:
     """Return the batches of a write, which keep the frame they lie in alive."""
     try:
         with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
             return list(reader)
     except (pa.ArrowException, OSError) as error:
         raise Invalid(f"a write's payload is not an Arrow stream: {error}") from None
-
-
-def _contribution_to_wire(contribution: Contribution) -> tuple[dict[str, Any], bytes]:
-    """Return a contribution as plain fields; inlined segments go back to back into the payload."""
-    segments: dict[str, int] = {}
-    rows: list[dict[str, Any]] = []
-    inlined: list[bytes] = []
-    logs: list[dict[str, Any]] = []
-    for attempt in contribution.attempts:
-        pieces = []
-        for piece in contribution.result.segments[attempt.log_id]:
-            where = piece.location
-            name = where.id if isinstance(where, InlineSegment) else f"{where.name}@{where.offset}"
-            if name not in segments:
-                segments[name] = len(rows)
-                rows.append({"first": attempt.key_groups.start, "last": attempt.key_groups.end})
-                if isinstance(where, InlineSegment):
-                    rows[-1]["seal"], rows[-1]["size"], rows[-1]["checksum"] = where.id, where.size, where.checksum
-                    inlined.append(where.data)
-                else:
-                    rows[-1]["handle"] = where.to_wire()
-            row = rows[segments[name]]
-            row["first"] = min(row["first"], attempt.key_groups.start)
-            row["last"] = max(row["last"], attempt.key_groups.end)
-            pieces.append([piece.range.from_sqn, piece.range.to_sqn, segments[name]])
-        logs.append(
-            {
-                "log": attempt.log_id,
-                "operator": attempt.operator,
-                "first": attempt.key_groups.start,
-                "last": attempt.key_groups.end,
-                "pieces": pieces,
-            }
-        )
-    fields = {
-        "segments": rows,
-        "logs": logs,
-        "materializations": [report.model_dump() for report in contribution.pending.reports],
-        "open_logs": contribution.open_logs,
-    }
-    return fields, b"".join(inlined)

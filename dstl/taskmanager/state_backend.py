@@ -18,18 +18,20 @@ import pyarrow as pa
 from dstl.changelog.storage import PersistResult, StateChangelogStorage
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Invalid, Superseded, Unavailable
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
+from dstl.taskmanager.persisted_part import PersistedPart
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber, SequenceNumberRange
+from handles.sequence_number import SequenceNumber
 from materializer.bases.operator_bases import OperatorBases
 from materializer.expiry import is_deleted
 from materializer.tables import Expired, StateTable
 
-__all__ = ["AttemptKey", "Contribution", "PersistedAttempt", "TaskManagerStateBackend"]
+__all__ = ["AttemptKey", "TaskManagerStateBackend"]
 
 AttemptKey = tuple[str, int]
 """An operator's uid and a Spark task attempt id."""
@@ -51,37 +53,12 @@ class _Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistedAttempt:
-    """A winner's part of a checkpoint.
+class _Persisted:
+    """What the coordinator was given for a checkpoint whose end it has not told yet."""
 
-    Attributes:
-        operator: The operator's uid.
-        log_id: Its log.
-        key_groups: Key groups the log may hold here.
-        range: Sequence numbers of its changes.
-    """
-
-    operator: str
-    log_id: str
-    key_groups: KeyGroupRange
-    range: SequenceNumberRange
-
-
-@dataclass(frozen=True, slots=True)
-class Contribution:
-    """What a TaskManager persisted for a checkpoint.
-
-    Attributes:
-        attempts: The winners' changes.
-        result: Where they lie.
-        pending: Materializations to be named by the checkpoint, and the log that it adds.
-        open_logs: Logs that may go on.
-    """
-
-    attempts: tuple[PersistedAttempt, ...]
+    keys: list[AttemptKey]
     result: PersistResult
     pending: PendingBases
-    open_logs: tuple[str, ...]
 
 
 class TaskManagerStateBackend:
@@ -120,7 +97,7 @@ class TaskManagerStateBackend:
         self._unfolded: deque[tuple[str, pa.RecordBatch]] = deque()
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
-        self._contribution: tuple[list[AttemptKey], Contribution] | None = None
+        self._persisted: _Persisted | None = None
         self._completed: tuple[CheckpointId, list[AttemptKey]] | None = None
         self._pending: tuple[PendingBases, int | None] | None = None
         self.tracker = BaseTracker(runtime)
@@ -182,7 +159,7 @@ class TaskManagerStateBackend:
         self._completed = None
         self.tracker.resumed()
         # What became of it is unknown here, so it is neither confirmed nor reset: its objects are left to the cleaner.
-        self._contribution = None
+        self._persisted = None
         self._drop(list(self._attempts))
         for writer in self._writers.values():
             writer.close()
@@ -272,7 +249,7 @@ class TaskManagerStateBackend:
         attempt.writer.append_batch(changes)
         attempt.overlay.append(changes)
 
-    async def persist(self, winners: Mapping[str, Sequence[int]]) -> Contribution:
+    async def persist(self, winners: Mapping[str, Sequence[int]]) -> Persisted:
         """Make the winners' changes durable, or seal them to be inlined: at most one new segment.
 
         Raises:
@@ -287,29 +264,16 @@ class TaskManagerStateBackend:
                 chosen.append(((operator, attempt_id), attempt))
         for _, attempt in chosen:
             attempt.persisted = True
-        requests = [(a.writer, a.from_sqn) for _, a in chosen if a.writer is not None]
-        result = await self.storage.persist_all(requests)
-        attempts = tuple(
-            PersistedAttempt(
-                attempt.operator,
-                attempt.writer.log_id,
-                self._owned_part(attempt),
-                result.ranges[attempt.writer.log_id],
-            )
-            for _, attempt in chosen
-            if attempt.writer is not None
-        )
-        for _, attempt in chosen:
-            if attempt.writer is not None:
-                attempt.to_sqn = result.ranges[attempt.writer.log_id].to_sqn
-        contribution = Contribution(
-            attempts,
-            result,
-            self.tracker.pending((each.operator, result.segments[each.log_id]) for each in attempts),
-            tuple(sorted({*(w.log_id for w in self._writers.values()), *(each.log_id for each in attempts)})),
-        )
-        self._contribution = ([key for key, _ in chosen], contribution)
-        return contribution
+        written = [(attempt, attempt.writer) for _, attempt in chosen if attempt.writer is not None]
+        result = await self.storage.persist_all([(writer, attempt.from_sqn) for attempt, writer in written])
+        part = PersistedPart()
+        for attempt, writer in written:
+            attempt.to_sqn = result.ranges[writer.log_id].to_sqn
+            part.add(writer.log_id, attempt.operator, self._owned_part(attempt), result.segments[writer.log_id])
+        pending = self.tracker.pending((a.operator, result.segments[w.log_id]) for a, w in written)
+        self._persisted = _Persisted([key for key, _ in chosen], result, pending)
+        open_logs = {*(w.log_id for w in self._writers.values()), *(w.log_id for _, w in written)}
+        return part.finish(pending.reports, sorted(open_logs))
 
     def complete(
         self,
@@ -333,22 +297,23 @@ class TaskManagerStateBackend:
             Unavailable: These winners were not persisted here: the tables must be restored.
         """
         keys = [(operator, attempt_id) for operator, ids in winners.items() for attempt_id in ids]
-        if self._contribution is None or self._contribution[0] != keys:
+        persisted = self._persisted
+        if persisted is None or persisted.keys != keys:
             raise Unavailable(f"checkpoint {checkpoint_id} was not persisted by this TaskManager: restore it")
-        contribution, self._contribution = self._contribution[1], None
-        self.storage.confirm(contribution.result, located)
+        self._persisted = None
+        self.storage.confirm(persisted.result, located)
         for key in keys:
             attempt = self._attempts[key]
             if attempt.writer is not None and attempt.partition is not None:
                 self._writers[attempt.operator, attempt.partition] = attempt.writer
         self._completed = (checkpoint_id, keys)
-        self._pending = (contribution.pending, time_ms)
+        self._pending = (persisted.pending, time_ms)
 
     def abort(self) -> None:
         """Take notice that the last persisted checkpoint failed: its changes are ours again and stay pending."""
-        pending, self._contribution = self._contribution, None
-        if pending is not None:
-            self.storage.reset(pending[1].result)
+        persisted, self._persisted = self._persisted, None
+        if persisted is not None:
+            self.storage.reset(persisted.result)
 
     def close(self) -> None:
         """Drop everything that no checkpoint has, and close tables and logs. Idempotent."""

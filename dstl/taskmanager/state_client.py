@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgpack
 import numpy as np
@@ -15,6 +15,16 @@ from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
 from dstl.rpc.client import Connection
 from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.messages import (
+    FetchEntries,
+    FetchEntry,
+    FetchMany,
+    FetchValues,
+    OpenAttempt,
+    ScanEntries,
+    ScanTimers,
+    Write,
+)
 from handles.key_group import KeyGroupRange
 
 if TYPE_CHECKING:
@@ -41,7 +51,7 @@ class StateClient:
 
     def __init__(self, owners: Sequence[tuple[KeyGroupRange, Connection]], operator: str, attempt: int) -> None:
         self._owners = list(owners)
-        self._who: dict[str, Any] = {"operator": operator, "attempt": attempt}
+        self._who = operator, attempt
         self._digest = ChangeDigest()
         self._partition: int | None = None
 
@@ -52,7 +62,7 @@ class StateClient:
             Unavailable: One of them does not hold the parent's state.
         """
         for _, connection in self._owners:
-            connection.call("open_attempt", **self._who, batch=batch, parent=parent, parallelism=parallelism)
+            connection.call(OpenAttempt(*self._who, batch, parent, parallelism))
 
     @property
     def digest(self) -> bytes:
@@ -88,9 +98,7 @@ class StateClient:
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, part.schema) as writer:
                     writer.write_batch(part)
-                connection.call(
-                    "write", memoryview(sink.getvalue()), **self._who, partition=partition, metadata=metadata
-                )
+                connection.call(Write(*self._who, partition, metadata, memoryview(sink.getvalue())))
 
     def fetch_many(
         self, states: Sequence[int], key_groups: Sequence[int], keys: Sequence[bytes]
@@ -113,11 +121,10 @@ class StateClient:
         at = 0
         while states and at < len(keys):
             stop = at + _sendable(len(keys) - at, sum(map(len, keys[at:])))
-            _, payload = connection.call(
-                "fetch_many", _pack(key_groups[at:stop], keys[at:stop]), **self._who, states=states
-            )
+            asked = _pack(key_groups[at:stop], keys[at:stop])
+            found = connection.call(FetchMany(*self._who, tuple(states), asked))
             # Values of fewer keys than were asked for are as many as fit a reply.
-            for column, values in zip(columns, msgpack.unpackb(payload), strict=True):
+            for column, values in zip(columns, msgpack.unpackb(found.data), strict=True):
                 column += values
             at = _further(at, len(columns[0]))
         return columns
@@ -152,8 +159,8 @@ class StateClient:
         while at < len(keys):
             count = _sendable(len(keys) - at, keys.slice(at).nbytes)
             asked = write_columns(KEY_COLUMNS, [key_groups.slice(at, count), keys.slice(at, count)])
-            _, payload = connection.call("fetch_values", asked, **self._who, state=state)
-            found.append(read_columns(payload, VALUE_COLUMN)[0])
+            reply = connection.call(FetchValues(*self._who, state, asked))
+            found.append(read_columns(memoryview(reply.data), VALUE_COLUMN)[0])
             at = _further(at, at + len(found[-1]))
         return found[0] if len(found) == 1 else pa.concat_arrays(found or [pa.array([], pa.binary())])
 
@@ -163,26 +170,20 @@ class StateClient:
         """Return all entries of each key; None where they are more than ``max_bytes``."""
         result: list[list[Entry] | None] = [None] * len(keys)
         for rows, groups, part, connection in self._split(key_groups, keys):
-            _, payload = connection.call(
-                "fetch_entries", _pack(groups, part), **self._who, state=state, max_bytes=max_bytes
-            )
-            for row, entries in zip(rows or range(len(keys)), msgpack.unpackb(payload, use_list=False), strict=True):
+            found = connection.call(FetchEntries(*self._who, state, max_bytes, _pack(groups, part)))
+            for row, entries in zip(rows or range(len(keys)), msgpack.unpackb(found.data, use_list=False), strict=True):
                 result[row] = list(entries) if entries is not None else None
         return result
 
     def fetch_entry(self, state: int, key_group: int, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some user keys of one key."""
-        _, payload = self._owner(key_group).call(
-            "fetch_entry", _pack(key, list(user_keys)), **self._who, state=state, key_group=key_group
-        )
-        return list(msgpack.unpackb(payload))
+        asked = FetchEntry(*self._who, state, key_group, _pack(key, list(user_keys)))
+        return list(msgpack.unpackb(self._owner(key_group).call(asked).data))
 
     def scan_entries(self, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int) -> list[Entry]:
         """Return the next entries of one key in user key order."""
-        _, payload = self._owner(key_group).call(
-            "scan_entries", _pack(key, after), **self._who, state=state, key_group=key_group, max_bytes=max_bytes
-        )
-        return list(msgpack.unpackb(payload, use_list=False))
+        asked = ScanEntries(*self._who, state, key_group, max_bytes, _pack(key, after))
+        return list(msgpack.unpackb(self._owner(key_group).call(asked).data, use_list=False))
 
     def scan_timers(
         self, state: int, key_groups: Sequence[int], until: bytes, after: Timer | None, limit: int
@@ -192,10 +193,8 @@ class StateClient:
         for owned, connection in self._owners:
             groups = [group for group in key_groups if group in owned]
             if groups:
-                _, payload = connection.call(
-                    "scan_timers", _pack(groups, until, after), **self._who, state=state, limit=limit
-                )
-                due += msgpack.unpackb(payload, use_list=False)
+                found = connection.call(ScanTimers(*self._who, state, limit, _pack(groups, until, after)))
+                due += msgpack.unpackb(found.data, use_list=False)
         due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
         return due[:limit]
 

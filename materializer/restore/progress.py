@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Protocol
 
 from dstl.metrics import Recorder
 
@@ -20,8 +20,6 @@ __all__ = [
     "RestoreStatus",
     "combined",
     "describe",
-    "status_from_wire",
-    "status_to_wire",
 ]
 
 _log = logging.getLogger(__name__)
@@ -49,29 +47,6 @@ class RestoreStatus:
     eta_s: float | None
     operators: Mapping[str, tuple[int, int]]
     finished: bool = False
-
-
-def status_to_wire(status: RestoreStatus) -> list[object]:
-    """Return a status as plain values."""
-    operators = {name: list(each) for name, each in status.operators.items()}
-    return [status.done, status.total, status.seconds, status.rate, status.eta_s, operators, status.finished]
-
-
-def status_from_wire(plain: Any) -> RestoreStatus | None:
-    """Return what :func:`status_to_wire` was given; None for anything else."""
-    try:
-        done, total, seconds, rate, eta_s, operators, finished = plain
-        return RestoreStatus(
-            int(done),
-            int(total),
-            float(seconds),
-            float(rate),
-            None if eta_s is None else float(eta_s),
-            {str(name): (int(a), int(b)) for name, (a, b) in operators.items()},
-            bool(finished),
-        )
-    except (TypeError, ValueError, AttributeError):
-        return None
 
 
 def combined(statuses: Iterable[RestoreStatus]) -> RestoreStatus:

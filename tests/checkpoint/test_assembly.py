@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
-from dstl.checkpoint.fleet.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
+from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, log_coverage
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
@@ -25,7 +25,7 @@ def stored(name: str, key_groups: KeyGroupRange = ALL) -> PersistedSegment:
 
 
 def inline(data: bytes, key_groups: KeyGroupRange = ALL) -> PersistedSegment:
-    return PersistedSegment(SegmentHandle("", len(data), 1), key_groups, data)
+    return PersistedSegment(SegmentHandle("", len(data), 1), key_groups, data.decode())
 
 
 def log(
@@ -35,7 +35,7 @@ def log(
 
 
 def build(
-    parent: CompletedCheckpoint | None, *parts: TaskManagerPart, max_parallelism: int = 128
+    parent: CompletedCheckpoint | None, *parts: Persisted, max_parallelism: int = 128
 ) -> tuple[CompletedCheckpoint, list[bytes]]:
     sequence = parent.checkpoint_id + 1 if parent else 2
     return assemble(
@@ -62,8 +62,8 @@ def replayed(checkpoint: CompletedCheckpoint) -> dict[str, list[int]]:
 
 
 def test_parents_parts_come_first_and_the_new_ones_behind() -> None:
-    first, _ = build(None, TaskManagerPart((stored("s0"),), (log("a", (0, 2, 0)), log("b", (0, 1, 0)))))
-    second, _ = build(first, TaskManagerPart((stored("s1"),), (log("b", (1, 2, 0)), log("c", (0, 1, 0)))))
+    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 2, 0)), log("b", (0, 1, 0)))))
+    second, _ = build(first, Persisted((stored("s1"),), (log("b", (1, 2, 0)), log("c", (0, 1, 0)))))
     assert [e.log_id for e in second.logs] == ["a", "b", "c"]
     assert [e.segment[0] for e in second.segments] == ["s0", "s1"]
     assert [e.checkpoint for e in second.segments] == [2, 3]
@@ -76,15 +76,15 @@ def test_parents_parts_come_first_and_the_new_ones_behind() -> None:
 
 
 def test_a_batch_without_changes_keeps_everything() -> None:
-    first, _ = build(None, TaskManagerPart((stored("s0"),), (log("a", (0, 1, 0)),)))
-    second, inlined = build(first, TaskManagerPart((), ()))
+    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)),)))
+    second, inlined = build(first, Persisted((), ()))
     assert (second.logs, second.segments, inlined) == (first.logs, first.segments, [])
     empty, _ = build(None)
     assert (empty.logs, empty.segments) == ((), ())
 
 
 def test_a_log_that_persisted_nothing_is_not_listed() -> None:
-    built, _ = build(None, TaskManagerPart((stored("s0"),), (log("a", (0, 1, 0)), log("b"))))
+    built, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)), log("b"))))
     assert [e.log_id for e in built.logs] == ["a"]
 
 
@@ -99,25 +99,25 @@ def test_a_log_that_persisted_nothing_is_not_listed() -> None:
     ],
 )
 def test_a_gap_or_an_overlap_is_refused_before_anything_is_written(pieces: list[tuple[int, int, int]]) -> None:
-    first, _ = build(None, TaskManagerPart((stored("s0"),), (log("a", (0, 1, 0)),)))
+    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)),)))
     with pytest.raises(ValueError, match=r"gap|overlap|missing|twice"):
-        build(first, TaskManagerPart((stored("s1"),), (log("a", *pieces),)))
+        build(first, Persisted((stored("s1"),), (log("a", *pieces),)))
 
 
 def test_a_log_that_begins_above_its_first_number_is_a_gap() -> None:
     """8 of reliability 3.4, a hole in the recovered prefix (RocksDB#10560)."""
     with pytest.raises(ValueError, match=r"gap|missing"):
-        build(None, TaskManagerPart((stored("s0"),), (log("a", (3, 4, 0)),)))
+        build(None, Persisted((stored("s0"),), (log("a", (3, 4, 0)),)))
 
 
 def test_a_log_of_two_operators_is_refused() -> None:
-    first, _ = build(None, TaskManagerPart((stored("s0"),), (log("a", (0, 1, 0)),)))
+    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)),)))
     with pytest.raises(ValueError, match="belongs to operator 'op' and to 'other'"):
-        build(first, TaskManagerPart((stored("s1"),), (log("a", (1, 2, 0), operator="other"),)))
+        build(first, Persisted((stored("s1"),), (log("a", (1, 2, 0), operator="other"),)))
 
 
 def test_one_log_from_two_task_managers_is_an_overlap() -> None:
-    part = TaskManagerPart((stored("s0"),), (log("a", (0, 1, 0)),))
+    part = Persisted((stored("s0"),), (log("a", (0, 1, 0)),))
     with pytest.raises(ValueError, match="missing, or twice"):
         build(None, part, part)
 
@@ -127,7 +127,7 @@ def test_a_pre_emptive_upload_of_one_log_is_not_replayed_after_a_newer_change_of
 
     a and b were each uploaded pre-emptively, into s0 and s1, and both finished into s2.
     """
-    part = TaskManagerPart(
+    part = Persisted(
         (stored("s0"), stored("s2"), stored("s1")),
         (log("a", (0, 1, 0), (1, 2, 1)), log("b", (0, 1, 2), (1, 2, 1))),
     )
@@ -138,7 +138,7 @@ def test_a_pre_emptive_upload_of_one_log_is_not_replayed_after_a_newer_change_of
 
 def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_order() -> None:
     """No order of whole segments is right here: a's 0 failed and went into s1, with b's 1, while b's 0 is in s0."""
-    part = TaskManagerPart(
+    part = Persisted(
         (stored("s0"), stored("s1")),
         (log("a", (0, 1, 1), (1, 2, 0)), log("b", (0, 1, 0), (1, 2, 1))),
     )
@@ -150,8 +150,8 @@ def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_order() -> No
 
 def test_inlined_segments_are_where_the_manifest_will_hold_them() -> None:
     parts = (
-        TaskManagerPart((inline(b"one"), stored("s0")), (log("a", (0, 1, 0)), log("b", (0, 1, 1)))),
-        TaskManagerPart((inline(b"three"),), (log("c", (0, 1, 0)),)),
+        Persisted((inline(b"one"), stored("s0")), (log("a", (0, 1, 0)), log("b", (0, 1, 1))), inlined=b"one"),
+        Persisted((inline(b"three"),), (log("c", (0, 1, 0)),), inlined=b"three"),
     )
     built, inlined = build(None, *parts)
     assert inlined == [b"one", b"three"]
@@ -159,7 +159,7 @@ def test_inlined_segments_are_where_the_manifest_will_hold_them() -> None:
         kind="checkpoint", sequence=2, epoch=1, put_id="p", query_id=QUERY, created_at=0.0, checkpoint=built
     )
     data = encode_record(record, inlined)
-    handles = inlined_handles(parts, 2)
+    handles = list(inlined_handles(parts, 2).values())
     assert [data[h.offset : h.offset + h.size] for h in handles] == inlined
     own = [e.handle for e in built.segments if e.segment[0].startswith("manifests/")]
     assert own == handles
@@ -169,14 +169,14 @@ def test_after_rescaling_the_old_logs_stay_with_their_own_key_groups() -> None:
     """Parallelism 4 to 2: the parent's logs are of other partitions, and are replayed before the new ones."""
     parent, _ = build(
         None,
-        TaskManagerPart(
+        Persisted(
             (stored("old"),),
             tuple(log(f"old-{p}", (0, 1, 0), key_groups=range_of_partition(p, 128, 4)) for p in range(4)),
         ),
     )
     halves = [range_of_partition(p, 128, 2) for p in range(2)]
     parts = [
-        TaskManagerPart((stored(f"new-{p}", halves[p]),), (log(f"new-{p}", (0, 1, 0), key_groups=halves[p]),))
+        Persisted((stored(f"new-{p}", halves[p]),), (log(f"new-{p}", (0, 1, 0), key_groups=halves[p]),))
         for p in range(2)
     ]
     built, _ = build(parent, *parts)
@@ -192,8 +192,8 @@ def test_after_rescaling_the_old_logs_stay_with_their_own_key_groups() -> None:
 
 
 def test_a_log_whose_key_groups_grow_keeps_all_of_them() -> None:
-    first, _ = build(None, TaskManagerPart((stored("s0"),), (log("a", (0, 1, 0), key_groups=KeyGroupRange(4, 7)),)))
-    second, _ = build(first, TaskManagerPart((stored("s1"),), (log("a", (1, 2, 0), key_groups=KeyGroupRange(2, 5)),)))
+    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0), key_groups=KeyGroupRange(4, 7)),)))
+    second, _ = build(first, Persisted((stored("s1"),), (log("a", (1, 2, 0), key_groups=KeyGroupRange(2, 5)),)))
     assert str(second.logs[0].key_groups) == "2-7"
 
 
@@ -205,7 +205,7 @@ def test_whatever_segment_holds_what_replay_ascends(lengths: list[int], segments
     for number, length in enumerate(lengths):
         pieces = [(at, at + 1, rng.randrange(segments)) for at in range(length)]
         logs.append(log(f"log-{number}", *pieces))
-    built, _ = build(None, TaskManagerPart(tuple(stored(f"s{n}") for n in range(segments)), tuple(logs)))
+    built, _ = build(None, Persisted(tuple(stored(f"s{n}") for n in range(segments)), tuple(logs)))
     assert replayed(built) == {f"log-{n}": list(range(length)) for n, length in enumerate(lengths)}
     for entry in built.segments:
         assert len({at for at, _, _ in entry.ranges}) == len(entry.ranges), "adjacent ranges are one"
@@ -227,10 +227,10 @@ def _record(checkpoint: CompletedCheckpoint) -> ManifestRecord:
     )
 
 
-def _subtasks(count: int) -> list[TaskManagerPart]:
+def _subtasks(count: int) -> list[Persisted]:
     rng = random.Random(1)
     return [
-        TaskManagerPart(
+        Persisted(
             (stored(_name(rng, f"{n:032x}"), KeyGroupRange(n, n)),),
             (log(f"{rng.getrandbits(128):032x}", (0, 1, 0), key_groups=KeyGroupRange(n, n)),),
         )
@@ -270,7 +270,7 @@ def test_a_manifest_grows_by_its_new_segments_only() -> None:
     for batch in range(1000):
         segment = PersistedSegment(SegmentHandle(_name(rng, "w" * 32), rng.randrange(10_000), rng.getrandbits(32)), ALL)
         pieces = tuple(log(each, (batch, batch + 1, 0)) for each in logs)
-        parent, _ = build(parent, TaskManagerPart((segment,), pieces))
+        parent, _ = build(parent, Persisted((segment,), pieces))
         if batch + 1 in (1, 500, 1000):
             sizes[batch + 1] = len(encode_record(_record(parent)))
     assert sizes[1] < 3000

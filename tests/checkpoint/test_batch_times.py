@@ -4,9 +4,10 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-from dstl.checkpoint.coordinator import CheckpointCoordinator, TaskAttempt
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.rpc.client import AsyncConnection
+from dstl.rpc.messages import Begin, Begun, TaskAttempt
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from worlds.manifest_samples import checkpoint
@@ -87,14 +88,13 @@ class Timed(Driver):
                 async with self.attempt(who, written.get(uid, {}), {}) as attempt:
                     await attempt.acknowledge(event_time_ms=times.get(uid) if slot == 0 else None)
 
-    async def begun(self, who: Who) -> dict[str, object]:
+    async def begun(self, who: Who) -> Begun:
         """Return what a task is told."""
         connection = await AsyncConnection.open(self.service.address, self.secret)
         try:
-            answer, _ = await connection.call("begin", **who.wire(), pid=1)
+            return await connection.call(Begin(who.task, pid=1))
         finally:
             connection.close()
-        return answer
 
 
 async def test_watermarks_never_fall_over_batches_and_restarts(seed: int) -> None:
@@ -111,7 +111,7 @@ async def test_watermarks_never_fall_over_batches_and_restarts(seed: int) -> Non
             run = f"run-{batch}"
         begun = await driver.begun(driver.who(run, "a", batch, 0))
         if batch:
-            assert (begun["watermark"], begun["late_watermark"] or 0) == (of_all, before)
+            assert (begun.watermark_ms, begun.late_watermark_ms or 0) == (of_all, before)
         times = {uid: rng.randrange(1, 2000) for uid in operators if rng.random() < 0.6}
         await driver.batch(run, batch, {}, times)
         latest |= {uid: max(latest[uid], at - DELAY_MS) for uid, at in times.items()}
@@ -142,8 +142,8 @@ async def test_a_batch_runs_again_with_the_times_and_the_sequence_that_it_had() 
         assert [replayed[name] for name in same] == [first[name] for name in same]
         await driver.batch(f"run-{number}", 1, {"a": {KEYS[1]: b"1"}}, {"a": 700})
         following = await driver.begun(driver.who(f"run-{number}", "a", 2, 0))
-        assert following["sequence"] > first["sequence"]  # type: ignore[operator]
-        assert following["processing_time_ms"] > first["processing_time_ms"]  # type: ignore[operator]
+        assert following.sequence > first.sequence
+        assert following.processing_time_ms > first.processing_time_ms
         await driver.close()
 
 
@@ -188,15 +188,15 @@ async def test_sequences_grow_over_what_was_numbered_by_the_log() -> None:
     """Until now a batch was numbered by the log's next record, which lies at or below its own checkpoint's number."""
     store = MemoryStore()
     driver = await Timed(store, seed=1, operators={"a": 1}).start()
-    seen = [(await driver.begun(driver.who("run-1", "a", 0, 0)))["sequence"]]
+    seen = [(await driver.begun(driver.who("run-1", "a", 0, 0))).sequence]
     for batch in range(4):
         await driver.batch("run-1", batch, {"a": {KEYS[batch]: b""}}, {})
         newest = (await retained(store))[-1]
-        seen.append((await driver.begun(driver.who("run-1", "a", batch + 1, 0)))["sequence"])
-        assert seen[-1] > newest.checkpoint_id >= seen[-2]  # type: ignore[operator]
+        seen.append((await driver.begun(driver.who("run-1", "a", batch + 1, 0))).sequence)
+        assert seen[-1] > newest.checkpoint_id >= seen[-2]
         if batch == 1:
             await driver.close()
             driver = await Timed(store, seed=2, operators={"a": 1}).start()
             await driver.batch("run-1", batch, {"a": {KEYS[batch]: b""}}, {})
-            seen.append((await driver.begun(driver.who("run-1", "a", batch + 1, 0)))["sequence"])
+            seen.append((await driver.begun(driver.who("run-1", "a", batch + 1, 0))).sequence)
     await driver.close()

@@ -10,14 +10,15 @@ import pytest
 
 from dstl.changelog.object_names import SegmentNames
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, TaskAttempt
-from dstl.checkpoint.fleet.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.format import encode_record, manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.checkpoint.upkeep.cleaning_plan import Kept
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
+from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
+from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from dstl.runtime import Runtime
 from dstl.store import LocalStore, MemoryStore, ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
@@ -132,16 +133,18 @@ class Driver:
         task = TaskAttempt(QUERY, run, "op", batch_id, 0, batch_id, self.runtime.entropy.getrandbits(40))
         parent = self.coordinator.begin(task, 0)
         await self.put_object()
-        segment = PersistedSegment(SegmentHandle("", 6, 1), KeyGroupRange(0, 127), b"inline")
+        segment = PersistedSegment(SegmentHandle("", 6, 1), KeyGroupRange(0, 127), "seal")
         if batch_id % 3:
             segment = PersistedSegment(SegmentHandle(await self.put_object(), 10, 1), KeyGroupRange(0, 127))
         self.coordinator.acknowledge(Acknowledgement(task, 0, b"changes"))
         trigger = self.coordinator.trigger()
         assert trigger is not None
-        pieces = ((SequenceNumberRange(self.sqn, self.sqn + 1), 0),)
+        logs = (
+            PersistedLog(self.log_id, "op", KeyGroupRange(0, 127), ((SequenceNumberRange(self.sqn, self.sqn + 1), 0),)),
+        )
         made, inlined = assemble(
             _without_old_segments(parent, keep=3),
-            [TaskManagerPart((segment,), (PersistedLog(self.log_id, "op", KeyGroupRange(0, 127), pieces),))],
+            [Persisted((segment,), logs, inlined=b"inline" if segment.seal else b"")],
             sequence=self.log.next_sequence,
             batch_id=batch_id,
             query_id=QUERY,

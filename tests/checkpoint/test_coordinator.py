@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dstl.checkpoint.coordinator import Acknowledgement, CheckpointCoordinator, Decision, TaskAttempt, Trigger
+from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision, Trigger
 from dstl.errors import (
     CheckpointDeclined,
     DstlError,
@@ -19,6 +19,7 @@ from dstl.errors import (
     NotDeterministic,
     TaskManagerLost,
 )
+from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from handles.checkpoint import CompletedCheckpoint
 from worlds.manifest_samples import QUERY, checkpoint
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from dstl.options import (
     S3Options,
     UploadOptions,
 )
+from dstl.rpc.codec import Call
+from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
 from dstl.store import open_store
@@ -160,10 +163,10 @@ async def test_a_process_that_hangs_while_it_is_prepared_is_given_up_and_holds_n
             await driver.members(1)
             call = driver.service.fleet._call
 
-            async def stopped(member: object, method: str, *arguments: object, **fields: object) -> object:
-                if method == "restore":
+            async def stopped(member: object, message: Call[Any]) -> object:
+                if isinstance(message, Restore):
                     os.kill(driver.pids[-1], signal.SIGSTOP)
-                return await call(member, method, *arguments, **fields)  # type: ignore[arg-type]
+                return await call(member, message)  # type: ignore[arg-type]
 
             driver.service.fleet._call = stopped  # type: ignore[method-assign]
         else:

@@ -15,7 +15,9 @@ from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
+from dstl.rpc.messages import Begin, Begun
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
@@ -24,6 +26,7 @@ from dstl.store.probe import check_place, mark_place
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.key_group import KeyGroupRange
 from worlds.service import Driver, TaskManager
 
 A, B = "127.0.0.2", "127.0.0.3"
@@ -70,17 +73,16 @@ class ClusterDriver(Driver):
     async def connect(self, role: Role = Role.TASK_MANAGER) -> AsyncConnection:
         return await AsyncConnection.open(self.service.address, self.secret, role=role)
 
-    async def begin(self, host: str, run: str = "run-1", launched: int = 0) -> dict[str, Any]:
+    async def begin(self, host: str, run: str = "run-1", launched: int = 0) -> Begun:
         """Begin a task on a host, and return the coordinator's answer."""
         connection = await self.connect(Role.WORKER)
         try:
             who = self.who(run, "counts", 0, 0)
-            answer, _ = await connection.call("begin", **who.wire(), pid=1, host=host, launched=launched)
-            return answer
+            return await connection.call(Begin(who.task, 1, host, launched))
         finally:
             connection.close()
 
-    def beginning(self, host: str) -> "asyncio.Task[dict[str, Any]]":
+    def beginning(self, host: str) -> "asyncio.Task[Begun]":
         return asyncio.ensure_future(self.begin(host))
 
     async def launched(self, member_id: str, host: str) -> TaskManager:
@@ -89,9 +91,9 @@ class ClusterDriver(Driver):
         self.members[member_id] = member
         port = await member.service.server.listen_tcp(host)
         member._lifeline = await self.connect()
-        _, told = await member._lifeline.call("enlist", member=member_id, pid=1)
-        assert bytes(told) == CONFIG
-        await member._lifeline.call("register", member=member_id, address=Address(host, port).to_wire(), pid=1)
+        told = await member._lifeline.call(Enlist(member_id, 1))
+        assert bytes(told.config) == CONFIG
+        await member._lifeline.call(Register(member_id, 1, Address(host, port)))
         return member
 
 
@@ -105,7 +107,7 @@ async def cluster(seed: int, **options: Any) -> AsyncIterator[ClusterDriver]:
         await driver.close()
 
 
-async def passed_over(*tasks: "asyncio.Task[dict[str, Any]]") -> bool:
+async def passed_over(*tasks: "asyncio.Task[Begun]") -> bool:
     """Return True where these tasks still wait, some time after they could have been answered."""
     await asyncio.sleep(0.15)
     return not any(task.done() for task in tasks)
@@ -118,61 +120,59 @@ async def test_each_host_is_told_once_and_all_tasks_go_on_when_both_are_there(se
         assert await passed_over(*others)
         for host, answer in told.items():
             assert await passed_over(*others)
-            await driver.launched(answer["launch"], host)
+            await driver.launched(answer.launch, host)
         answers = await asyncio.gather(*others)
-        assigned = {tuple(answer["assignments"][i][:2]) for answer in answers for i in (0, 1)}
-        assert assigned == {(0, 63), (64, 127)}
-        assert {where[2][0] for where in answers[0]["assignments"]} == {A, B}
+        assigned = {answer.assignments[i].key_groups for answer in answers for i in (0, 1)}
+        assert assigned == {KeyGroupRange(0, 63), KeyGroupRange(64, 127)}
+        assert {each.address.host for each in answers[0].assignments} == {A, B}
 
 
 async def test_a_lost_one_is_launched_again_by_its_own_host_and_the_others_keep_their_key_groups(seed: int) -> None:
     async with cluster(seed, task_managers=None) as driver:
-        members = {host: await driver.launched((await driver.begin(host))["launch"], host) for host in (A, B)}
-        before = {where[2][0]: where[:2] for where in (await driver.begin(A))["assignments"]}
+        members = {host: await driver.launched((await driver.begin(host)).launch, host) for host in (A, B)}
+        before = {each.address.host: each.key_groups for each in (await driver.begin(A)).assignments}
         await members[A].kill()
         waiting = driver.beginning(B)
         assert await passed_over(waiting)
-        await driver.launched((await driver.begin(A))["launch"], A)
-        after = {where[2][0]: where[:2] for where in (await waiting)["assignments"]}
+        await driver.launched((await driver.begin(A)).launch, A)
+        after = {each.address.host: each.key_groups for each in (await waiting).assignments}
         assert after == before
 
 
 async def test_the_place_of_a_host_that_is_gone_goes_to_another_at_once(seed: int) -> None:
     async with cluster(seed, task_managers=None) as driver:
-        members = {host: await driver.launched((await driver.begin(host))["launch"], host) for host in (A, B)}
+        members = {host: await driver.launched((await driver.begin(host)).launch, host) for host in (A, B)}
         await driver.begin(A)
         driver.hosts = 1
         await members[B].kill()
         async with asyncio.timeout(5):  # and not the ten seconds that a host is waited for
             answer = await driver.begin(A)
-            while "launch" not in answer:
+            while answer.launch is None:
                 answer = await driver.begin(A)
-        await driver.launched(answer["launch"], A)
-        assert [where[2][0] for where in (await driver.begin(A))["assignments"]] == [A, A]
+        await driver.launched(answer.launch, A)
+        assert [each.address.host for each in (await driver.begin(A)).assignments] == [A, A]
 
 
 async def test_one_that_dies_before_it_has_registered_is_launched_again(seed: int) -> None:
     async with cluster(seed, task_managers=1) as driver:
-        member_id = (await driver.begin(A))["launch"]
+        member_id = (await driver.begin(A)).launch
         stillborn = await driver.connect()
-        await stillborn.call("enlist", member=member_id, pid=1)
+        await stillborn.call(Enlist(member_id, 1))
         waiting = driver.beginning(A)
         assert await passed_over(waiting)
         stillborn.close()
-        again = (await waiting)["launch"]
+        again = (await waiting).launch
         assert again != member_id
         await driver.launched(again, A)
-        assert "assignments" in await driver.begin(A)
+        assert (await driver.begin(A)).assignments
 
 
 async def test_a_task_that_has_died_is_not_told_to_launch(seed: int) -> None:
     """Its launch would be waited for in vain, and so on with each of the dead before it."""
     async with cluster(seed, task_managers=1) as driver:
-        member_id = (await driver.begin(A))["launch"]
+        member_id = (await driver.begin(A)).launch
         dead = await driver.connect(Role.WORKER)
-        for_ever = asyncio.ensure_future(
-            dead.call("begin", **driver.who("run-1", "counts", 0, 0).wire(), pid=1, host=A)
-        )
+        for_ever = asyncio.ensure_future(dead.call(Begin(driver.who("run-1", "counts", 0, 0).task, 1, A)))
         assert not for_ever.done()
         await asyncio.sleep(0.05)
         alive = driver.beginning(A)
@@ -182,32 +182,32 @@ async def test_a_task_that_has_died_is_not_told_to_launch(seed: int) -> None:
         dead.close()
         await asyncio.sleep(0.05)
         stillborn = await driver.connect()
-        await stillborn.call("enlist", member=member_id, pid=1)
+        await stillborn.call(Enlist(member_id, 1))
         stillborn.close()
-        assert "launch" in await alive
+        assert (await alive).launch is not None
 
 
 async def test_a_run_on_more_hosts_than_the_one_before_has_more_task_managers(seed: int) -> None:
     async with cluster(seed, task_managers=None, hosts=1) as driver:
-        await driver.launched((await driver.begin(A))["launch"], A)
-        assert [where[:2] for where in (await driver.begin(B))["assignments"]] == [[0, 127]]
+        await driver.launched((await driver.begin(A)).launch, A)
+        assert [str(each.key_groups) for each in (await driver.begin(B)).assignments] == ["0-127"]
         driver.hosts = 2
-        assert "assignments" in await driver.begin(A), "a run keeps its number"
-        await driver.launched((await driver.begin(B, run="run-2"))["launch"], B)
-        assert [where[:2] for where in (await driver.begin(A, run="run-2"))["assignments"]] == [[0, 63], [64, 127]]
+        assert (await driver.begin(A)).assignments, "a run keeps its number"
+        await driver.launched((await driver.begin(B, run="run-2")).launch, B)
+        assert [str(each.key_groups) for each in (await driver.begin(A, run="run-2")).assignments] == ["0-63", "64-127"]
         driver.hosts = 1
-        assert len((await driver.begin(A, run="run-3"))["assignments"]) == 1
+        assert len((await driver.begin(A, run="run-3")).assignments) == 1
 
 
 async def test_one_that_was_started_by_hand_counts_like_any_other(seed: int) -> None:
     async with cluster(seed, task_managers=1) as driver:
         await driver.launched("by-hand", "127.0.0.9")
-        assert [where[2][0] for where in (await driver.begin(A))["assignments"]] == ["127.0.0.9"]
+        assert [each.address.host for each in (await driver.begin(A)).assignments] == ["127.0.0.9"]
 
 
 async def test_where_nobody_comes_the_task_fails_with_a_reason(seed: int) -> None:
     async with cluster(seed, task_managers=1, timeout_s=0.3) as driver:
-        assert "launch" in await driver.begin(A)
+        assert (await driver.begin(A)).launch is not None
         with pytest.raises(Unavailable, match=r"0 of 1 TaskManagers registered within 0\.3 s"):
             await driver.begin(A)
 
@@ -218,7 +218,7 @@ async def test_a_restore_that_kills_every_task_manager_is_not_tried_for_ever(see
         async def launch_and_die(most: int) -> int:
             for launched in range(most):
                 answer = await driver.begin(A, launched=launched)
-                member = await driver.launched(answer["launch"], A)
+                member = await driver.launched(answer.launch, A)
                 await member.kill()
             return most
 
@@ -232,7 +232,7 @@ async def test_a_coordinator_without_a_configuration_enlists_nobody(seed: int) -
     await driver.start()
     connection = await AsyncConnection.open(driver.service.address, driver.secret, role=Role.TASK_MANAGER)
     with pytest.raises(Invalid, match="no configuration"):
-        await connection.call("enlist", member="x", pid=1)
+        await connection.call(Enlist("x", 1))
     connection.close()
     await driver.close()
 
@@ -260,7 +260,7 @@ async def test_a_directory_that_is_not_shared_is_refused_before_the_first_batch(
     async with cluster(
         seed, task_managers=1, hosts=1, store=open_store(at_driver), config=config, elsewhere=True
     ) as driver:
-        told = (await driver.begin(A))["launch"]
+        told = (await driver.begin(A)).launch
         waiting = driver.beginning(A)
         with process_on(A, told, driver) as process:
             with pytest.raises(Invalid, match=rf"{re.escape(at_host)} on host {A} is not what the driver has there"):
@@ -268,7 +268,7 @@ async def test_a_directory_that_is_not_shared_is_refused_before_the_first_batch(
             assert await asyncio.to_thread(process._process.wait, 30) == 1
         assert [info.name async for info in driver.store.list() if "probe/" in info.name] == []
         # The mount is repaired: the next run is not told of the last one's trouble.
-        assert "launch" in await driver.begin(A, run="run-2")
+        assert (await driver.begin(A, run="run-2")).launch is not None
 
 
 async def test_a_directory_that_is_shared_is_found_and_nothing_of_the_proof_stays(seed: int, tmp_path: Path) -> None:
@@ -277,9 +277,9 @@ async def test_a_directory_that_is_shared_is_found_and_nothing_of_the_proof_stay
     async with cluster(
         seed, task_managers=1, hosts=1, store=open_store(places), config=config, elsewhere=True
     ) as driver:
-        told = (await driver.begin(A))["launch"]
+        told = (await driver.begin(A)).launch
         with process_on(A, told, driver):
-            assert "assignments" in await driver.begin(A)
+            assert (await driver.begin(A)).assignments
         assert [info.name async for info in driver.store.list() if "probe/" in info.name] == []
 
 

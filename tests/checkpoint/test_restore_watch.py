@@ -9,9 +9,10 @@ import pytest
 from dstl.checkpoint.fleet.restore_watch import RestoreWatch
 from dstl.errors import Invalid
 from dstl.rpc.client import Address
+from dstl.rpc.fleet_messages import ReadRestoreStatus, RestoreStatusReply
 from dstl.rpc.protocol import Secret
-from dstl.rpc.server import Peer, Reply, RpcServer
-from materializer.restore.progress import RestoreStatus, status_to_wire
+from dstl.rpc.server import Peer, RpcServer
+from materializer.restore.progress import RestoreStatus
 
 SECRET = Secret(b"s" * 32)
 STALL_S = 1.0
@@ -27,7 +28,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 async def restoring(answers: Iterator[int | BaseException | None]) -> AsyncIterator[Address]:
     """A TaskManager that is asked how far it is: so many bytes, nothing yet, an error, or silence at the end."""
 
-    async def progress(peer: Peer, call: dict[str, object], payload: memoryview) -> Reply:
+    async def progress(peer: Peer, call: ReadRestoreStatus) -> RestoreStatusReply:
         try:
             done = next(answers)
         except StopIteration:
@@ -36,9 +37,9 @@ async def restoring(answers: Iterator[int | BaseException | None]) -> AsyncItera
         if isinstance(done, BaseException):
             raise done
         status = None if done is None else RestoreStatus(done, 10_000, 1.0, 0.0, None, {"op": (done, 10_000)})
-        return {"progress": status_to_wire(status) if status is not None else None}, b""
+        return RestoreStatusReply(status)
 
-    server = RpcServer(SECRET, {"restore_progress": progress})
+    server = RpcServer(SECRET, {ReadRestoreStatus: progress})
     port = await server.listen_tcp("127.0.0.1")
     try:
         yield Address("127.0.0.1", port)

@@ -321,7 +321,7 @@ async def test_list_elements_go_on_behind_the_restored_ones(seed: int) -> None:
         async with a_query(location, source) as driver:
             for batch in range(3):
                 async with driver.attempt(driver.who("run-1", "counts", batch, 0), {}, {}) as attempt:  # type: ignore[arg-type]
-                    number = attempt.begun["sequence"]
+                    number = attempt.begun.sequence
                 assert isinstance(number, int)
                 assert number > before
                 before = number

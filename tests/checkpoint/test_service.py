@@ -283,7 +283,7 @@ async def test_tasks_of_a_replaced_run_are_fenced(seed: int) -> None:
         async with zombie as late:
             await driver.run_batch("run-2", 1, some_events(rng, 1), model)
             with pytest.raises(Fenced, match="run-1"):
-                await late.acknowledge(registry={"states": [], "of": "a zombie"})
+                await late.acknowledge(registry=b'{"states": [], "of": "a zombie"}')
         with pytest.raises(Fenced, match="run-1"):
             await driver.task(driver.who("run-1", "counts", 1, 0), {}, model["counts"])
         await driver.run_batch("run-2", 2, some_events(rng, 2), model)

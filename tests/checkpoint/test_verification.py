@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from dstl.checkpoint.fleet.task_manager_part import PersistedSegment
 from dstl.checkpoint.manifest.format import encode_record, manifest_name
 from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
 from dstl.errors import Invalid, Unavailable
+from dstl.rpc.fleet_messages import PersistedSegment
 from dstl.runtime import LoopClock, Runtime
 from dstl.store import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore

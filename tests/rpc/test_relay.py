@@ -9,18 +9,21 @@ import struct
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import pytest
 
 from dstl.errors import AccessDenied, CorruptData, DstlError, Invalid, Unavailable
 from dstl.rpc import handshake, protocol
 from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.codec import Call, Message, Payload
 from dstl.rpc.framing import FrameMac, Framing
 from dstl.rpc.handshake import Role, ServerHandshake, socket_address
+from dstl.rpc.messages import Done
 from dstl.rpc.protocol import Secret, encode_frame
-from dstl.rpc.server import Peer, Reply, RpcServer
+from dstl.rpc.server import Peer, RpcServer
 
 SECRET = Secret.generate()
 HANDSHAKE_FRAMES = {"to server": 1, "to client": 2}
@@ -36,12 +39,29 @@ class Bank:
     def __init__(self, name: str = "bank") -> None:
         self.name = name
         self.asked: list[tuple[str, bytes]] = []
-        handlers = {"write": self._answer, "fetch": self._answer}
-        self.server = RpcServer(SECRET, handlers)
+        self.server = RpcServer(SECRET, {Put: self._answer, Get: self._answer})
 
-    async def _answer(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        self.asked.append((call["call"], bytes(payload)))
-        return {"of": self.name, "n": len(self.asked)}, b"state of " + self.name.encode()
+    async def _answer(self, peer: Peer, call: "Put | Get") -> "Got":
+        self.asked.append((call.name, bytes(call.data) if isinstance(call, Put) else b""))
+        return Got(self.name, len(self.asked), b"state of " + self.name.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Got(Message):
+    of: str
+    n: int
+    data: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Call[Got]):
+    name: ClassVar[str] = "write"
+    data: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Call[Got]):
+    name: ClassVar[str] = "fetch"
 
 
 class Relay:
@@ -122,7 +142,7 @@ async def test_a_relay_that_changes_nothing_is_only_a_wire() -> None:
     async with relayed() as (bank, relay, address):
         connection = await AsyncConnection.open(address, SECRET)
         for n in range(3):
-            assert (await connection.call("write", b"%d" % n))[0]["n"] == n + 1
+            assert (await connection.call(Put(b"%d" % n))).n == n + 1
         connection.close()
     assert [payload for _, payload in bank.asked] == [b"0", b"1", b"2"]
     assert len(relay.seen["to server"]) == len(relay.seen["to client"]) == 3
@@ -174,7 +194,7 @@ async def test_a_request_is_neither_changed_nor_made_up_nor_repeated_on_its_way(
         with contextlib.suppress(DstlError, TimeoutError):
             async with asyncio.timeout(1):
                 for n in range(3):
-                    await connection.call("write", b"honest %d" % n)
+                    await connection.call(Put(b"honest %d" % n))
         await asyncio.sleep(0.05)
         connection.close()
     honest = [("write", b"honest %d" % n) for n in range(3)]
@@ -202,8 +222,8 @@ async def test_a_reply_is_neither_changed_nor_made_up_nor_repeated_on_its_way(at
         worker = Connection(address, SECRET, timeout=5)
         try:
             for _ in range(3):
-                fields, data = worker.call("fetch")
-                assert (fields["of"], bytes(data)) == ("bank", b"state of bank")
+                got = worker.call(Get())
+                assert (got.of, bytes(got.data)) == ("bank", b"state of bank")
         finally:
             assert worker.is_broken
 
@@ -211,8 +231,8 @@ async def test_a_reply_is_neither_changed_nor_made_up_nor_repeated_on_its_way(at
         connection = await AsyncConnection.open(address, SECRET)
         try:
             for _ in range(3):
-                fields, data = await connection.call("fetch")
-                assert (fields["of"], bytes(data)) == ("bank", b"state of bank")
+                got = await connection.call(Get())
+                assert (got.of, bytes(got.data)) == ("bank", b"state of bank")
         finally:
             assert connection.is_broken
 
@@ -233,19 +253,19 @@ async def test_an_own_request_sent_back_is_no_reply() -> None:
         relay._changes["to server"] = reflect
         connection = await AsyncConnection.open(address, SECRET)
         with pytest.raises(Unavailable, match="somebody changes the bytes"):
-            await connection.call("fetch")
+            await connection.call(Get())
 
 
 async def test_a_reply_of_another_connection_is_none() -> None:
     """Keys are of one connection: what was recorded on one says nothing on the next."""
     async with relayed() as (_, relay, address):
         first = await AsyncConnection.open(address, SECRET)
-        await first.call("fetch")
+        await first.call(Get())
         recorded = relay.seen["to client"][0]
         relay._changes["to client"] = lambda n, frame: [recorded]
         second = await AsyncConnection.open(address, SECRET)
         with pytest.raises(Unavailable, match="somebody changes the bytes"):
-            await second.call("fetch")
+            await second.call(Get())
         first.close()
 
 
@@ -264,7 +284,7 @@ async def test_a_server_is_reached_by_any_name_that_leads_to_its_own_socket(name
     bank = Bank()
     port = await bank.server.listen_tcp("127.0.0.1")
     connection = await AsyncConnection.open(Address(name, port), SECRET)
-    assert (await connection.call("fetch"))[0]["of"] == "bank"
+    assert (await connection.call(Get())).of == "bank"
     connection.close()
     await bank.server.close()
 
@@ -299,28 +319,48 @@ async def test_the_servers_proof_is_of_this_handshake_alone() -> None:
             client_side.finish({"proof": reflected}, vouched=False)
 
 
-CALLERS = {Role.TASK_MANAGER: {"register"}, Role.WORKER: {"begin"}}
+@dataclass(frozen=True, slots=True)
+class OfTaskManagers(Call[Done]):
+    name: ClassVar[str] = "register"
+    role: ClassVar[Role | None] = Role.TASK_MANAGER
+
+
+@dataclass(frozen=True, slots=True)
+class OfWorkers(Call[Done]):
+    name: ClassVar[str] = "begin"
+    role: ClassVar[Role | None] = Role.WORKER
+
+
+@dataclass(frozen=True, slots=True)
+class OfAll(Call[Done]):
+    name: ClassVar[str] = "everybodys"
 
 
 async def test_a_peer_may_call_only_what_is_for_its_role() -> None:
     called: list[str] = []
 
-    async def note(peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        called.append(f"{peer.role} {call['call']}")
-        return {}, b""
+    async def note(peer: Peer, call: Call[Done]) -> Done:
+        called.append(f"{peer.role} {call.name}")
+        return Done()
 
-    server = RpcServer(SECRET, {"register": note, "begin": note, "nobodys": note}, callers=CALLERS)
+    server = RpcServer(SECRET, {OfTaskManagers: note, OfWorkers: note, OfAll: note})
     address = Address("127.0.0.1", await server.listen_tcp("127.0.0.1"))
     for role in Role:
         connection = await AsyncConnection.open(address, SECRET, role=role)
-        for name in ("register", "begin", "nobodys"):
-            if name in CALLERS.get(role, ()):
-                await connection.call(name)
+        for call in (OfTaskManagers(), OfWorkers(), OfAll()):
+            if call.role in (role, None):
+                await connection.call(call)
                 continue
-            with pytest.raises(AccessDenied, match=f"a {role} may not call {name}"):
-                await connection.call(name)
+            with pytest.raises(AccessDenied, match=f"a {role} may not call {call.name}"):
+                await connection.call(call)
         connection.close()
-    assert called == ["task_manager register", "worker begin"]
+    assert called == [
+        "coordinator everybodys",
+        "task_manager register",
+        "task_manager everybodys",
+        "worker begin",
+        "worker everybodys",
+    ]
     await server.close()
 
 
@@ -350,7 +390,7 @@ async def test_frames_between_processes_of_one_user_on_one_host_carry_no_mac() -
         await bank.server.listen_unix(path)
         connection = await AsyncConnection.open(Address("here", 0, path), SECRET)
         assert not connection._framing.is_sealed
-        assert (await connection.call("fetch"))[0]["of"] == "bank"
+        assert (await connection.call(Get())).of == "bank"
         connection.close()
         await bank.server.close()
 
@@ -441,8 +481,8 @@ async def test_a_long_frame_is_sealed_beside_the_loop_and_comes_whole() -> None:
     address = Address("127.0.0.1", await bank.server.listen_tcp("127.0.0.1"))
     connection = await AsyncConnection.open(address, SECRET)
     payload = os.urandom(5 << 20)
-    await connection.call("write", payload)
-    await connection.call("write", b"small")
+    await connection.call(Put(payload))
+    await connection.call(Put(b"small"))
     assert bank.asked == [("write", payload), ("write", b"small")]
     connection.close()
     await bank.server.close()

@@ -18,8 +18,10 @@ from dstl.rpc import protocol
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import NONCE_BYTES, ServerHandshake, socket_address
+from dstl.rpc.messages import Done
 from dstl.rpc.protocol import MAX_FRAME, Secret, encode_frame
-from dstl.rpc.server import Peer, Reply, RpcServer
+from dstl.rpc.server import Peer, RpcServer
+from worlds.echo import Bug, Echo, Echoed, Fail, Flood, TooMuch, Unknown, Wait, Watch
 
 SECRET = Secret.generate()
 
@@ -32,38 +34,38 @@ class Service:
         self.release = asyncio.Event()
         self.calls = 0
         self.handlers = {
-            "echo": self.echo,
-            "fail": self.fail,
-            "bug": self.bug,
-            "wait": self.wait,
-            "watch": self.watch,
-            "flood": self.flood,
-            "too_much": self.too_much,
+            Echo: self.echo,
+            Fail: self.fail,
+            Bug: self.bug,
+            Wait: self.wait,
+            Watch: self.watch,
+            Flood: self.flood,
+            TooMuch: self.too_much,
         }
 
-    async def echo(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def echo(self, peer: Peer, call: Echo) -> Echoed:
         self.calls += 1
-        return {"n": call.get("n")}, payload
+        return Echoed(call.n, call.data)
 
-    async def fail(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def fail(self, peer: Peer, call: Fail) -> Done:
         raise Fenced("no longer yours")
 
-    async def bug(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def bug(self, peer: Peer, call: Bug) -> Done:
         raise RuntimeError("a bug")
 
-    async def wait(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def wait(self, peer: Peer, call: Wait) -> Echoed:
         await self.release.wait()
-        return {"n": "late"}, b""
+        return Echoed(99, b"")
 
-    async def watch(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        peer.on_lost = lambda: self.lost.append(call["name"])
-        return {}, b""
+    async def watch(self, peer: Peer, call: Watch) -> Done:
+        peer.on_lost = lambda: self.lost.append(call.who)
+        return Done()
 
-    async def flood(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        return {}, b"\0" * (8 << 20)
+    async def flood(self, peer: Peer, call: Flood) -> Echoed:
+        return Echoed(0, b"\0" * (8 << 20))
 
-    async def too_much(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        return {"blob": b"\0" * (protocol.MAX_FRAME + 1)}, b""
+    async def too_much(self, peer: Peer, call: TooMuch) -> Echoed:
+        return Echoed(0, b"\0" * (protocol.MAX_FRAME + 1))
 
 
 @contextlib.asynccontextmanager
@@ -154,22 +156,22 @@ def receive(peer: socket.socket, framing: Framing | None = None) -> dict[str, An
 async def test_calls_and_errors_of_both_clients() -> None:
     async with serving() as (_, _service, address):
         connection = await AsyncConnection.open(address, SECRET)
-        fields, data = await connection.call("echo", b"x" * 300_000, n=1)
-        assert (fields["n"], len(data)) == (1, 300_000)
+        answer = await connection.call(Echo(1, b"x" * 300_000))
+        assert (answer.n, len(answer.data)) == (1, 300_000)
         with pytest.raises(Fenced, match="no longer yours"):
-            await connection.call("fail")
+            await connection.call(Fail())
         with pytest.raises(DstlError, match="RuntimeError: a bug"):
-            await connection.call("bug")
+            await connection.call(Bug())
         with pytest.raises(Invalid, match="no such call"):
-            await connection.call("__init__")
+            await connection.call(Unknown())
         assert not connection.is_broken
 
         def blocking() -> None:
             worker = Connection(address, SECRET)
-            fields, data = worker.call("echo", b"y" * 300_000, n=2)
-            assert (fields["n"], len(data)) == (2, 300_000)
+            answer = worker.call(Echo(2, b"y" * 300_000))
+            assert (answer.n, len(answer.data)) == (2, 300_000)
             with pytest.raises(Fenced):
-                worker.call("fail")
+                worker.call(Fail())
             assert not worker.is_broken
             worker.close()
             worker.close()
@@ -265,18 +267,18 @@ async def test_a_connection_that_breaks_during_a_call_is_unavailable_and_never_a
         if ending != "silence":
             connection = await AsyncConnection.open(address, SECRET)
             with pytest.raises(Unavailable, match="broke during echo"):
-                await connection.call("echo")
+                await connection.call(Echo())
             assert connection.is_broken
             with pytest.raises(Unavailable):
-                await connection.call("echo")
+                await connection.call(Echo())
 
         def blocking() -> None:
             worker = Connection(address, SECRET, timeout=0.2)
             with pytest.raises(Unavailable, match="broke during echo"):
-                worker.call("echo")
+                worker.call(Echo())
             assert worker.is_broken
             with pytest.raises(Unavailable):
-                worker.call("echo")
+                worker.call(Echo())
 
         await in_thread(blocking)
         done.set()
@@ -287,10 +289,10 @@ async def test_the_reply_of_an_abandoned_call_is_never_taken_for_another() -> No
         connection = await AsyncConnection.open(address, SECRET)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await connection.call("wait")
+                await connection.call(Wait())
         service.release.set()
         with pytest.raises(Unavailable):
-            await connection.call("echo", n=1)
+            await connection.call(Echo(1))
         assert connection.is_broken
 
 
@@ -307,11 +309,11 @@ async def test_an_exception_in_the_middle_of_a_call_breaks_the_connection(monkey
 
             monkeypatch.setattr(worker, "_receive", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                worker.call("echo", n=1)
+                worker.call(Echo(1))
             monkeypatch.setattr(worker, "_receive", receive_really)
             assert worker.is_broken
             with pytest.raises(Unavailable):
-                worker.call("echo", n=2)
+                worker.call(Echo(2))
 
         await in_thread(blocking)
 
@@ -321,10 +323,10 @@ async def test_a_request_that_cannot_be_sent_leaves_the_connection_usable(monkey
         connection = await AsyncConnection.open(address, SECRET)
         monkeypatch.setattr("dstl.rpc.protocol.MAX_FRAME", 1000)
         with pytest.raises(Invalid, match="send it in parts"):
-            await connection.call("echo", b"\0" * 2000)
+            await connection.call(Echo(1, b"\0" * 2000))
         with pytest.raises(Invalid, match="send it in parts"):
-            await connection.call("too_much")
-        assert (await connection.call("echo", n=3))[0]["n"] == 3
+            await connection.call(TooMuch())
+        assert (await connection.call(Echo(3))).n == 3
         connection.close()
 
 
@@ -335,9 +337,9 @@ async def test_a_connection_is_refused_after_a_fork(monkeypatch: pytest.MonkeyPa
             worker = Connection(address, SECRET)
             monkeypatch.setattr("dstl.rpc.client.os.getpid", lambda: worker.pid + 1)
             with pytest.raises(Closed, match="before a fork"):
-                worker.call("echo", n=1)
+                worker.call(Echo(1))
             monkeypatch.undo()
-            assert worker.call("echo", n=1)[0]["n"] == 1
+            assert worker.call(Echo(1)).n == 1
             worker.close()
 
         await in_thread(blocking)
@@ -366,7 +368,7 @@ async def test_strangers_cost_only_their_own_connection(data: bytes, caplog: pyt
             async with asyncio.timeout(5):
                 with contextlib.suppress(OSError):
                     await reader.read()
-        assert (await friend.call("echo", n=1))[0]["n"] == 1
+        assert (await friend.call(Echo(1))).n == 1
         assert service.calls == 1, "a stranger was dispatched"
         friend.close()
     assert not [r for r in caplog.records if r.name == "asyncio"], caplog.text
@@ -379,7 +381,7 @@ async def test_an_authenticated_peer_that_talks_rubbish_costs_only_its_own_conne
             bad = await AsyncConnection.open(address, SECRET)
             bad._writer.write(rubbish)
             bad.close()
-            assert (await friend.call("echo", n=1))[0]["n"] == 1
+            assert (await friend.call(Echo(1))).n == 1
         friend.close()
 
 
@@ -395,11 +397,11 @@ async def test_beyond_the_cap_a_peer_is_told_to_come_later() -> None:
         two = [await AsyncConnection.open(address, SECRET) for _ in range(2)]
         with pytest.raises(Unavailable, match="too many connections already: try again later"):
             await AsyncConnection.open(address, SECRET)
-        assert (await two[0].call("echo", n=1))[0]["n"] == 1
+        assert (await two[0].call(Echo(1))).n == 1
         two[1].close()
         await asyncio.sleep(0.05)
         third = await AsyncConnection.open(address, SECRET)
-        assert (await third.call("echo", n=3))[0]["n"] == 3
+        assert (await third.call(Echo(3))).n == 3
         for each in (two[0], third):
             each.close()
 
@@ -413,7 +415,7 @@ async def test_a_peer_that_does_not_read_its_replies_holds_up_nobody() -> None:
         friend = await AsyncConnection.open(address, SECRET)
         async with asyncio.timeout(5):
             for n in range(50):
-                assert (await friend.call("echo", n=n))[0]["n"] == n
+                assert (await friend.call(Echo(n))).n == n
         for each in (slow, friend):
             each.close()
 
@@ -422,13 +424,13 @@ async def test_on_lost_fires_once_however_a_connection_ends() -> None:
     async with serving() as (server, service, address):
         for name, end in [("close", AsyncConnection.close), ("abort", lambda c: c._writer.transport.abort())]:
             connection = await AsyncConnection.open(address, SECRET)
-            await connection.call("watch", name=name)
+            await connection.call(Watch(name))
             end(connection)
         rubbish = await AsyncConnection.open(address, SECRET)
-        await rubbish.call("watch", name="rubbish")
+        await rubbish.call(Watch("rubbish"))
         rubbish._writer.write(struct.pack(">I", 0xFFFFFFFF))
         last = await AsyncConnection.open(address, SECRET)
-        await last.call("watch", name="server")
+        await last.call(Watch("server"))
         await asyncio.sleep(0.05)
         assert sorted(service.lost) == ["abort", "close", "rubbish"]
         await server.close()
@@ -442,7 +444,7 @@ async def test_on_lost_fires_once_however_a_connection_ends() -> None:
 async def test_close_ends_calls_listeners_and_peers_that_have_just_connected() -> None:
     async with serving() as (server, _service, address):
         busy = await AsyncConnection.open(address, SECRET)
-        waiting = asyncio.create_task(busy.call("wait"))
+        waiting = asyncio.create_task(busy.call(Wait()))
         await asyncio.sleep(0.02)
         async with raw(address) as (reader, _):
             await server.close()
@@ -462,12 +464,12 @@ async def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
     try:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         connection = await AsyncConnection.open(Address("elsewhere", 1, path), SECRET)
-        assert (await connection.call("echo", n=7))[0]["n"] == 7
+        assert (await connection.call(Echo(7))).n == 7
         connection.close()
 
         def blocking() -> None:
             worker = Connection(Address("elsewhere", 1, path), SECRET)
-            assert worker.call("echo", n=8)[0]["n"] == 8
+            assert worker.call(Echo(8)).n == 8
             worker.close()
 
         await in_thread(blocking)
@@ -499,17 +501,17 @@ async def test_a_call_that_waits_is_told_when_its_caller_has_gone() -> None:
     seen: list[bool] = []
     gone = asyncio.Event()
 
-    async def patient(peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def patient(peer: Peer, call: Wait) -> Echoed:
         while not peer.is_gone:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         seen.append(peer.is_gone)
         gone.set()
-        return {}, b""
+        return Echoed(0, b"")
 
-    server = RpcServer(SECRET, {"patient": patient}, watched=frozenset({"patient"}))
+    server = RpcServer(SECRET, {Wait: patient}, watched=(Wait,))
     address = Address("127.0.0.1", await server.listen_tcp("127.0.0.1"))
     connection = await AsyncConnection.open(address, SECRET)
-    waiting = asyncio.ensure_future(connection.call("patient"))
+    waiting = asyncio.ensure_future(connection.call(Wait()))
     await asyncio.sleep(0.05)
     assert not seen
     connection.close()
@@ -521,14 +523,14 @@ async def test_a_call_that_waits_is_told_when_its_caller_has_gone() -> None:
 
 
 async def test_calls_before_and_after_a_watched_one_are_answered_as_ever() -> None:
-    async with serving(watched=frozenset({"echo", "fail"})) as (_, service, address):
+    async with serving(watched=(Echo, Fail)) as (_, service, address):
         connection = await AsyncConnection.open(address, SECRET)
         for n in range(5):
-            answer, data = await connection.call("echo", b"x" * n, n=n)
-            assert (answer["n"], bytes(data)) == (n, b"x" * n)
+            answer = await connection.call(Echo(n, b"x" * n))
+            assert (answer.n, bytes(answer.data)) == (n, b"x" * n)
             with pytest.raises(Fenced):
-                await connection.call("fail")
-            await connection.call("watch", name="me")
+                await connection.call(Fail())
+            await connection.call(Watch("me"))
         connection.close()
         async with asyncio.timeout(5):
             while not service.lost:  # noqa: ASYNC110

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import resource
 import socket
 import struct
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,19 +20,20 @@ import pytest
 from dstl.errors import AccessDenied, DstlError, Unavailable
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.protocol import Secret, encode_frame
-from dstl.rpc.server import Peer, Reply, RpcServer
+from dstl.rpc.server import Peer, RpcServer
+from worlds.echo import Echo, Echoed
 
 SECRET = Secret.generate()
 EVIL = "\x1b[2Jyour state is fine"
 
 
-async def echo(peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-    return {}, payload
+async def echo(peer: Peer, call: Echo) -> Echoed:
+    return Echoed(call.n, call.data)
 
 
 @contextlib.asynccontextmanager
 async def serving(**settings: Any) -> Any:
-    server = RpcServer(SECRET, {"echo": echo}, **settings)
+    server = RpcServer(SECRET, {Echo: echo}, **settings)
     try:
         yield server, Address("127.0.0.1", await server.listen_tcp("127.0.0.1"))
     finally:
@@ -52,7 +55,7 @@ async def test_of_many_silent_strangers_those_that_came_first_are_let_go() -> No
             friend = await AsyncConnection.open(address, SECRET)
             await asyncio.sleep(0.05)
             assert len(server._connections) <= 6
-            assert bytes((await friend.call("echo", b"here"))[1]) == b"here"
+            assert bytes((await friend.call(Echo(1, b"here"))).data) == b"here"
             friend.close()
 
 
@@ -61,7 +64,7 @@ async def test_a_burst_of_those_who_know_the_secret_gets_in_whole() -> None:
     async with serving(max_strangers=4) as (_, address):
         connections = await asyncio.gather(*(AsyncConnection.open(address, SECRET) for _ in range(200)))
         for connection in connections:
-            await connection.call("echo")
+            await connection.call(Echo())
             connection.close()
 
 
@@ -73,7 +76,7 @@ async def test_at_the_cap_a_stranger_makes_room_for_who_comes() -> None:
             with pytest.raises(Unavailable, match="too many connections"):
                 await AsyncConnection.open(address, SECRET)
             for friend in friends:
-                await friend.call("echo")
+                await friend.call(Echo())
                 friend.close()
 
 
@@ -82,12 +85,13 @@ import asyncio, json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import RpcServer
+from worlds.echo import Echo, Echoed
 
 async def main():
-    async def echo(peer, call, payload):
+    async def echo(peer, call):
         open("/dev/null").close()
-        return {}, payload
-    server = RpcServer(Secret(b"0123456789abcdef" * 2), {"echo": echo})
+        return Echoed(call.n, call.data)
+    server = RpcServer(Secret(b"0123456789abcdef" * 2), {Echo: echo})
     print(json.dumps(await server.listen_tcp("127.0.0.1")), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await server.close()
@@ -98,7 +102,12 @@ asyncio.run(main())
 
 def started(code: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
 
 
@@ -112,7 +121,7 @@ async def test_strangers_do_not_use_up_the_files_that_a_process_may_open() -> No
         with silent(address, 200):
             await asyncio.sleep(0.3)
             friend = await AsyncConnection.open(address, Secret(b"0123456789abcdef" * 2))
-            assert bytes((await friend.call("echo", b"here"))[1]) == b"here"
+            assert bytes((await friend.call(Echo(1, b"here"))).data) == b"here"
             friend.close()
     finally:
         _, log = await asyncio.to_thread(process.communicate, "")

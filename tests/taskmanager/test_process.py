@@ -20,8 +20,10 @@ import pytest
 
 from dstl.errors import AccessDenied
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.fleet_messages import Enlist, Enlisted, Register
+from dstl.rpc.messages import Done
 from dstl.rpc.protocol import Secret
-from dstl.rpc.server import Peer, Reply, RpcServer
+from dstl.rpc.server import Peer, RpcServer
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
 
@@ -34,17 +36,18 @@ class Coordinator:
 
     def __init__(self, secret: Secret, location: str) -> None:
         self.location = Path(location)
-        self.server = RpcServer(secret, {"enlist": self._enlist, "register": self._register})
+        self.server = RpcServer(secret, {Enlist: self._enlist, Register: self._register})
         self.registered: asyncio.Queue[tuple[Address, int]] = asyncio.Queue()
         self.lost = asyncio.Event()
 
-    async def _enlist(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
-        return {}, TaskManagerConfig(str(self.location)).to_json().encode()
+    async def _enlist(self, peer: Peer, call: Enlist) -> Enlisted:
+        return Enlisted((), TaskManagerConfig(str(self.location)).to_json().encode())
 
-    async def _register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def _register(self, peer: Peer, call: Register) -> Done:
+        assert call.address is not None
         peer.on_lost = self.lost.set
-        await self.registered.put((Address.from_wire(call["address"]), int(call["pid"])))
-        return {}, b""
+        await self.registered.put((call.address, call.pid))
+        return Done()
 
     async def member(self) -> tuple[Address, int]:
         async with asyncio.timeout(PATIENCE_S):

@@ -12,6 +12,7 @@ import pytest
 
 from dstl.errors import Fenced, Invalid
 from dstl.rpc.client import Address, Connection
+from dstl.rpc.messages import FetchMany, Write
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
 from dstl.taskmanager.reads import bounded_entries, entries_after, fitting
@@ -150,9 +151,9 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             with pytest.raises(Invalid, match="key groups"):
                 client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")
             with pytest.raises(Invalid, match="not an Arrow stream"):
-                connections[0][1].call("write", b"rubbish", operator="b", attempt=7, partition=1, metadata=b"")
+                connections[0][1].call(Write("b", 7, 1, b"", b"rubbish"))
             with pytest.raises(Invalid, match="not msgpack"):
-                connections[0][1].call("fetch_many", b"\xc1", operator="b", attempt=7, states=[1])
+                connections[0][1].call(FetchMany("b", 7, (1,), b"\xc1"))
             for _, connection in connections:
                 connection.close()
 

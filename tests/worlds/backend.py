@@ -2,29 +2,25 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet.task_manager_part import part_from_wire
-from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import Unavailable
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.service import _contribution_to_wire
-from dstl.taskmanager.state_backend import Contribution
 from dstl.taskmanager.task_manager import Components, QueryState
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.table_changes import Change, changes
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange, range_of_partition
-from handles.segment_handle import SegmentHandle
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 
@@ -100,16 +96,15 @@ class BackendWorld:
         self.backend.write(task.key, task.partition, rows(written), b'{"states":[]}')
         task.written += written
 
-    async def persist(self, winners: Sequence[Task]) -> Contribution:
+    async def persist(self, winners: Sequence[Task]) -> Persisted:
         return await self.backend.persist(winners_of(winners))
 
     async def commit(
-        self, winners: Sequence[Task], contribution: Contribution, batch: int, parent: CompletedCheckpoint | None
+        self, winners: Sequence[Task], part: Persisted, batch: int, parent: CompletedCheckpoint | None
     ) -> CompletedCheckpoint:
         """Do the coordinator's part: one manifest, then notify."""
         if not self.manifests.epoch:
             await self.manifests.fence("query")
-        part, seals = part_from_wire(*[*_contribution_to_wire(contribution)])
         sequence = self.manifests.next_sequence
         checkpoint, inlined = assemble(
             parent,
@@ -124,9 +119,7 @@ class BackendWorld:
             operators=[OperatorEntry(uid=uid, parallelism=n, key_types="string") for uid, n in PARALLELISM.items()],
         )
         await self.manifests.commit(checkpoint, inlined)
-        own = [s.handle for s in checkpoint.segments if s.segment[0] == manifest_name(sequence)]
-        located: Mapping[str, SegmentHandle] = dict(zip(seals, own, strict=True))
-        self.backend.complete(sequence, winners_of(winners), located)
+        self.backend.complete(sequence, winners_of(winners), inlined_handles([part], sequence))
         return checkpoint
 
     async def checkpoint(

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
-from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet.task_manager_part import part_from_wire
+from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, manifest_name
 from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
@@ -20,15 +19,14 @@ from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.service import _contribution_to_wire
 from dstl.taskmanager.task_manager import Components, QueryState
 from dstl.testing.table_changes import Change, changes, content
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
-from handles.segment_handle import SegmentHandle
 from handles.shared_state_registry import SharedStateRegistry
 from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
 from materializer.tables import StateTable, open_table
+from worlds.echo import through_a_frame
 
 GROUPS = 16
 OPERATORS = ("left", "right")
@@ -176,12 +174,7 @@ class World:
 
     async def checkpoint(self, winners: dict[str, list[int]], *, commit: bool = True) -> CompletedCheckpoint | None:
         """Make a checkpoint of some attempts; without ``commit`` it is aborted in the last moment."""
-        parts, seals = [], []
-        for member in self.members:
-            fields, payload = _contribution_to_wire(await member.backend.persist(winners))
-            part, names = part_from_wire(_through_msgpack(fields), memoryview(payload))
-            parts.append(part)
-            seals += names
+        parts = [through_a_frame(await member.backend.persist(winners)) for member in self.members]
         self.sequence += 1
         checkpoint, inlined = assemble(
             self.newest,
@@ -212,8 +205,7 @@ class World:
                 member.backend.abort()
             return None
         await self.memory.put(manifest_name(self.sequence), data)
-        own = [s.handle for s in checkpoint.segments if s.segment[0] == manifest_name(self.sequence)]
-        located: dict[str, SegmentHandle] = dict(zip(seals, dict.fromkeys(own), strict=True))
+        located = inlined_handles(parts, self.sequence)
         for member in self.members:
             member.backend.complete(checkpoint.checkpoint_id, winners, located, self.time_ms)
         return checkpoint
@@ -302,9 +294,3 @@ def apply(model: dict[tuple[int, int, bytes, bytes], bytes], rows: Sequence[Chan
         else:
             for address in [a for a in model if a[:3] == (group, state, key)]:
                 del model[address]
-
-
-def _through_msgpack(fields: dict[str, Any]) -> dict[str, Any]:
-    import msgpack
-
-    return msgpack.unpackb(msgpack.packb(fields), raw=False, strict_map_key=False)

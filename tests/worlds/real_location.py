@@ -6,8 +6,8 @@ from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.checkpoint.assembly import assemble
-from dstl.checkpoint.fleet.task_manager_part import PersistedLog, PersistedSegment, TaskManagerPart
 from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
@@ -44,15 +44,17 @@ class Location:
         self.log = ManifestLog(store, self.runtime)
         self.names = SegmentNames(QUERY, "writer", self.runtime)
         self.made: list[CompletedCheckpoint] = []
+        self._seals: dict[str, bytes] = {}
 
     async def stored(self, data: bytes) -> PersistedSegment:
         name = self.names.new_object()(0)
         await self.store.put(name, data)
         return PersistedSegment(SegmentHandle(name, len(data), segment_checksum(data)), ALL)
 
-    @staticmethod
-    def inlined(data: bytes) -> PersistedSegment:
-        return PersistedSegment(SegmentHandle("", len(data), segment_checksum(data)), ALL, data)
+    def inlined(self, data: bytes) -> PersistedSegment:
+        seal = f"seal-{len(self._seals)}"
+        self._seals[seal] = data
+        return PersistedSegment(SegmentHandle("", len(data), segment_checksum(data)), ALL, seal)
 
     async def base(self, checkpoint: int) -> MaterializationReport:
         table = HeapStateTable()
@@ -91,9 +93,10 @@ class Location:
         self, segments: list[PersistedSegment], logs: list[PersistedLog], *reports: MaterializationReport
     ) -> int:
         sequence = self.log.next_sequence
+        data = b"".join(self._seals[segment.seal] for segment in segments if segment.seal)
         made, inlined = assemble(
             self.made[-1] if self.made else None,
-            [TaskManagerPart(tuple(segments), tuple(logs), reports)],
+            [Persisted(tuple(segments), tuple(logs), reports, inlined=data)],
             sequence=sequence,
             batch_id=len(self.made),
             query_id=QUERY,

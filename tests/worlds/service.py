@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgpack
 import pyarrow as pa
@@ -16,7 +17,9 @@ from dstl.checkpoint.service import CheckpointReport, CoordinatorService, Restor
 from dstl.errors import DstlError
 from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
+from dstl.rpc.messages import Acknowledgement, Begin, Begun, FetchMany, OpenAttempt, TaskAttempt, Write
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
@@ -82,7 +85,7 @@ class TaskManager:
     async def start(self, coordinator: Address) -> None:
         address = Address("127.0.0.1", await self.service.server.listen_tcp("127.0.0.1"))
         self._lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)
-        await self._lifeline.call("register", member=self.member_id, address=address.to_wire(), pid=1)
+        await self._lifeline.call(Register(self.member_id, 1, address))
 
     async def kill(self) -> None:
         """End as a crash does: connections break, and nothing is told or tidied."""
@@ -108,16 +111,9 @@ class Who:
     stage: int = 1
     query: str = "query-1"
 
-    def wire(self) -> dict[str, object]:
-        return {
-            "query": self.query,
-            "run": self.run,
-            "operator": self.operator,
-            "batch": self.batch,
-            "slot": self.slot,
-            "stage": self.stage,
-            "attempt": self.attempt,
-        }
+    @property
+    def task(self) -> TaskAttempt:
+        return TaskAttempt(self.query, self.run, self.operator, self.batch, self.slot, self.stage, self.attempt)
 
 
 class Driver:
@@ -255,22 +251,12 @@ class Driver:
         }
         async with contextlib.AsyncExitStack() as stack:
             coordinator = await self._connect(stack, self.service.address)
-            begun, _ = await coordinator.call(
-                "begin", **who.wire(), pid=who.attempt, partition=who.slot if mine else None
-            )
+            begun = await coordinator.call(Begin(who.task, pid=who.attempt))
             attempt = Attempt(who, coordinator, begun, bool(mine))
-            for first, last, where in begun["assignments"]:
-                connection = await self._connect(stack, Address.from_wire(where))
-                owned = KeyGroupRange(first, last)
-                await connection.call(
-                    "open_attempt",
-                    operator=who.operator,
-                    attempt=who.attempt,
-                    batch=who.batch,
-                    parent=begun["parent"],
-                    parallelism=parallelism,
-                )
-                attempt.owners.append((owned, connection))
+            for assigned in begun.assignments:
+                connection = await self._connect(stack, assigned.address)
+                await connection.call(OpenAttempt(who.operator, who.attempt, who.batch, begun.parent, parallelism))
+                attempt.owners.append((assigned.key_groups, connection))
             keys = sorted({*mine, *(k for k in before if _in(k, who.slot, parallelism))}, key=key_group)
             assert await attempt.read(keys) == {k: before[k] for k in keys if k in before}, f"{who} read another state"
             await attempt.write(mine)
@@ -288,26 +274,21 @@ class Attempt:
 
     who: Who
     coordinator: AsyncConnection
-    begun: dict[str, object]
+    begun: Begun
     has_rows: bool
     owners: list[tuple[KeyGroupRange, AsyncConnection]] = field(default_factory=list)
     digest: int = 0
 
     async def read(self, keys: list[bytes]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
+        values_of: dict[bytes, bytes] = {}
         for owned, connection in self.owners:
             part = [key for key in keys if key_group(key) in owned]
             if part:
-                _, payload = await connection.call(
-                    "fetch_many",
-                    msgpack.packb(([key_group(k) for k in part], part)),
-                    operator=self.who.operator,
-                    attempt=self.who.attempt,
-                    states=[STATE],
-                )
-                (values,) = msgpack.unpackb(payload)
-                found.update({k: v for k, v in zip(part, values, strict=True) if v is not None})
-        return found
+                asked = msgpack.packb(([key_group(k) for k in part], part))
+                found = await connection.call(FetchMany(self.who.operator, self.who.attempt, (STATE,), asked))
+                (values,) = msgpack.unpackb(found.data)
+                values_of.update({k: v for k, v in zip(part, values, strict=True) if v is not None})
+        return values_of
 
     async def write(self, written: "Written") -> None:
         rows = [
@@ -318,25 +299,14 @@ class Attempt:
             part = [row for row in rows if row[0] in owned]
             if part:
                 self.digest = zlib.crc32(repr(part).encode(), self.digest)
-                await connection.call(
-                    "write",
-                    ipc(changes(*part)),
-                    operator=self.who.operator,
-                    attempt=self.who.attempt,
-                    partition=self.who.slot,
-                    metadata=b"{}",
-                )
+                who = self.who
+                await connection.call(Write(who.operator, who.attempt, who.slot, b"{}", ipc(changes(*part))))
 
-    async def acknowledge(self, **other: object) -> str:
-        fields: dict[str, object] = {
-            **self.who.wire(),
-            "partition": self.who.slot if self.has_rows else None,
-            "digest": self.digest.to_bytes(4, "big") if self.has_rows else b"",
-            "event_time_ms": None,
-            "registry": {"states": []},
-        }
-        answer, _ = await self.coordinator.call("acknowledge", **{**fields, **other})
-        return str(answer["decision"])
+    async def acknowledge(self, **other: Any) -> str:
+        digest = self.digest.to_bytes(4, "big") if self.has_rows else b""
+        partition = self.who.slot if self.has_rows else None
+        told = Acknowledgement(self.who.task, partition, digest, registry=b'{"states":[]}')
+        return (await self.coordinator.call(replace(told, **other))).decision
 
 
 Written = Mapping[bytes, bytes | None]

@@ -11,17 +11,29 @@ from itertools import count
 from typing import Any, TypeVar
 
 from dstl.checkpoint.fleet.restore_watch import RestoreWatch
-from dstl.checkpoint.fleet.task_manager_part import TaskManagerPart, part_from_wire
 from dstl.errors import DstlError, TaskManagerLost, Unavailable
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.codec import Call, R
+from dstl.rpc.fleet_messages import (
+    Abort,
+    Complete,
+    Persist,
+    Persisted,
+    Restore,
+    Restored,
+    Resume,
+    Size,
+    TableSize,
+)
 from dstl.rpc.handshake import Role
+from dstl.rpc.messages import Assignment
 from dstl.rpc.protocol import Secret
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from materializer.restore.progress import ProgressListener
 
-__all__ = ["Assignment", "Fleet", "FleetChanged", "Persisted"]
+__all__ = ["Fleet", "FleetChanged"]
 
 _T = TypeVar("_T")
 
@@ -32,29 +44,6 @@ _ANSWER_S = 30.0
 
 class FleetChanged(TaskManagerLost):
     """A TaskManager was lost while the fleet was being prepared: nothing is lost with it, so it can be done again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """Which TaskManager serves which key groups."""
-
-    key_groups: KeyGroupRange
-    address: Address
-
-
-@dataclass(frozen=True, slots=True)
-class Persisted:
-    """What all TaskManagers persisted for one checkpoint.
-
-    Attributes:
-        parts: One per TaskManager.
-        seals: Per part, the ids of its inlined segments in order.
-        requests: Requests that the TaskManagers made to the store for it.
-    """
-
-    parts: tuple[TaskManagerPart, ...]
-    seals: tuple[tuple[str, ...], ...]
-    requests: int
 
 
 @dataclass(slots=True, eq=False)
@@ -190,14 +179,14 @@ class Fleet:
         for member in self._members.values():
             member.holds = ()
 
-    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> dict[str, Any]:
+    async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> Restored:
         """Bring every TaskManager to a checkpoint: keep tables that are at it already, restore the others.
 
         One that holds it in this run is left alone: tasks may be at work on it. A new one takes the place of a lost
         one, so that the others keep their key groups.
 
         Returns:
-            ``seconds``, ``bytes`` and ``changes`` of the restore, and ``restored``: how many TaskManagers restored.
+            The figures of all their restores together, of which the slowest says how long it took.
 
         Raises:
             FleetChanged: One is missing, or ended meanwhile.
@@ -207,39 +196,36 @@ class Fleet:
             raise FleetChanged(f"{len(self._members)} of {self._wanted} TaskManagers are there: restart the query")
         body = parent.model_dump_json().encode() if parent else b""
         parent_id = parent.checkpoint_id if parent else None
-        totals: dict[str, Any] = {"seconds": 0.0, "bytes": 0, "changes": 0, "restored": 0}
         self._assign()
         waiting = [m for m in self._owners() if parent_id not in m.holds]
         watch = RestoreWatch(self._secret, self._on_progress, self._restore_stall_s + _ANSWER_S)
         try:
-            reports = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
+            done = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
         except TaskManagerLost as error:
             raise FleetChanged(*error.args) from error
-        for report in reports:
-            for name in ("bytes", "changes", "restored"):
-                totals[name] += report.get(name, 0)
-            totals["seconds"] = max(totals["seconds"], report.get("seconds", 0.0))
-        return totals
+        restored = [each for each in done if each is not None]
+        return Restored(
+            max((each.seconds for each in restored), default=0.0),
+            sum(each.bytes for each in restored),
+            sum(each.changes for each in restored),
+            None,
+        )
 
-    async def persist(self, winners: Mapping[str, Sequence[int]], timeout: float) -> Persisted:
+    async def persist(self, winners: Mapping[str, Sequence[int]], timeout: float) -> list[Persisted]:
         """Let every TaskManager persist the winners' changes, at the same time.
 
         Args:
             winners: Per operator, the attempts whose changes count.
             timeout: Seconds that each of them has.
 
+        Returns:
+            The parts, one for each TaskManager.
+
         Raises:
             TaskManagerLost: One is gone.
             DstlError: One of them could not. In any case the caller aborts the checkpoint on all.
         """
-        wire = {uid: list(ids) for uid, ids in winners.items()}
-        replies = await self._all("persist", timeout, winners=wire, timeout_s=timeout)
-        decoded = [part_from_wire(fields, payload) for fields, payload in replies]
-        return Persisted(
-            tuple(part for part, _ in decoded),
-            tuple(seals for _, seals in decoded),
-            sum(int(fields["requests"]) for fields, _ in replies),
-        )
+        return await self._all(Persist({uid: tuple(ids) for uid, ids in winners.items()}, timeout), timeout)
 
     async def complete(
         self,
@@ -253,22 +239,18 @@ class Fleet:
         ``time_ms`` is the batch's processing time: what had expired then may be dropped for good.
         """
         holds = (checkpoint.parent, checkpoint.checkpoint_id)
-        fields: dict[str, Any] = {
-            "checkpoint": checkpoint.checkpoint_id,
-            "winners": {uid: list(ids) for uid, ids in winners.items()},
-            "located": {seal: handle.to_wire() for seal, handle in located.items()},
-            "time_ms": time_ms,
-        }
-        await asyncio.gather(*(self._tell(member, holds, "complete", **fields) for member in self._owners()))
+        won = {uid: tuple(ids) for uid, ids in winners.items()}
+        message = Complete(checkpoint.checkpoint_id, won, located, time_ms)
+        await asyncio.gather(*(self._tell(member, holds, message) for member in self._owners()))
 
     async def abort(self) -> None:
         """Tell every TaskManager that the checkpoint failed."""
-        await asyncio.gather(*(self._tell(member, member.holds, "abort") for member in self._owners()))
+        await asyncio.gather(*(self._tell(member, member.holds, Abort()) for member in self._owners()))
 
-    async def size(self) -> dict[str, int]:
-        """Return entries and bytes of all tables."""
-        replies = await self._all("size")
-        return {name: sum(int(fields[name]) for fields, _ in replies) for name in ("entries", "bytes")}
+    async def size(self) -> TableSize:
+        """Return the size of all tables together."""
+        sizes = await self._all(Size())
+        return TableSize(sum(each.entries for each in sizes), sum(each.bytes for each in sizes))
 
     def close(self) -> None:
         """Close every connection, whereupon the TaskManagers end."""
@@ -308,60 +290,58 @@ class Fleet:
         parent_id: CheckpointId | None,
         body: bytes,
         watch: RestoreWatch,
-    ) -> dict[str, Any]:
+    ) -> Restored | None:
+        """Bring a TaskManager to a checkpoint, and return the figures of its restore if there was one."""
         assert member.key_groups is not None
-        owned: dict[str, Any] = {"first_key_group": member.key_groups.start, "last_key_group": member.key_groups.end}
-        fields, _ = await self._call_within(0.0, member, "resume", query=query_id, parent=parent_id, **owned)
-        self._writer_ids.add(str(fields["writer"]))
-        if not fields["resumed"]:
-            restore = self._call(member, "restore", body, **owned)
+        resumed = await self._call_within(0.0, member, Resume(query_id, parent_id, member.key_groups))
+        self._writer_ids.add(resumed.writer)
+        restored: Restored | None = None
+        if not resumed.resumed:
+            restore = self._call(member, Restore(member.key_groups, body))
             try:
-                fields, _ = await watch.watched(member.member_id, member.connection.address, restore)
+                restored = await watch.watched(member.member_id, member.connection.address, restore)
             except TimeoutError as error:
                 self._lose(member)
                 raise TaskManagerLost(f"{error}: restart the query") from None
-            watch.finished(member.member_id, fields)
-            fields = {**fields, "restored": 1}
+            watch.finished(member.member_id, restored.status)
         member.holds = (parent_id,)
-        return fields
+        return restored
 
-    async def _all(self, method: str, timeout: float = 0.0, **fields: Any) -> list[tuple[dict[str, Any], memoryview]]:
+    async def _all(self, message: Call[R], timeout: float = 0.0) -> list[R]:
         members = self._owners()
         if len(members) < self._size:
             raise TaskManagerLost(f"{len(members)} of {self._size} TaskManagers are there: restart the query")
-        return await _together(self._call_within(timeout, m, method, **fields) for m in members)
+        return await _together(self._call_within(timeout, m, message) for m in members)
 
-    async def _tell(self, member: _Member, holds: tuple[CheckpointId | None, ...], method: str, **fields: Any) -> None:
+    async def _tell(self, member: _Member, holds: tuple[CheckpointId | None, ...], message: Call[Any]) -> None:
         """Tell a TaskManager something after which it holds these checkpoints; else the next prepare() asks it."""
         member.holds = ()
         try:
-            await self._call_within(0.0, member, method, **fields)
+            await self._call_within(0.0, member, message)
             member.holds = holds
         except DstlError as error:
-            _log.warning("TaskManager %s did not take %s: %s", member.member_id, method, error)
+            _log.warning("TaskManager %s did not take %s: %s", member.member_id, message.name, error)
 
-    async def _call_within(
-        self, timeout: float, member: _Member, method: str, **fields: Any
-    ) -> tuple[dict[str, Any], memoryview]:
+    async def _call_within(self, timeout: float, member: _Member, message: Call[R]) -> R:
         """Call a TaskManager, which counts as lost when it has not answered some time after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout + _ANSWER_S):
-                return await self._call(member, method, **fields)
+                return await self._call(member, message)
         except TimeoutError:
             self._lose(member)
             raise TaskManagerLost(
-                f"TaskManager {member.member_id} does not answer {method}: restart the query"
+                f"TaskManager {member.member_id} does not answer {message.name}: restart the query"
             ) from None
 
-    async def _call(
-        self, member: _Member, method: str, payload: bytes = b"", **fields: Any
-    ) -> tuple[dict[str, Any], memoryview]:
+    async def _call(self, member: _Member, message: Call[R]) -> R:
         try:
-            return await member.connection.call(method, payload, **fields)
+            return await member.connection.call(message)
         except Unavailable as error:
             if member.connection.is_broken:
                 self._lose(member)
-                raise TaskManagerLost(f"TaskManager {member.member_id} is gone during {method}: {error}") from error
+                raise TaskManagerLost(
+                    f"TaskManager {member.member_id} is gone during {message.name}: {error}"
+                ) from error
             raise
 
 

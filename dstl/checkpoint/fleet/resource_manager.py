@@ -7,13 +7,13 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from dstl.checkpoint.fleet.fleet import Fleet
 from dstl.checkpoint.fleet.launch_plan import LaunchPlan
 from dstl.errors import Closed, DstlError, Invalid, Unavailable
-from dstl.rpc.client import Address
-from dstl.rpc.server import Peer, Reply
+from dstl.rpc.fleet_messages import Enlist, Enlisted, Register
+from dstl.rpc.messages import Begin, Done
+from dstl.rpc.server import Peer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.probe import mark_place
@@ -84,45 +84,44 @@ class ResourceManager:
         self._counted_at = -_COUNT_S
         self._sizing = asyncio.Lock()
 
-    async def enlist(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def enlist(self, peer: Peer, call: Enlist) -> Enlisted:
         """Tell a process that wants to be a TaskManager how to be one; it registers next, on the same connection."""
         if not self._config:
             raise Invalid("this coordinator takes no TaskManagers in: it knows no configuration for them")
-        member_id, plan = str(call["member"]), self._plan
+        member_id, plan = call.member, self._plan
         if plan is not None:
             plan.enlisted(member_id, self._runtime.clock.now())
             peer.on_lost = lambda: self._failed(member_id)
         if self._shared is None:
-            return {}, self._config
+            return Enlisted((), self._config)
         marks = self._marks[member_id] = await mark_place(self._shared, self._runtime)
-        return {"marks": marks}, self._config
+        return Enlisted(marks, self._config)
 
-    async def register(self, peer: Peer, call: dict[str, Any], payload: memoryview) -> Reply:
+    async def register(self, peer: Peer, call: Register) -> Done:
         """Take a TaskManager in that serves by now, or hear why it does not.
 
         Raises:
             Invalid: What it has said; the tasks that wait for it are told the same.
         """
-        member_id = str(call["member"])
+        member_id = call.member
         await self._unmark(member_id)
-        if call.get("unfit"):
-            self._unfit, self._unfit_run = f"TaskManager {member_id} cannot serve: {call['unfit']}", ""
+        if call.unfit or call.address is None:
+            self._unfit, self._unfit_run = f"TaskManager {member_id} cannot serve: {call.unfit}", ""
             self._fleet.notify()
             raise Invalid(self._unfit)
-        address = Address.from_wire(call["address"])
-        lost = await self._fleet.register(member_id, address, int(call["pid"]), peer.end)
+        lost = await self._fleet.register(member_id, call.address, call.pid, peer.end)
         if self._plan is not None:
             self._plan.registered(member_id)
         peer.on_lost = lost
-        return {}, b""
+        return Done()
 
-    async def staffed(self, run_id: str, peer: Peer, call: dict[str, Any]) -> str | None:
+    async def staffed(self, peer: Peer, call: Begin, run_id: str) -> str | None:
         """Wait until the fleet is complete, or until the asking task's host shall launch a TaskManager.
 
         Args:
-            run_id: The task's run.
-            peer: Its connection.
-            call: Its call, with the ``host`` that it runs on and how many it has ``launched`` already.
+            peer: The task's connection.
+            call: Its call.
+            run_id: Its run.
 
         Returns:
             The id of the TaskManager to launch, after which the task asks again; None when the fleet is complete.
@@ -135,7 +134,7 @@ class ResourceManager:
         await self._size(run_id)
         if self._unfit_run not in ("", run_id):
             self._unfit = self._unfit_run = ""
-        host, launched = str(call.get("host", "")), int(call.get("launched", 0))
+        host, launched = call.host, call.launched
         deadline = self._runtime.clock.now() + self._timeout_s
         while not self._fleet.is_complete:
             await self._count_hosts()

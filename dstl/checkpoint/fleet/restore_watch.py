@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from dstl.errors import DstlError
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.fleet_messages import ReadRestoreStatus
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
-from materializer.restore.progress import ProgressListener, RestoreStatus, combined, status_from_wire
+from materializer.restore.progress import ProgressListener, RestoreStatus, combined
 
 __all__ = ["RestoreWatch"]
 
@@ -64,9 +65,9 @@ class RestoreWatch:
             restoring.cancel()
             await asyncio.gather(asking, restoring, return_exceptions=True)
 
-    def finished(self, member_id: str, fields: dict[str, Any]) -> None:
-        """Take a restore's end: the fields of its answer."""
-        self._note(member_id, fields)
+    def finished(self, member_id: str, status: RestoreStatus | None) -> None:
+        """Take the status at a restore's end."""
+        self._note(member_id, status)
 
     async def _ask(self, member_id: str, address: Address, restoring: asyncio.Future[Any]) -> None:
         connection = None
@@ -76,8 +77,8 @@ class RestoreWatch:
                     async with asyncio.timeout(_ANSWER_S):
                         if connection is None:
                             connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
-                        fields, _ = await connection.call("restore_progress")
-                    self._note(member_id, fields)
+                        answer = await connection.call(ReadRestoreStatus())
+                    self._note(member_id, answer.status)
                 except (DstlError, TimeoutError) as error:
                     _log.debug("how far TaskManager %s has come is not known: %s", member_id, error)
                     if connection is not None:
@@ -87,8 +88,8 @@ class RestoreWatch:
             if connection is not None:
                 connection.close()
 
-    def _note(self, member_id: str, fields: dict[str, Any]) -> None:
-        status, before = status_from_wire(fields.get("progress")), self._latest.get(member_id)
+    def _note(self, member_id: str, status: RestoreStatus | None) -> None:
+        before = self._latest.get(member_id)
         if status is None:
             return
         self._latest[member_id] = status

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dstl.errors import DstlError
 from dstl.metrics import MemoryRecorder
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
@@ -52,7 +53,7 @@ class TaskManagerActor:
             port = await task_manager.service.server.listen_tcp("simulated")
             lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)
             own = Address("simulated", port, "")
-            await lifeline.call("register", member=self._member_id, address=own.to_wire(), pid=port)
+            await lifeline.call(Register(self._member_id, port, own))
             coordinator_ended = asyncio.ensure_future(lifeline.wait_closed_by_peer())
             stopped = asyncio.ensure_future(self._parent_ended.wait())
             await asyncio.wait({coordinator_ended, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgpack
 import pyarrow as pa
@@ -15,11 +15,12 @@ import pyarrow as pa
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.errors import DstlError, Unavailable
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.codec import Call, R
+from dstl.rpc.messages import Acknowledgement, Begin, FetchMany, OpenAttempt, TaskAttempt, Write
 from dstl.rpc.protocol import Secret
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.spark import OPERATIONS, WRITERS, encode_value, key_group_of
-from handles.key_group import KeyGroupRange
 
 if TYPE_CHECKING:
     from dstl.testing.simulation.world import World
@@ -59,17 +60,10 @@ class TaskSpec:
         """What the attempt leaves in the state of writers."""
         return f"{self.batch} {self.run} {self.operator} {self.attempt}".encode()
 
-    def identity(self) -> dict[str, Any]:
-        """Return who the attempt is, as the calls carry it."""
-        return {
-            "query": self.query,
-            "run": self.run,
-            "operator": self.operator,
-            "batch": self.batch,
-            "slot": self.slot,
-            "stage": self.stage,
-            "attempt": self.attempt,
-        }
+    @property
+    def task(self) -> TaskAttempt:
+        """The attempt, as the calls carry it."""
+        return TaskAttempt(self.query, self.run, self.operator, self.batch, self.slot, self.stage, self.attempt)
 
 
 class Worker:
@@ -100,21 +94,13 @@ class Worker:
         world, plan, rng = self._world, self._world.plan, self._rng
         failing = rng.randrange(1, 6) if plan.task_fault(rng, FaultKind.TASK_FAILURE) else 0
         self._fail_at(1, failing)
-        identity = spec.identity()
         partition = spec.slot if spec.operations else None
-        begun, _ = await self._call(self._coordinator, "begin", **identity, pid=1, partition=partition)
+        begun = await self._call(self._coordinator, Begin(spec.task, pid=1))
         self._fail_at(2, failing)
-        owners = [(KeyGroupRange(a, b), Address.from_wire(where)) for a, b, where in begun["assignments"]]
-        who: dict[str, Any] = {"operator": spec.operator, "attempt": spec.attempt}
+        owners = [(each.key_groups, each.address) for each in begun.assignments]
+        who = spec.operator, spec.attempt
         for _, owner in owners:
-            await self._call(
-                owner,
-                "open_attempt",
-                **who,
-                batch=spec.batch,
-                parent=begun["parent"],
-                parallelism=spec.parallelism,
-            )
+            await self._call(owner, OpenAttempt(*who, spec.batch, begun.parent, spec.parallelism))
         changed: list[bytes] = []
         if plan.task_fault(rng, FaultKind.CHANGING_OUTPUT):
             # A processor that is not a function of its rows: what it writes of the writer counts as a difference.
@@ -131,35 +117,28 @@ class Worker:
             keys.sort(key=groups.__getitem__)
             payload = msgpack.packb(([groups[key] for key in keys], keys))
             self._fail_at(3, failing)
-            _, reply = await self._call(owner, "fetch_many", payload, **who, states=[OPERATIONS])
-            (values,) = msgpack.unpackb(reply)
+            (values,) = msgpack.unpackb((await self._call(owner, FetchMany(*who, (OPERATIONS,), payload))).data)
             for key, value in zip(keys, values, strict=True):
                 world.check.read(spec, key, value or b"")
             written = [(value or b"") + encode_value(spec.operations[k]) for k, value in zip(keys, values, strict=True)]
-            await self._write(owner, spec, who, groups, keys, written, changed, failing)
+            await self._write(owner, spec, groups, keys, written, changed, failing)
         await asyncio.sleep(rng.uniform(0.0, 0.01))
-        acknowledgement = {
-            **identity,
-            "partition": partition,
-            # Not of the writer's name: attempts with equal operations have equal changes, as far as Spark can tell.
-            "digest": _digest(changed) if partition is not None else b"",
-            "event_time_ms": None,
-            "registry": _REGISTRY,
-        }
+        # Not of the writer's name: attempts with equal operations have equal changes, as far as Spark can tell.
+        digest = _digest(changed) if partition is not None else b""
+        acknowledgement = Acknowledgement(spec.task, partition, digest, registry=_METADATA)
         self._fail_at(5, failing)
-        world.check.acknowledging(spec, acknowledgement["digest"])
+        world.check.acknowledging(spec, digest)
         if plan.task_fault(rng, FaultKind.STALE_ACKNOWLEDGEMENT):
             self.process.spawn(self._acknowledge_later(acknowledgement, FaultKind.STALE_ACKNOWLEDGEMENT), "stale")
         if plan.task_fault(rng, FaultKind.DUPLICATE_ACKNOWLEDGEMENT):
             self.process.spawn(self._acknowledge_later(acknowledgement, FaultKind.DUPLICATE_ACKNOWLEDGEMENT), "double")
-        answer, _ = await self._call(self._coordinator, "acknowledge", **acknowledgement)
-        world.trace("acknowledged", f"{spec} {answer['decision']}")
+        answer = await self._call(self._coordinator, acknowledgement)
+        world.trace("acknowledged", f"{spec} {answer.decision}")
 
     async def _write(
         self,
         owner: Address,
         spec: TaskSpec,
-        who: Mapping[str, Any],
         groups: Mapping[bytes, int],
         keys: Sequence[bytes],
         values: Sequence[bytes],
@@ -172,10 +151,10 @@ class Worker:
             if keys[part]:
                 data = _changes([groups[key] for key in keys[part]], keys[part], values[part], spec.writer)
                 changed += [key + value for key, value in zip(keys[part], values[part], strict=True)]
-                await self._call(owner, "write", data, **who, partition=spec.slot, metadata=_METADATA)
+                await self._call(owner, Write(spec.operator, spec.attempt, spec.slot, _METADATA, data))
                 self._fail_at(4, failing)
 
-    async def _acknowledge_later(self, acknowledgement: Mapping[str, Any], kind: FaultKind) -> None:
+    async def _acknowledge_later(self, acknowledgement: Acknowledgement, kind: FaultKind) -> None:
         """Send an acknowledgement once more over a connection of its own: at once, or when it is long over."""
         stale = kind is FaultKind.STALE_ACKNOWLEDGEMENT
         await asyncio.sleep(self._rng.uniform(0.5, 20.0) if stale else self._rng.uniform(0.0, 0.05))
@@ -185,21 +164,21 @@ class Worker:
             return
         self._world.count(kind)
         try:
-            await connection.call("acknowledge", **acknowledgement)
+            await connection.call(acknowledgement)
         except DstlError as error:
             self._world.trace("late-acknowledgement", type(error).__name__)
         finally:
             connection.close()
 
-    async def _call(self, where: Address, method: str, payload: bytes = b"", **fields: Any) -> Any:
+    async def _call(self, where: Address, message: Call[R]) -> R:
         connection = self._connections.get(where)
         if connection is None or connection.is_broken:
             connection = self._connections[where] = await AsyncConnection.open(where, self._secret)
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
-                return await connection.call(method, payload, **fields)
+                return await connection.call(message)
         except TimeoutError:
-            raise Unavailable(f"{method} at {where} took more than {_CALL_TIMEOUT_S} s") from None
+            raise Unavailable(f"{message.name} at {where} took more than {_CALL_TIMEOUT_S} s") from None
 
     def _fail_at(self, step: int, failing: int) -> None:
         if step == failing:

@@ -1,0 +1,231 @@
+"""Every call and every reply: what one side encodes, the other decodes, and nothing else."""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dstl.checkpoint.service import CoordinatorService
+from dstl.errors import CorruptData, Invalid
+from dstl.options import CheckpointOptions
+from dstl.rpc import fleet_messages, messages
+from dstl.rpc.client import Address
+from dstl.rpc.codec import CALL, Call, Message, Payload, decode_call, decode_reply, encode_call, encode_reply, reply_of
+from dstl.rpc.framing import Framing
+from dstl.rpc.protocol import Secret
+from dstl.runtime import Runtime, SystemClock
+from dstl.store.memory import MemoryStore
+from dstl.taskmanager.service import TaskManagerService
+from handles.key_group import KeyGroupRange
+from handles.materialized_handle import MaterializationReport
+from handles.segment_handle import SegmentHandle
+from handles.sequence_number import SequenceNumberRange
+from materializer.restore.progress import RestoreStatus
+
+ALL = [
+    kind
+    for module in (messages, fleet_messages)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and kind.__module__ == module.__name__
+]
+CALLS: list[type[Call[Any]]] = [kind for kind in ALL if issubclass(kind, Call) and hasattr(kind, "name")]
+REPLIES = [kind for kind in ALL if not issubclass(kind, Call)]
+SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(1 << 63), (1 << 63) - 1),
+    str: st.text(max_size=9),
+    bytes: st.binary(max_size=9),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    type(None): st.none(),
+    KeyGroupRange: st.tuples(st.integers(0, 9), st.integers(10, 20)).map(lambda two: KeyGroupRange(*two)),
+    SequenceNumberRange: st.tuples(st.integers(0, 9), st.integers(10, 20)).map(lambda two: SequenceNumberRange(*two)),
+    MaterializationReport: st.integers(0, 9).map(
+        lambda n: MaterializationReport(
+            operator="op", checkpoint=n, first_key_group=0, last_key_group=1, unchanged=((0, n), (1, n))
+        )
+    ),
+}
+
+
+def values_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Return the values of an annotation."""
+    if hint in SIMPLE:
+        return SIMPLE[hint]
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is tuple and args[1:] == (Ellipsis,):
+        return st.lists(values_of(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values_of, args))
+    if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
+        return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=3)
+    if args:
+        return st.one_of([values_of(each) for each in args])
+    return instances(hint)
+
+
+def instances(kind: Any) -> st.SearchStrategy[Any]:
+    """Return the instances of a dataclass."""
+    hints = typing.get_type_hints(kind)
+    fields = {
+        field.name: SIMPLE[bytes] if hints[field.name] == Payload else values_of(hints[field.name])
+        for field in dataclasses.fields(kind)
+    }
+    return st.builds(kind, **fields)
+
+
+def through_a_frame(header: dict[str, Any], payload: Payload) -> tuple[dict[str, Any], memoryview]:
+    frame = b"".join(Framing().encode(header, payload))
+    return Framing().decode(frame[4:])
+
+
+def decode(kind: type[Any], header: dict[str, Any], payload: memoryview) -> Any:
+    if not issubclass(kind, Call):
+        return decode_reply(kind, header, payload)
+    assert header.pop(CALL) == kind.name
+    return decode_call(kind, header, payload)
+
+
+def encode(message: Any) -> tuple[dict[str, Any], Payload]:
+    return encode_call(message) if isinstance(message, Call) else encode_reply(message)
+
+
+def refused(kind: type[Any]) -> type[Exception]:
+    return Invalid if issubclass(kind, Call) else CorruptData
+
+
+@pytest.mark.parametrize("kind", [*CALLS, *REPLIES], ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_a_message_comes_as_it_was_sent(kind: type[Any], data: st.DataObject) -> None:
+    message = data.draw(instances(kind))
+    came = decode(kind, *through_a_frame(*encode(message)))
+    assert came == message
+    assert dataclasses.is_dataclass(kind)
+    assert not hasattr(came, "__dict__")
+    for field in dataclasses.fields(kind):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(came, field.name, None)
+
+
+@pytest.mark.parametrize("kind", [*CALLS, *REPLIES], ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_a_message_with_a_field_less_or_more_or_of_another_type_is_refused(
+    kind: type[Any], data: st.DataObject
+) -> None:
+    header, payload = through_a_frame(*encode(data.draw(instances(kind))))
+    header.pop(CALL, None)
+    call = {CALL: kind.name} if issubclass(kind, Call) else {}
+    for name in header:
+        less = {other: value for other, value in header.items() if other != name}
+        with pytest.raises(refused(kind), match=f"{kind.__name__} has no field '{name}'"):
+            decode(kind, {**less, **call}, payload)
+        for value in ([[["a list of lists"]]], {b"a": "map"}):
+            with pytest.raises(refused(kind), match=f"{kind.__name__} has a field '{name}' that is none"):
+                decode(kind, {**header, name: value, **call}, payload)
+    with pytest.raises(refused(kind), match=f"{kind.__name__} has a field 'strange' that nobody knows"):
+        decode(kind, {**header, "strange": 1, **call}, payload)
+    hints = typing.get_type_hints(kind)
+    if not any(hints[field.name] == Payload for field in dataclasses.fields(kind)):
+        with pytest.raises(refused(kind), match=f"{kind.__name__} has a payload of 1 bytes"):
+            decode(kind, {**header, **call}, memoryview(b"x"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "wrong"),
+    [
+        (messages.OpenAttempt, "batch", True),
+        (messages.OpenAttempt, "batch", 1.0),
+        (messages.OpenAttempt, "batch", None),
+        (messages.OpenAttempt, "operator", b"op"),
+        (messages.Acknowledged, "decision", 5),
+        (messages.Acknowledgement, "digest", "text"),
+        (messages.Begun, "assignments", [[[0, 1], ["host", 1]]]),
+        (messages.Begun, "assignments", [[[5, 4], ["host", 1, ""]]]),
+        (messages.FetchMany, "states", [1, "2"]),
+        (fleet_messages.Resume, "key_groups", [0, 1, 2]),
+        (fleet_messages.Persist, "winners", {"op": 5}),
+        (fleet_messages.Persist, "winners", {5: [5]}),
+        (fleet_messages.Resumed, "resumed", 1),
+        (fleet_messages.Complete, "located", {"seal": ["name", 1, 2]}),
+        (fleet_messages.Persisted, "materializations", [{"operator": "op"}]),
+    ],
+)
+def test_types_are_exact(kind: type[Any], field: str, wrong: object) -> None:
+    samples: dict[type[Any], Callable[[], Any]] = {
+        messages.OpenAttempt: lambda: messages.OpenAttempt("op", 1, 2, None, 4),
+        messages.Acknowledged: lambda: messages.Acknowledged("WAIT"),
+        messages.Acknowledgement: lambda: messages.Acknowledgement(
+            messages.TaskAttempt("q", "r", "op", 1, 2, 3, 4), 1, b"digest"
+        ),
+        messages.Begun: messages.Begun,
+        messages.FetchMany: lambda: messages.FetchMany("op", 1, (1, 2), b""),
+        fleet_messages.Resume: lambda: fleet_messages.Resume("q", None, KeyGroupRange(0, 1)),
+        fleet_messages.Resumed: lambda: fleet_messages.Resumed(True, "w"),
+        fleet_messages.Persist: lambda: fleet_messages.Persist({"op": (1,)}, 5),
+        fleet_messages.Complete: lambda: fleet_messages.Complete(1, {}, {"s": SegmentHandle("n", 1, 2)}, None),
+        fleet_messages.Persisted: lambda: fleet_messages.Persisted((), ()),
+    }
+    header, payload = through_a_frame(*encode(samples[kind]()))
+    assert decode(kind, dict(header), payload) == samples[kind]()
+    with pytest.raises(refused(kind), match=f"{kind.__name__} has a field '{field}' that is none"):
+        decode(kind, {**header, field: wrong}, payload)
+
+
+def test_a_payload_is_not_packed() -> None:
+    payload = memoryview(bytearray(b"large"))
+    header, sent = encode(messages.FetchMany("op", 1, (1,), payload))
+    assert sent is payload
+    assert b"large" not in msgpack.packb(header)
+
+
+def test_every_call_has_a_name_a_role_a_reply_and_one_handler() -> None:
+    assert len({kind.name for kind in CALLS}) == len(CALLS) == 19
+    for kind in CALLS:
+        assert kind.role is not None, kind
+        assert reply_of(kind) in REPLIES
+    runtime, secret = Runtime.seeded(1, SystemClock()), Secret.generate()
+    coordinator = CoordinatorService(
+        MemoryStore(),
+        runtime,
+        secret,
+        options=CheckpointOptions(),
+        max_parallelism=8,
+        task_managers=1,
+        host="127.0.0.1",
+        merge_registries=lambda known, reported: known,
+        allow_non_restored_state=False,
+        on_event=lambda report: None,
+        on_task_manager_lost=lambda member: None,
+    )
+    task_manager = TaskManagerService(lambda query: None, MemoryStore(), runtime, secret)  # type: ignore[arg-type,return-value]
+    handled = [*coordinator.server.calls, *task_manager.server.calls]
+    assert sorted(kind.name for kind in handled) == sorted(kind.name for kind in CALLS)
+    assert set(handled) == set(CALLS)
+
+
+@pytest.mark.parametrize("nested", [Address, RestoreStatus, messages.TaskAttempt, messages.Assignment])
+def test_a_nested_value_is_a_list_of_its_fields(nested: type[Any]) -> None:
+    """So that a small message stays small; its order is a part of the protocol's version."""
+    names = [field.name for field in dataclasses.fields(nested)]
+    assert (
+        names
+        == {
+            "Address": ["host", "port", "path"],
+            "RestoreStatus": ["done", "total", "seconds", "rate", "eta_s", "operators", "finished"],
+            "TaskAttempt": [
+                "query_id",
+                "run_id",
+                "operator",
+                "batch_id",
+                "slot",
+                "stage_id",
+                "attempt_id",
+                "invocation",
+            ],
+            "Assignment": ["key_groups", "address"],
+        }[nested.__name__]
+    )
