@@ -3,9 +3,9 @@
 import pytest
 
 from dstl.errors import Invalid, clipped, error_to_wire, shown
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
+from worlds.ddl import parse_ddl
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.state.codec.ddl import schema_of
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.stored_schema import with_user_types
 from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.entry_state import EntryState
 from dstl.state.key_window import KeyWindow
@@ -88,10 +88,14 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         registry: Gives states their numbers.
         time_mode: Decides whether there are timers and times to live.
         context: The task.
+        schemas: Reads the schemas that ``init`` gives as text.
     """
 
-    def __init__(self, registry: StateRegistry, time_mode: TimeMode, context: TaskContext) -> None:
+    def __init__(
+        self, registry: StateRegistry, time_mode: TimeMode, context: TaskContext, schemas: DeclaredSchemas
+    ) -> None:
         self._registry = registry
+        self._read_schema = schemas.schema
         self._time_mode = time_mode
         self._context = context
         self._in_init = True
@@ -124,7 +128,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             Invalid: Called outside ``init``; a schema that does not fit what is stored; a time to live in another
                 time mode.
         """
-        descriptor = self._declare(StateKind.VALUE, stateName, schema_of(schema), None, ttlDurationMs)
+        descriptor = self._declare(StateKind.VALUE, stateName, schema, None, ttlDurationMs)
         return self._point(descriptor, lambda codec, ttl: ValueState(descriptor, codec, self.window, ttl))
 
     def getListState(
@@ -134,7 +138,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         ttlDurationMs: int | None = None,
     ) -> ListState:
         """Return the state of this name: a list of tuples for each grouping key. Arguments and errors as above."""
-        descriptor = self._declare(StateKind.LIST, stateName, schema_of(schema), None, ttlDurationMs)
+        descriptor = self._declare(StateKind.LIST, stateName, schema, None, ttlDurationMs)
         c = self._context
         return self._entry(
             descriptor,
@@ -149,9 +153,10 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         ttlDurationMs: int | None = None,
     ) -> MapState:
         """Return the state of this name: a map of tuples to tuples for each grouping key; the rest as above."""
-        user_key = schema_of(userKeySchema)
-        user_keys = KeyCodec(user_key, f"the user key of state {stateName!r}")
-        descriptor = self._declare(StateKind.MAP, stateName, schema_of(valueSchema), user_key, ttlDurationMs)
+        what = f"the user key of state {stateName!r}"
+        user_key = self._read_schema(userKeySchema, what)
+        user_keys = KeyCodec(user_key, what)
+        descriptor = self._declare(StateKind.MAP, stateName, valueSchema, user_key, ttlDurationMs)
         c = self._context
         return self._entry(
             descriptor,
@@ -173,7 +178,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             reduceFunction: Takes two tuples and returns one; associative.
             ttlDurationMs: As for value states.
         """
-        descriptor = self._declare(StateKind.REDUCING, stateName, schema_of(schema), None, ttlDurationMs)
+        descriptor = self._declare(StateKind.REDUCING, stateName, schema, None, ttlDurationMs)
         return self._point(
             descriptor, lambda codec, ttl: ReducingState(descriptor, codec, self.window, ttl, reduceFunction)
         )
@@ -193,7 +198,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             aggregateFunction: Makes an accumulator, adds to it, and turns it into a result.
             ttlDurationMs: As for value states.
         """
-        descriptor = self._declare(StateKind.AGGREGATING, stateName, schema_of(schema), None, ttlDurationMs)
+        descriptor = self._declare(StateKind.AGGREGATING, stateName, schema, None, ttlDurationMs)
         return self._point(
             descriptor, lambda codec, ttl: AggregatingState(descriptor, codec, self.window, ttl, aggregateFunction)
         )
@@ -292,7 +297,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         return codec, TimeToLive(descriptor.ttl_ms, now)
 
     def _declare(
-        self, kind: StateKind, name: str, schema: StructType, user_key: StructType | None, ttl_ms: int | None
+        self, kind: StateKind, name: str, given: StructType | str, user_key: StructType | None, ttl_ms: int | None
     ) -> StateDescriptor:
         self._only_in_init("declared", name)
         if not isinstance(name, str) or name.startswith("$"):
@@ -302,7 +307,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
                 raise Invalid(f"state {name!r} has a time to live: that needs time mode processingTime")
             if ttl_ms <= 0:
                 raise Invalid(f"state {name!r} has a time to live of {ttl_ms} ms: it must be above 0")
-        self._schemas[name] = schema
+        self._schemas[name] = schema = self._read_schema(given, f"the schema of state {name!r}")
         return self._registry.declare(name, kind, schema, user_key, ttl_ms or 0)
 
     def _only_in_init(self, what: str, name: str) -> None:

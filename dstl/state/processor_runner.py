@@ -15,6 +15,7 @@ from pyspark.sql.types import StructType
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.collector import patient_collector
+from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.frames.frame_writer import FrameWriter
 from dstl.state.frames.row_reader import row_class
 from dstl.state.frames.row_writer import RowWriter
@@ -57,7 +58,9 @@ class TaskInput:
     late_watermark_ms: int | None = None
 
 
-def discover_states(processor: Any, registry: StateRegistry, time_mode: str, operator: str) -> StateRegistry:
+def discover_states(
+    processor: Any, registry: StateRegistry, time_mode: str, operator: str, schemas: DeclaredSchemas
+) -> StateRegistry:
     """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.
 
     Call it on a copy of the user's processor, when the query is defined.
@@ -67,6 +70,7 @@ def discover_states(processor: Any, registry: StateRegistry, time_mode: str, ope
         registry: What the checkpoint knows; empty for a new job. It takes the declarations.
         time_mode: PySpark's name of it.
         operator: For messages.
+        schemas: Reads the schemas that ``init`` gives as text, and remembers them for the tasks.
 
     Returns:
         The registry, to be stored with checkpoints and given to the tasks (``settled=True``).
@@ -82,7 +86,7 @@ def discover_states(processor: Any, registry: StateRegistry, time_mode: str, ope
         processing_time_ms=0,
         max_value_bytes=MAX_CHANGE_BYTES,
     )
-    handle = ProcessorHandle(registry, TimeMode.parse(time_mode), context)
+    handle = ProcessorHandle(registry, TimeMode.parse(time_mode), context, schemas)
     try:
         processor.init(handle)
         processor.close()
@@ -101,6 +105,7 @@ class ProcessorRunner:
         input_schema: All columns of the input but the helper columns.
         output_schema: What the processor yields.
         registry: The operator's states; takes what ``init`` declares.
+        schemas: Reads the schemas that ``init`` gives as text.
         style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
         time_mode: PySpark's name of it, in any case.
         event_time_column: Its maximum is observed; in event time, rows that are late by it are dropped.
@@ -124,6 +129,7 @@ class ProcessorRunner:
         input_schema: StructType,
         output_schema: StructType,
         registry: StateRegistry,
+        schemas: DeclaredSchemas,
         style: Style = "row",
         time_mode: str = "none",
         event_time_column: str | None = None,
@@ -138,6 +144,7 @@ class ProcessorRunner:
         self._operator = operator
         self._keys = KeyCodec(key_schema)
         self._input_schema = input_schema
+        self._schemas = schemas
         self._style: Style = style
         self._mode = TimeMode.parse(time_mode)
         self._event_time = event_time_column
@@ -193,7 +200,7 @@ class ProcessorRunner:
             max_value_bytes=self._max_value_bytes,
         )
         self._task = task
-        self._handle = handle = ProcessorHandle(self.registry, self._mode, context)
+        self._handle = handle = ProcessorHandle(self.registry, self._mode, context, self._schemas)
         late_ms: int | None = None
         if self._mode is TimeMode.EVENT_TIME:
             late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms

@@ -30,7 +30,6 @@ from dstl.cli.state import app
 from dstl.errors import CorruptData
 from dstl.runtime import Runtime, system_runtime
 from dstl.spark.saved_state.reader import find_checkpoint
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateKind
@@ -41,6 +40,7 @@ from dstl.testing.table_changes import changes, put
 from handles.checkpoint import OperatorEntry
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
+from worlds.ddl import parse_ddl
 
 RUNNER = CliRunner()
 GROUPS = 8

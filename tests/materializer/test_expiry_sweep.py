@@ -13,7 +13,6 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.runtime import LoopClock
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
@@ -22,6 +21,7 @@ from handles.checkpoint import CompletedCheckpoint
 from materializer.expiry import ExpiredAt
 from materializer.expiry_sweep import ExpirySweep
 from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
+from worlds.ddl import parse_ddl, schemas_of_tests
 from worlds.materialization import EAGER, GROUPS, Model, World
 
 TTL = json.dumps({"states": [{"id": 0, "ttl_ms": 1000}, {"id": 1, "ttl_ms": 0}]}).encode()
@@ -391,6 +391,7 @@ async def test_a_processor_never_sees_an_expired_entry_that_a_restored_base_or_i
             key_schema=parse_ddl("k string"),
             input_schema=parse_ddl("k string, n long"),
             output_schema=parse_ddl("k string, what string"),
+            schemas=schemas_of_tests(),
             registry=declared,
             time_mode="processingTime",
         )

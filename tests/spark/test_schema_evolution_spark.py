@@ -42,8 +42,8 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from dstl.spark import StateBackend
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.schema_evolution import why_unreadable
+from worlds.ddl import parse_ddl
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -14,6 +14,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StringType, StructField, StructType
 
+from dstl.spark.operators.ddl import parse_ddl
+from dstl.state.declared_schemas import DeclaredSchemas
+from dstl.state.processor_runner import discover_states
+from dstl.state.registry import StateRegistry
+
 ROWS = [
     "if(id % 5 = 0, null, concat('k', id % 5)) k",
     "if(id % 2 = 0, null, cast(id % 3 as string)) k2",
@@ -99,7 +104,10 @@ def main():
         run = grouped.transformWithState if style == "row" else grouped.transformWithStateInPandas
         theirs = {row.k: row.what for row in run(user, OUTPUT, "Update", "None").collect()}
 
-        def task(batches, user=user, style=style):
+        schemas = DeclaredSchemas(parse_ddl)
+        discover_states(processor(style, values), StateRegistry(StructType([])), "none", "oracle", schemas)
+
+        def task(batches, user=user, style=style, schemas=schemas):
             from dstl.state.memory_source import MemoryStateSource
             from dstl.state.processor_runner import ProcessorRunner, TaskInput
             from dstl.state.registry import StateRegistry
@@ -114,6 +122,7 @@ def main():
                 input_schema=input_schema,
                 output_schema=output_schema,
                 registry=StateRegistry(key_schema),
+                schemas=schemas,
                 style=style,
             )
             yield from runner.run(batches, TaskInput(MemoryStateSource(), lambda part: None, 1))

@@ -13,12 +13,12 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.spark.operators.grouping import group_rows
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys
 from dstl.state.vectorised.runner import VectorisedRunner
+from worlds.ddl import parse_ddl, schemas_of_tests
 
 KEY = parse_ddl("k double")
 INPUT = parse_ddl("k double, n long, x double")
@@ -62,6 +62,7 @@ def processors(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[
         key_schema=KEY,
         input_schema=INPUT,
         output_schema=KEY,
+        schemas=schemas_of_tests(),
         registry=registry,
         time_mode="processingTime",
         part_bytes=part_bytes,

@@ -13,11 +13,11 @@ from test_vectorised import KEY, Job
 
 import worlds.runner
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.codec.ddl import schema_of
 from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
+from worlds.ddl import parse_ddl
 from worlds.runner import batches_of
 
-INPUTS = schema_of("k string, v long")
+INPUTS = parse_ddl("k string, v long")
 N, TOTAL = {"n": Aggregate("count")}, {"total": Aggregate("sum", "v")}
 
 
@@ -38,11 +38,11 @@ def test_aggregates_are_added_and_removed_and_start_from_nothing_whenever_they_c
 
 
 def test_aggregates_go_on_when_their_column_is_widened() -> None:
-    narrow = schema_of("k string, v int")
+    narrow = parse_ddl("k string, v int")
     of = {name: Aggregate(name, "v") for name in ("sum", "min", "max", "mean", "last", "count")}
     job = Job(AggregateKeys(KEY, narrow, of), KEY, narrow)
     job.run([{"k": "a", "v": 1}, {"k": "a", "v": 5}])
-    wide = schema_of("k string, v double")
+    wide = parse_ddl("k string, v double")
     job.inputs, job.function = wide, AggregateKeys(KEY, wide, of)
     assert job.run([{"k": "a", "v": 0.5}]) == [
         {"k": "a", "sum": 6.5, "min": 0.5, "max": 5.0, "mean": 6.5 / 3, "last": 0.5, "count": 3}
@@ -51,7 +51,7 @@ def test_aggregates_go_on_when_their_column_is_widened() -> None:
 
 @pytest.mark.parametrize("other", [Aggregate("max", "v"), Aggregate("sum", "w"), Aggregate("count")])
 def test_an_aggregate_does_not_go_on_from_what_another_one_of_its_name_has_left(other: Aggregate) -> None:
-    inputs = schema_of("k string, v long, w long")
+    inputs = parse_ddl("k string, v long, w long")
     job = Job(AggregateKeys(KEY, inputs, TOTAL), KEY, inputs)
     job.run([{"k": "a", "v": 1, "w": 2}])
     job.function = AggregateKeys(KEY, inputs, {"total": other})
@@ -70,12 +70,12 @@ def test_a_function_over_states_sees_them_as_its_schema_says_now() -> None:
         return pa.table({"n": [1], "gone": ["x"], "l": pa.array([[{"x": 1}]])}), None
 
     first, later = (
-        schema_of("n int, gone string, l array<struct<x:int>>"),
-        schema_of("new date, l array<struct<y:int,x:double>>, n long"),
+        parse_ddl("n int, gone string, l array<struct<x:int>>"),
+        parse_ddl("new date, l array<struct<y:int,x:double>>, n long"),
     )
-    job = Job(MapStates(write, first, schema_of("k string"), "op"), KEY, INPUTS, ttl_ms=1000)
+    job = Job(MapStates(write, first, parse_ddl("k string"), "op"), KEY, INPUTS, ttl_ms=1000)
     job.run([{"k": "a", "v": 1}])
-    job.function = MapStates(keep, later, schema_of("k string"), "op")
+    job.function = MapStates(keep, later, parse_ddl("k string"), "op")
     job.run([{"k": "a", "v": 1}])
     assert seen == [[{"new": None, "l": [{"y": None, "x": 1.0}], "n": 1}]]
 

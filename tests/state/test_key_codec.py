@@ -10,8 +10,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.key_codec import KeyCodec
+from worlds.ddl import parse_ddl
 
 COLUMNS = {
     "string": st.text(max_size=4),

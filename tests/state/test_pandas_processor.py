@@ -12,11 +12,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from dstl.errors import Invalid
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.keyed_batch import FrameLimits
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
+from worlds.ddl import parse_ddl, schemas_of_tests
 
 KEY = parse_ddl("k string")
 
@@ -25,7 +25,7 @@ def run(make, table, schema, output, source=None, chunk=1000, **options):
     registry = StateRegistry(KEY)
     runner = ProcessorRunner(
         make(), operator="op", key_schema=KEY, input_schema=parse_ddl(schema), output_schema=parse_ddl(output),
-        registry=registry, style="pandas", **options,
+        schemas=schemas_of_tests(), registry=registry, style="pandas", **options,
     )  # fmt: skip
     table = table.append_column("__dstl_key_group", pa.array([0] * len(table), pa.int32()))
     parts = []
@@ -142,7 +142,7 @@ def test_a_timestamp_key_is_a_timestamp_of_the_session():
     key = parse_ddl("k timestamp")
     runner = ProcessorRunner(
         Look(), operator="op", key_schema=key, input_schema=parse_ddl("k timestamp, x double"),
-        output_schema=parse_ddl("k string"), registry=StateRegistry(key), style="pandas",
+        output_schema=parse_ddl("k string"), schemas=schemas_of_tests(), registry=StateRegistry(key), style="pandas",
     )  # fmt: skip
     list(runner.run(iter(table.to_batches()), TaskInput(MemoryStateSource(), lambda part: None, 1)))
     assert seen[0] == (pd.Timestamp("1969-12-31 19:00:00"),)

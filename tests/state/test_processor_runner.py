@@ -18,6 +18,7 @@ from dstl.errors import UserCodeError
 from dstl.state.handle import ProcessorHandle
 from dstl.state.processor_runner import ProcessorRunner, TaskInput, discover_states
 from dstl.state.registry import StateRegistry
+from worlds.ddl import schemas_of_tests
 from worlds.runner import INPUT, KEY, OPS, OUTPUT, Counter, Job, Script, Seen, TimedScript, batches_of
 
 
@@ -195,19 +196,25 @@ def test_the_driver_learns_the_states_and_tasks_keep_to_them():
     job = Job(Old)
     job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
     old = StateRegistry.from_wire(job.stored)
-    found = discover_states(New(), old, "none", "op")
+    found = discover_states(New(), old, "none", "op", schemas_of_tests())
     assert {d.name: (d.state_id, len(d.schemas)) for d in found.descriptors} == {"n": (0, 2), "gone": (2, 1)}
     assert found.removed == {1}
     settled = StateRegistry.from_wire(found.to_wire(), settled=True)
     runner = ProcessorRunner(
-        New(), operator="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT, registry=settled
+        New(),
+        operator="op",
+        key_schema=KEY,
+        input_schema=INPUT,
+        output_schema=OUTPUT,
+        schemas=schemas_of_tests(),
+        registry=settled,
     )
     assert list(runner.run(iter(()), TaskInput(job.source, lambda part: None, 2))) == []
     assert {d.name: d.state_id for d in settled.declared} == {"n": 0, "gone": 2}
     with pytest.raises(UserCodeError, match="'gone' is stored as a list state and declared as map"):
         ProcessorRunner(
             WithoutDeleting(), operator="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT,
-            registry=StateRegistry.from_wire(job.stored),
+            schemas=schemas_of_tests(), registry=StateRegistry.from_wire(job.stored),
         ).run(iter(()), TaskInput(job.source, lambda part: None, 2)).__next__()  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def test_wrong_use_is_told_with_key_and_operator(use, message):
     [
         (lambda h: h.getValueState("x", "n int", 1000), "time mode processingTime"),
         (lambda h: h.getValueState("$x", "n int"), "begin with"),
-        (lambda h: h.getValueState("x", "n frob"), "StructType instead"),
+        (lambda h: h.getValueState("x", "n frob"), "schema of state .x. cannot be used"),
         (lambda h: h.getValueState("x", "n int").get(), "no grouping key"),
         (lambda h: h.getListState("x", "n int").appendValue((1,)), "no grouping key"),
         (lambda h: h.getMapState("x", "u int", "n int").getValue((1,)), "no grouping key"),

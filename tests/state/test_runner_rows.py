@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import Row
 
 from dstl.errors import Invalid
-from dstl.state.codec.ddl import parse_ddl
+from worlds.ddl import parse_ddl
 from worlds.runner import Job, Seen, batches_of
 
 

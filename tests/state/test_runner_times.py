@@ -8,10 +8,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import UserCodeError
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_ms
+from worlds.ddl import parse_ddl, schemas_of_tests
 from worlds.runner import INPUT, KEY, OUTPUT, Counter, Job, Seen, TimedScript, batches_of, group_of
 
 
@@ -61,6 +61,7 @@ def test_only_timers_of_the_partitions_key_groups_fire():
     registry = StateRegistry.from_wire(job.stored)
     runner = ProcessorRunner(
         TimedScript(), operator="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT, registry=registry,
+        schemas=schemas_of_tests(),
         time_mode="processingTime",
     )  # fmt: skip
     out = [r for b in runner.run(iter(()), TaskInput(job.source, lambda part: None, 9, own, 50)) for r in b.to_pylist()]

@@ -12,10 +12,10 @@ import pytest
 from pyspark.sql.types import Row, StructType
 
 from dstl.errors import CorruptData
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.schema_evolution import why_unreadable
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.codec.value_columns import ValueColumns
+from worlds.ddl import parse_ddl
 
 MOMENT = datetime.datetime(2020, 1, 1)
 

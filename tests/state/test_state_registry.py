@@ -4,9 +4,9 @@ import pytest
 from pyspark.sql.types import StructType
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.descriptor import StateKind
 from dstl.state.registry import StateRegistry
+from worlds.ddl import parse_ddl
 
 KEY = parse_ddl("k string")
 

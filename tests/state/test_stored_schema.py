@@ -24,10 +24,10 @@ from pyspark.sql.types import (
 
 from dstl.errors import CorruptData, Invalid
 from dstl.spark.application.session import merge_registries
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.stored_schema import MAX_DEPTH, schema_from_json, schema_to_json
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import StateRegistry
+from worlds.ddl import parse_ddl
 from worlds.runner import Job, batches_of
 
 MODULE = "dstl_hostile_module"
@@ -183,9 +183,11 @@ def test_every_type_that_state_can_hold_comes_back_as_it_was():
         "a boolean, b tinyint, c smallint, d int not null, e bigint, f float, g double, h decimal(38,18), i string, "
         "j binary, k date, l timestamp, m timestamp_ntz, n void, o char(5), p varchar(7), q interval day to second, "
         "r interval hour, s interval year to month, t interval month, u array<map<string, struct<x: int, y: variant>>>,"
-        " v struct<w: array<double>> comment 'it', w time(3)"
+        " v struct<w: array<double>>, w time(3)"
     )
-    schema = parse_ddl(text).add(StructField("z", StringType("UNICODE")))
+    schema = parse_ddl(text)
+    schema["v"].metadata = {"comment": "it"}
+    schema = schema.add(StructField("z", StringType("UNICODE")))
     schema = schema.add(StructField("y", DecimalType(5, -2))).add(
         StructField("x", ArrayType(MapType(IntegerType(), LongType(), False), False), False)
     )

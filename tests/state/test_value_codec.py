@@ -31,9 +31,9 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.ttl import is_expired, write_time_ms
+from worlds.ddl import parse_ddl
 
 MICROS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2200, 1, 1))
 ATOMS = {

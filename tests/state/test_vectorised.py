@@ -28,7 +28,6 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.codec.ddl import schema_of
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.memory_source import MemoryStateSource
@@ -37,6 +36,7 @@ from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.aggregate_functions import Extreme, Mean, Sum
 from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
 from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
+from worlds.ddl import parse_ddl
 
 KEY = StructType([StructField("k", StringType())])
 KEY_GROUP = "__dstl_key_group"
@@ -158,8 +158,8 @@ def test_aggregates_are_those_of_a_loop_over_all_rows_so_far(data: st.DataObject
 
 
 def test_several_columns_as_key_with_nulls_nans_and_signed_zeros_are_grouped_as_spark_does() -> None:
-    keys = schema_of("a double, b long")
-    inputs = schema_of("a double, b long")
+    keys = parse_ddl("a double, b long")
+    inputs = parse_ddl("a double, b long")
     job = Job(AggregateKeys(keys, inputs, {"n": Aggregate("count")}), keys, inputs)
     rows = [(0.0, 1), (-0.0, 1), (math.nan, None), (-math.nan, None), (None, None), (None, 0)]
     found = job.run([{"a": a, "b": b} for a, b in rows])
@@ -170,7 +170,7 @@ def test_several_columns_as_key_with_nulls_nans_and_signed_zeros_are_grouped_as_
 
 
 def test_zeros_within_arrays_are_one_key_too() -> None:
-    keys = schema_of("a array<struct<x: double>>")
+    keys = parse_ddl("a array<struct<x: double>>")
     job = Job(AggregateKeys(keys, keys, {"n": Aggregate("count")}), keys, keys)
     for batch in (1, 2):
         found = job.run([{"a": [{"x": x}, None]} for x in (0.0, -0.0, math.nan, -math.nan, None)])
@@ -178,7 +178,7 @@ def test_zeros_within_arrays_are_one_key_too() -> None:
 
 
 def test_an_integer_sum_beyond_64_bits_fails_instead_of_wrapping_around() -> None:
-    inputs = schema_of("k string, v long")
+    inputs = parse_ddl("k string, v long")
     function = AggregateKeys(KEY, inputs, {"total": Aggregate("sum", "v")})
     half = 1 << 62
     with pytest.raises(Invalid, match="operator 'op': aggregate 'total': a sum does not fit int64"):
@@ -191,7 +191,7 @@ def test_an_integer_sum_beyond_64_bits_fails_instead_of_wrapping_around() -> Non
 
 
 def test_decimals_fail_instead_of_losing_digits() -> None:
-    inputs = schema_of("k string, v decimal(38,0)")
+    inputs = parse_ddl("k string, v decimal(38,0)")
     most = decimal.Decimal("9" * 38)
     for name in ("sum", "mean"):
         function = AggregateKeys(KEY, inputs, {"total": Aggregate(name, "v")})
@@ -218,7 +218,7 @@ def test_a_mean_of_decimals_is_rounded_half_up_in_the_last_digit(values: list[in
 @pytest.mark.parametrize("rsd", [0.05, 0.02])
 def test_approximate_distinct_counts_stay_near_the_truth_over_batches(rsd: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    inputs = schema_of("k string, v string")
+    inputs = parse_ddl("k string, v string")
     job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("approx_count_distinct", "v", rsd=rsd)}), KEY, inputs)
     sizes = {"none": 0, "one": 1, "few": 30, "many": 3000}
     rows = [{"k": "none", "v": None}]
@@ -234,7 +234,7 @@ def test_approximate_distinct_counts_stay_near_the_truth_over_batches(rsd: float
     assert len(job.content()[b"few"][0]) <= 4 * 30
 
 
-TOTAL = schema_of("total long")
+TOTAL = parse_ddl("total long")
 
 
 def totals(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
@@ -245,8 +245,8 @@ def totals(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
     return states_now, pa.table({"k": keys["k"], "total": new, "before": states["__exists"]})
 
 
-OUT = schema_of("k string, total long, before boolean")
-IN = schema_of("k string, v long")
+OUT = parse_ddl("k string, total long, before boolean")
+IN = parse_ddl("k string, v long")
 
 
 def test_a_function_sees_prior_states_and_may_remove_them() -> None:
@@ -348,7 +348,7 @@ def test_types_that_have_no_such_aggregate_are_refused() -> None:
     with pytest.raises(Invalid, match=r"mean\(\) takes numbers, not string"):
         Mean(StringType())
     with pytest.raises(Invalid, match=r"max\(\) takes a type with an order"):
-        Extreme(schema_of("a array<int>")["a"].dataType, largest=True)
+        Extreme(parse_ddl("a array<int>")["a"].dataType, largest=True)
     with pytest.raises(Invalid, match=r"sum\(\) names column 'x'; there are k, v"):
         AggregateKeys(KEY, IN, {"n": Aggregate("sum", "x")})
 
@@ -380,7 +380,7 @@ def test_a_function_sees_no_expired_state_and_may_remove_it() -> None:
         return pa.table({"n": rows.column("v"), "__exists": kept}), None
 
     inputs = StructType([*KEY.fields, StructField("v", LongType())])
-    job = Job(MapStates(function, schema_of("n long"), schema_of("k string"), "op"), KEY, inputs, ttl_ms=10)
+    job = Job(MapStates(function, parse_ddl("n long"), parse_ddl("k string"), "op"), KEY, inputs, ttl_ms=10)
     for now, v in ((0, 1), (9, 2), (19, 3), (40, 0), (41, 1)):
         job.now_ms = now
         job.run([{"k": "a", "v": v}])
@@ -389,8 +389,8 @@ def test_a_function_sees_no_expired_state_and_may_remove_it() -> None:
 
 
 def test_nothing_runs_per_row_or_per_key_in_python() -> None:
-    inputs = schema_of("k string, b long, v long, x double, d decimal(10,2), s string, t timestamp")
-    keys = schema_of("k string, b long")
+    inputs = parse_ddl("k string, b long, v long, x double, d decimal(10,2), s string, t timestamp")
+    keys = parse_ddl("k string, b long")
     names = ("sum", "mean", "min", "max", "first", "last", "count", "approx_count_distinct")
     aggregates = {f"{name}_{column}": Aggregate(name, column) for name in names for column in "vxd"}
     aggregates |= {f"{name}_{column}": Aggregate(name, column) for name in names[2:] for column in "st"}

@@ -6,10 +6,10 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, ValueState
 
-from dstl.state.codec.ddl import parse_ddl
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner, TaskInput
 from dstl.state.registry import StateRegistry
+from worlds.ddl import parse_ddl, schemas_of_tests
 
 KEY = parse_ddl("k string")
 INPUT = parse_ddl("k string, op string, n long")
@@ -56,6 +56,7 @@ class Job:
             key_schema=self.key,
             input_schema=self.schema,
             output_schema=self.output,
+            schemas=schemas_of_tests(),
             registry=registry,
             style=self.style,
             time_mode=self.mode,

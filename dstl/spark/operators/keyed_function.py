@@ -12,9 +12,10 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, shown
 from dstl.spark.operators.arguments import check_ships
+from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.input_checks import check_input, check_names, check_no_event_time_windows
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
-from dstl.state.codec.ddl import schema_of
+from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.frames.row_writer import carried
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.keyed_functions import (
@@ -110,10 +111,7 @@ def define_map_states(
     check_names(df, df.columns, what)
     schemas = []
     for name, given in (("state", state), ("output", output)):
-        try:
-            schemas.append(schema_of(given))
-        except Invalid as error:
-            raise Invalid(f"{what}: the {name} schema cannot be used: {error}") from None
+        schemas.append(DeclaredSchemas(parse_ddl).schema(given, f"{what}: the {name} schema"))
         if not schemas[-1].fields:
             raise Invalid(f"{what}: the {name} schema has no column")
     reserved = {GROUP_COLUMN, EXISTS_COLUMN} & {*df.columns, *schemas[0].names}

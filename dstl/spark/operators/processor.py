@@ -14,10 +14,11 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, UserCodeError, shown
 from dstl.spark.operators.arguments import check_ships, choice
+from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.input_checks import check_input, check_names
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
-from dstl.state.codec.ddl import schema_of
+from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.frames.row_writer import carried
 from dstl.state.handle import TimeMode
 from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
@@ -42,12 +43,14 @@ class ProcessorDefinition(TaskDefinition):
         time_mode: PySpark's name of it.
         timezone: The session's time zone, which Spark shows timestamps in.
         frames: How large the frames of a pandas-style processor's input are.
+        schemas: What the DDL texts of ``init`` stand for.
     """
 
     processor: StatefulProcessor
     style: Style
     time_mode: str
     timezone: str
+    schemas: DeclaredSchemas
     frames: FrameLimits = field(default_factory=FrameLimits)
 
     @property
@@ -66,7 +69,7 @@ class ProcessorDefinition(TaskDefinition):
         Raises:
             UserCodeError: A state cannot follow the stored one; names both schemas.
         """
-        return discover_states(copy.deepcopy(self.processor), registry, self.time_mode, self.uid)
+        return discover_states(copy.deepcopy(self.processor), registry, self.time_mode, self.uid, self.schemas)
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows, those of one key together."""
@@ -89,6 +92,7 @@ class ProcessorDefinition(TaskDefinition):
             input_schema=self.input_schema,
             output_schema=self.output,
             registry=registry,
+            schemas=self.schemas,
             style=self.style,
             time_mode=self.time_mode,
             event_time_column=self.event_time[0] if self.event_time else None,
@@ -131,10 +135,8 @@ def define_processor(
         raise Invalid(f"{what}: {error}") from None
     check_names(df, df.columns, what)
     carried(df.schema, f"{what}: the input")
-    try:
-        schema = schema_of(output)
-    except Invalid as error:
-        raise Invalid(f"{what}: the output schema cannot be used: {error}") from None
+    schemas = DeclaredSchemas(parse_ddl)
+    schema = schemas.schema(output, f"{what}: the output schema")
     carried(schema, f"{what}: the output")
     definition = ProcessorDefinition(
         **place._asdict(),
@@ -145,6 +147,7 @@ def define_processor(
         style=style,
         time_mode=time_mode,
         event_time=_event_time(df, mode, what),
+        schemas=schemas,
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
         has_initial_state=has_initial_state,
         frames=_frame_limits(df.sparkSession),
