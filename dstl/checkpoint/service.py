@@ -15,6 +15,7 @@ from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
 from dstl.checkpoint.fleet.launch_plan import LaunchPlan
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, ResourceManager
 from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.manifest.reader import ATTEMPTS
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
@@ -66,6 +67,7 @@ class CoordinatorService:
         on_event: Called with every report, on the coordinator's loop; must not block.
         on_task_manager_lost: Called when a TaskManager is gone, so that a launcher can start another.
         fall_back: See :class:`RunOpening`.
+        commit_attempts: How often a request to the manifest log is tried.
         on_progress: Told how far a restore has come, on the coordinator's loop; must not block. None: nobody asks.
     """
 
@@ -85,6 +87,7 @@ class CoordinatorService:
         on_task_manager_lost: Callable[[str], None],
         materialization: MaterializationOptions = MaterializationOptions(),
         fall_back: bool = False,
+        commit_attempts: int = ATTEMPTS,
         bind: str | None = None,
         port: int = 0,
         task_manager_config: bytes = b"",
@@ -100,7 +103,7 @@ class CoordinatorService:
         self._on_task_manager_lost = on_task_manager_lost
         # The cleaner's requests are not the checkpoints'.
         counted = InstrumentedStore(store)
-        self._log = ManifestLog(counted, runtime, skip_damaged=fall_back)
+        self._log = ManifestLog(counted, runtime, attempts=commit_attempts, skip_damaged=fall_back)
         self._catalogue = StateCatalogue(merge_registries, allow_non_restored_state=allow_non_restored_state)
         self._coordinator: CheckpointCoordinator | None = None
         self._operators: dict[str, int] = {}

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
@@ -24,7 +24,7 @@ from dstl.rpc.protocol import (
 )
 from dstl.runtime import Clock, SystemClock
 
-__all__ = ["Address", "AsyncConnection", "Connection"]
+__all__ = ["Address", "AsyncConnection", "Connection", "Transport"]
 
 _CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
 _OPEN_SECONDS = 30.0
@@ -71,6 +71,14 @@ class Address:
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
+
+
+class Transport(Protocol):
+    """A blocking connection as its caller sees it: :class:`Connection`, or a simulated one."""
+
+    def call(self, message: Call[R]) -> R:
+        """Send a request and return its reply; see :meth:`Connection.call`."""
+        ...
 
 
 class Connection:

@@ -1,4 +1,4 @@
-"""The task function: what runs in a PySpark worker for one partition of one micro-batch.
+"""The task function: a PySpark worker calls it for one partition of one micro-batch.
 
 A worker is stateless. It is forked, reused, killed and run twice as Spark likes; so connections are made per process
 and kept only as a cache, and everything is told to the coordinator with the attempt's identity.
@@ -6,30 +6,23 @@ and kept only as a cache, and everything is told to the coordinator with the att
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from dstl.errors import Invalid
 from dstl.rpc.client import Address, Connection
-from dstl.rpc.codec import Call, R
-from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
+from dstl.rpc.messages import TaskAttempt
 from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
-from dstl.spark.operators.grouping import initial_first, take_marks
+from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import TaskDefinition
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-from dstl.state.processor_runner import TaskInput
-from dstl.state.registry import StateRegistry
 from dstl.taskmanager.launcher import Invitation, launch_detached
-from dstl.taskmanager.state_client import StateClient
-from handles.key_group import partition_of, range_of_partition
 
 __all__ = ["OperatorTask"]
 
@@ -66,84 +59,18 @@ class OperatorTask:
             UserCodeError: The processor raised.
             Unavailable: The coordinator or a TaskManager is gone.
         """
-        definition = self.definition
-        task = _task_attempt(definition.uid)
-        partition: int | None = None
-        received: Iterable[pa.RecordBatch] = batches
-        if definition.needs_marks:
-            partition, received = take_marks(received)
-        if definition.has_initial_state:
-            received = initial_first(received)
-        rows = definition.arrange(received)
-        first = next(rows, None)
-        if partition is None:
-            partition = self._partition_of(first)
         host = self.host or executor_host()
-        begun = self._begin(task, host)
-        registry = _registry(definition, begun.registry)
-        state = self._open_state(task, begun, host)
-
-        def send(changes: pa.RecordBatch) -> None:
-            state.write(
-                partition_of(
-                    changes.column("key_group")[0].as_py(), definition.max_parallelism, definition.parallelism
-                ),
-                changes,
-                json.dumps(registry.to_wire()).encode(),
-            )
-
-        runner = definition.task_runner(registry)
-        yield from runner.run(
-            rows if first is None else chain((first,), rows),
-            TaskInput(
-                source=state,
-                send=send,
-                sequence=begun.sequence,
-                key_groups=self._key_groups(partition),
-                processing_time_ms=begun.processing_time_ms,
-                watermark_ms=begun.watermark_ms or 0,
-                late_watermark_ms=begun.late_watermark_ms or 0,
-            ),
+        worker = WorkerProcess(
+            pid=os.getpid(),
+            host=host,
+            coordinator=self.coordinator,
+            connect=partial(_connection, secret=self.secret),
+            launch=partial(self._launch, host),
         )
-        declared = json.dumps(registry.to_wire()).encode()
-        self._ask(Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, declared))
+        yield from run_attempt(self.definition, _task_attempt(self.definition.uid), batches, worker)
 
-    def _partition_of(self, rows: pa.RecordBatch | None) -> int | None:
-        """Return the partition that rows belong to; an empty one cannot know its number, which a union shifts."""
-        if rows is None:
-            return None
-        key_group = rows.column(KEY_GROUP_COLUMN)[0].as_py()
-        return partition_of(key_group, self.definition.max_parallelism, self.definition.parallelism)
-
-    def _key_groups(self, partition: int | None) -> list[int]:
-        if partition is None:
-            return []
-        return list(range_of_partition(partition, self.definition.max_parallelism, self.definition.parallelism))
-
-    def _begin(self, task: TaskAttempt, host: str) -> Begun:
-        """Begin the attempt; where the coordinator wants a TaskManager on this host first, launch it."""
-        launched = 0
-        while True:
-            begun = self._ask(Begin(task, os.getpid(), host, launched))
-            if begun.launch is None:
-                return begun
-            launch_detached(
-                Invitation(begun.launch, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True)
-            )
-            launched += 1
-
-    def _ask(self, message: Call[R]) -> R:
-        return _connection(self.coordinator, self.secret).call(message)
-
-    def _open_state(self, task: TaskAttempt, begun: Begun, host: str) -> StateClient:
-        owners = [(a.key_groups, _connection(a.address.seen_from(host), self.secret)) for a in begun.assignments]
-        state = StateClient(owners, task.operator, task.attempt_id)
-        state.open(task.batch_id, begun.parent, self.definition.parallelism)
-        return state
-
-
-def _registry(definition: TaskDefinition, known: bytes) -> StateRegistry:
-    return StateRegistry.from_wire(json.loads(known), settled=True) if known else StateRegistry(definition.key_schema)
+    def _launch(self, host: str, member_id: str) -> None:
+        launch_detached(Invitation(member_id, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True))
 
 
 def _task_attempt(operator: str) -> TaskAttempt:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
-from dstl.rpc.client import Connection
+from dstl.rpc.client import Transport
 from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from dstl.rpc.messages import (
     FetchEntries,
@@ -49,7 +49,7 @@ class StateClient:
         attempt: Spark's task attempt id.
     """
 
-    def __init__(self, owners: Sequence[tuple[KeyGroupRange, Connection]], operator: str, attempt: int) -> None:
+    def __init__(self, owners: Sequence[tuple[KeyGroupRange, Transport]], operator: str, attempt: int) -> None:
         self._owners = list(owners)
         self._who = operator, attempt
         self._digest = ChangeDigest()
@@ -115,7 +115,7 @@ class StateClient:
         return columns
 
     def _fetch_many(
-        self, connection: Connection, states: list[int], key_groups: Sequence[int], keys: Sequence[bytes]
+        self, connection: Transport, states: list[int], key_groups: Sequence[int], keys: Sequence[bytes]
     ) -> list[list[bytes | None]]:
         columns: list[list[bytes | None]] = [[] for _ in states]
         at = 0
@@ -153,7 +153,7 @@ class StateClient:
         found = pa.concat_arrays([values for _, values in parts] or [pa.array([], pa.binary())])
         return found.take(pa.array(np.argsort(positions)))
 
-    def _fetch_values(self, connection: Connection, state: int, key_groups: pa.Array, keys: pa.Array) -> pa.Array:
+    def _fetch_values(self, connection: Transport, state: int, key_groups: pa.Array, keys: pa.Array) -> pa.Array:
         found: list[pa.Array] = []
         at = 0
         while at < len(keys):
@@ -198,12 +198,12 @@ class StateClient:
         due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
         return due[:limit]
 
-    def _owner(self, key_group: int) -> Connection:
+    def _owner(self, key_group: int) -> Transport:
         return next(connection for owned, connection in self._owners if key_group in owned)
 
     def _split(
         self, key_groups: Sequence[int], keys: Sequence[bytes]
-    ) -> list[tuple[list[int] | None, Sequence[int], Sequence[bytes], Connection]]:
+    ) -> list[tuple[list[int] | None, Sequence[int], Sequence[bytes], Transport]]:
         """Return the rows that each owner answers; None for all rows where there is one owner."""
         if len(self._owners) == 1:
             return [(None, key_groups, keys, self._owners[0][1])]

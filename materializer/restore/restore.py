@@ -192,7 +192,7 @@ class _Restore:
         restored = self.restored
         for table in restored.tables.values():
             _resume(table)
-        for operator in {*generations, *self._log}:
+        for operator in sorted({*generations, *self._log}):
             of = loaded.get(operator, LoadedBases())
             restored.bases[operator] = OperatorBases(
                 generations.get(operator), of.versions, of.damaged, self._log.get(operator, ())

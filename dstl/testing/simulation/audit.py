@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import google_crc32c
 
@@ -15,16 +14,13 @@ from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState
 from dstl.runtime import LoopClock, Runtime
 from dstl.testing.simulation.faults import FaultKind
-from dstl.testing.simulation.spark import OPERATIONS, WRITERS, decode_value, key_group_of, keys_of
-from dstl.testing.simulation.store import RawStore
-from dstl.testing.simulation.worker import TaskSpec
+from dstl.testing.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, key_group_of, keys_of
+from dstl.testing.simulation.stage import Stage
+from dstl.testing.simulation.store import RawStore, Stored
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.restore import restore_tables
 from materializer.tables.heap import HeapStateTable
-
-if TYPE_CHECKING:
-    from dstl.testing.simulation.world import World
 
 __all__ = ["Auditor", "Violation"]
 
@@ -53,12 +49,13 @@ class Violation:
 class Auditor:
     """Sees every request, every read of a task and every report; remembers what it may compare with later."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage, objects: Mapping[str, Stored]) -> None:
         self.violations: list[Violation] = []
         self.checkpoints = 0
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
         self._world = world
+        self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._held: frozenset[str] = frozenset()
@@ -159,7 +156,7 @@ class Auditor:
         world.materialized += bool(checkpoint.materialized)
         world.trace("checkpoint", f"{sequence} batch {checkpoint.batch_id}")
         if sequence % _CHECKED_EVERY == 0:
-            task = world.loop.create_task(self._check_restored(checkpoint, dict(world.store.objects), parts=1))
+            task = world.loop.create_task(self._check_restored(checkpoint, dict(self._objects), parts=1))
             self._checking = [each for each in self._checking if not each.done()] + [task]
 
     def _check_growth(self, parent: CompletedCheckpoint, child: CompletedCheckpoint) -> None:
@@ -178,7 +175,7 @@ class Auditor:
         named += [(h.name, 0, h.size, h.checksum) for h in checkpoint.materialized]
         named += [(f.name, 0, f.size, f.checksum) for h in checkpoint.materialized for f in h.files]
         for name, offset, size, checksum in named:
-            stored = self._world.store.objects.get(name)
+            stored = self._objects.get(name)
             if stored is None:
                 self.fail("I3", f"checkpoint {checkpoint.checkpoint_id} names {name}, which is not there")
                 continue
@@ -189,7 +186,7 @@ class Auditor:
             if self._checked[key] != checksum:
                 self.fail("I3", f"checkpoint {checkpoint.checkpoint_id} names {name}, and other bytes are there")
         for name in self._names[checkpoint.checkpoint_id]:
-            if name not in self._world.store.objects:
+            if name not in self._objects:
                 self.fail("I3", f"checkpoint {checkpoint.checkpoint_id} names {name}, which is not there")
 
     def _record_deleted(self, sequence: int) -> None:
@@ -253,7 +250,7 @@ class Auditor:
 
     def fenced(self, driver: str, error: BaseException | None) -> None:
         """A driver stops because another has taken over: there must have been another (I11)."""
-        if len(self._world.drivers) == 1:
+        if self._world.drivers_started == 1:
             self.fail("I11", f"{driver} has fenced itself: {error}")
 
     def batch_committed(self, driver: str, batch: int, kept: Mapping[tuple[str, int], Sequence[TaskSpec]]) -> None:
@@ -265,7 +262,7 @@ class Auditor:
             self.fail("I8", f"{driver} has committed batch {batch}, and no checkpoint holds it")
         elif world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
             newest = next(each for each in reversed(self.retained()) if each.batch_id == batch)
-            check = self._check_restored(newest, dict(world.store.objects), parts=1)
+            check = self._check_restored(newest, dict(self._objects), parts=1)
             # Not in the driver's context, with which it would end.
             task = world.loop.create_task(check, context=world.context)
             self._checking = [each for each in self._checking if not each.done()] + [task]
@@ -281,15 +278,15 @@ class Auditor:
         for checkpoint in self.retained():
             self._check_objects(checkpoint)
             parts = 1 + checkpoint.checkpoint_id % 3
-            await self._check_restored(checkpoint, dict(self._world.store.objects), parts=parts)
+            await self._check_restored(checkpoint, dict(self._objects), parts=parts)
 
     async def settle(self) -> None:
         """Wait for the checks under way."""
         await asyncio.gather(*self._checking)
 
-    async def _check_restored(self, checkpoint: CompletedCheckpoint, objects: Mapping[str, object], parts: int) -> None:
+    async def _check_restored(self, checkpoint: CompletedCheckpoint, objects: dict[str, Stored], parts: int) -> None:
         world = self._world
-        store = RawStore(objects)  # type: ignore[arg-type]
+        store = RawStore(objects)
         runtime = Runtime.seeded(0, LoopClock())
         expected = world.logs.state_after(checkpoint.batch_id)
         found: dict[str, dict[bytes, bytes]] = {}
@@ -359,8 +356,4 @@ class Auditor:
 
     def orphans(self) -> list[str]:
         """Return the objects that no manifest in the store names."""
-        return [
-            name
-            for name in sorted(self._world.store.objects)
-            if manifest_sequence(name) is None and name not in self._held
-        ]
+        return [name for name in sorted(self._objects) if manifest_sequence(name) is None and name not in self._held]

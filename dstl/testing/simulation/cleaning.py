@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.errors import CorruptData, DstlError, Invalid
 from dstl.testing.simulation.process import Process
-
-if TYPE_CHECKING:
-    from dstl.testing.simulation.world import World
+from dstl.testing.simulation.world import World
 
 __all__ = ["clean_periodically", "sweep_twice"]
 

@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Fenced
 from dstl.options import CheckpointOptions
 from dstl.rpc.protocol import Secret
+from dstl.spark.application.session import merge_registries
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.testing.simulation.faults import FaultKind
+from dstl.testing.simulation.operator import AppendingOperator
 from dstl.testing.simulation.process import Process
-from dstl.testing.simulation.spark import ConcurrentUpdate
+from dstl.testing.simulation.spark import ConcurrentUpdate, TaskSpec
 from dstl.testing.simulation.taskmanager import TaskManagerActor
-from dstl.testing.simulation.worker import TaskSpec, Worker
-
-if TYPE_CHECKING:
-    from dstl.testing.simulation.world import World
+from dstl.testing.simulation.worker import Worker
+from dstl.testing.simulation.world import World
 
 __all__ = ["DriverActor", "DriverOptions", "QueryFailed"]
 
@@ -93,17 +93,28 @@ class DriverActor:
             max_parallelism=options.task_manager.max_parallelism,
             task_managers=options.task_managers,
             host="simulated",
-            merge_registries=lambda known, reported: {**known, **reported},
+            merge_registries=merge_registries,
             allow_non_restored_state=False,
             on_event=self._on_event,
             on_task_manager_lost=self._replace_task_manager,
             materialization=options.task_manager.materialization,
+            # Often few, so that commits are given up by abort markers, which eight attempts rarely come to.
+            commit_attempts=options.commit_attempts,
         )
-        # Often few, so that commits are given up by abort markers, which eight attempts rarely come to.
-        self.service._log._patience.attempts = options.commit_attempts
         await self.service.start()
         for operator in options.operators:
-            self.service.expect(operator, options.parallelism, "binary")
+            definition = AppendingOperator(
+                uid=operator,
+                parallelism=options.parallelism,
+                max_parallelism=options.task_manager.max_parallelism,
+            )
+            self.service.expect(
+                definition.uid,
+                definition.parallelism,
+                definition.key_types,
+                resolve=definition.resolve,
+                key_columns=definition.by,
+            )
         for _ in range(options.task_managers):
             self._start_task_manager()
         try:

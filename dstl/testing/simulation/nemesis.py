@@ -1,42 +1,31 @@
-"""What strikes from outside: crashes, stops, second drivers, partitions, outages; and the hand that starts drivers."""
+"""The nemesis of a simulated world: it crashes and stops processes, starts second drivers, cuts network and store."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
+from dstl.testing.simulation.cluster_manager import ClusterManager
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.process import Process
+from dstl.testing.simulation.world import World
 
-if TYPE_CHECKING:
-    from dstl.testing.simulation.world import World
-
-__all__ = ["Nemesis", "supervise"]
+__all__ = ["Nemesis"]
 
 _MOST_DRIVERS = 12
 _STEPS = {"driver": 600, "tm": 150, "worker": 60}
-
-
-async def supervise(world: World) -> None:
-    """Keep a driver running, as a cluster manager does; a stopped one counts as lost after a while."""
-    rng = world.rng("supervisor")
-    while True:
-        if not world.running_drivers():
-            await asyncio.sleep(rng.uniform(0.2, 3.0))
-            if not world.running_drivers():
-                world.start_driver()
-        await asyncio.sleep(0.5)
 
 
 class Nemesis:
     """Strikes now and then until it is told to stop.
 
     Args:
-        world: Whom.
+        world: The world.
+        cluster: Its drivers.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, cluster: ClusterManager) -> None:
         self._world = world
+        self._cluster = cluster
         self._rng = world.rng("nemesis")
 
     async def run(self) -> None:
@@ -49,12 +38,12 @@ class Nemesis:
             self._strike(self._rng.choice(world.plan.nemesis))
 
     def _strike(self, kind: FaultKind) -> None:
-        world, rng = self._world, self._rng
+        world, cluster, rng = self._world, self._cluster, self._rng
         match kind:
             case FaultKind.DRIVER_CRASH:
-                self._crash([d.process for d in world.running_drivers()], "driver", kind)
+                self._crash([d.process for d in cluster.running_drivers()], "driver", kind)
             case FaultKind.DRIVER_PAUSE:
-                self._pause([d.process for d in world.running_drivers()], "driver", kind)
+                self._pause([d.process for d in cluster.running_drivers()], "driver", kind)
             case FaultKind.TASK_MANAGER_CRASH:
                 self._crash(world.running("tm"), "tm", kind)
             case FaultKind.TASK_MANAGER_PAUSE:
@@ -64,9 +53,9 @@ class Nemesis:
             case FaultKind.WORKER_PAUSE:
                 self._pause(world.running("worker"), "worker", kind)
             case FaultKind.SECOND_DRIVER:
-                if world.running_drivers() and len(world.drivers) < _MOST_DRIVERS:
+                if cluster.running_drivers() and len(cluster.drivers) < _MOST_DRIVERS:
                     world.count(kind)
-                    world.start_driver()
+                    cluster.start_driver()
             case FaultKind.CONNECTION_RESET:
                 if world.network.reset_one():
                     world.count(kind)

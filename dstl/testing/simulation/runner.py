@@ -17,8 +17,9 @@ from multiprocessing import get_context
 
 from dstl.testing.simulation.audit import Violation
 from dstl.testing.simulation.cleaning import clean_periodically, sweep_twice
+from dstl.testing.simulation.cluster_manager import ClusterManager
 from dstl.testing.simulation.faults import FaultKind, FaultPlan
-from dstl.testing.simulation.nemesis import Nemesis, supervise
+from dstl.testing.simulation.nemesis import Nemesis
 from dstl.testing.simulation.network import NetworkLoop
 from dstl.testing.simulation.world import World
 
@@ -134,6 +135,7 @@ def run_seed(
                 return loop.run_until_complete(_live(world, target_batches))
             finally:
                 loop.run_until_complete(_dispose(world))
+                world.threads.close()
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -209,9 +211,10 @@ async def _live(world: World, target_batches: int | None) -> SeedResult:
 async def _phases(world: World, target: int) -> None:
     """Faults, then healing, then the end of everything."""
     loop = world.loop
-    world.start_driver()
-    nemesis = loop.create_task(Nemesis(world).run())
-    supervisor = loop.create_task(supervise(world))
+    cluster = ClusterManager(world)
+    cluster.start_driver()
+    nemesis = loop.create_task(Nemesis(world, cluster).run())
+    supervisor = loop.create_task(cluster.supervise())
     cleaner = loop.create_task(clean_periodically(world))
     deadline = loop.time() + _FAULTY_S
     # Polling costs nothing in virtual time, and leaves Spark's log without observers.
@@ -227,7 +230,7 @@ async def _phases(world: World, target: int) -> None:
         await asyncio.sleep(0.5)
     supervisor.cancel()
     cleaner.cancel()
-    for driver in world.drivers:
+    for driver in cluster.drivers:
         driver.process.kill()
     # Late requests arrive, TaskManagers end.
     await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
@@ -251,6 +254,7 @@ async def _dispose(world: World) -> None:
     loop.set_exception_handler(lambda *_: None)
     world.store.closed = True
     world.network.close()
+    world.threads.end()
     for process in world.processes:
         process.revive()
     own = asyncio.current_task()

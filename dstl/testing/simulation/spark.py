@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from dstl.rpc.messages import TaskAttempt
 from handles.key_group import partition_of
 
 __all__ = [
+    "DIFFERENCES",
     "OPERATIONS",
+    "STATES",
     "WRITERS",
     "ConcurrentUpdate",
     "QueryLogs",
+    "TaskSpec",
     "decode_value",
     "encode_value",
     "key_group_of",
@@ -23,10 +28,42 @@ __all__ = [
 
 Key = bytes
 
-OPERATIONS = 0
+STATES = ("operations", "writers", "differences")
+"""Names of the operators' states."""
+OPERATIONS = STATES.index("operations")
 """The state that holds the operations of each key."""
-WRITERS = 1
+WRITERS = STATES.index("writers")
 """The state that holds, for each key, which attempt has written it last: it must be one whose changes count."""
+DIFFERENCES = STATES.index("differences")
+"""The state that a processor writes whose changes are no function of its rows."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One attempt, as Spark describes it to a worker."""
+
+    query: str
+    run: str
+    operator: str
+    batch: int
+    slot: int
+    stage: int
+    attempt: int
+    parallelism: int
+    operations: Mapping[bytes, Sequence[int]]
+
+    def __str__(self) -> str:
+        return f"{self.run} {self.operator} batch {self.batch} slot {self.slot} stage {self.stage} try {self.attempt}"
+
+    @property
+    def writer(self) -> bytes:
+        """What the attempt leaves in the state of writers."""
+        return f"{self.batch} {self.run} {self.operator} {self.attempt}".encode()
+
+    @property
+    def task(self) -> TaskAttempt:
+        """The attempt, as the calls carry it."""
+        return TaskAttempt(self.query, self.run, self.operator, self.batch, self.slot, self.stage, self.attempt)
 
 
 class ConcurrentUpdate(Exception):

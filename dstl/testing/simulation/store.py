@@ -69,6 +69,8 @@ class SimulatedStore:
         plan: Which faults.
         audit: Told of everything.
         count: Told the kind of each fault that happened.
+        trace: Takes a line for each change.
+        objects: Holds the objects, by name.
     """
 
     def __init__(
@@ -79,10 +81,12 @@ class SimulatedStore:
         audit: Audit,
         count: Callable[[FaultKind], None],
         trace: Callable[[str, str], None],
+        *,
+        objects: dict[str, Stored],
     ) -> None:
         self.loop = loop
         self.plan = plan
-        self.objects: dict[str, Stored] = {}
+        self.objects = objects
         self.in_flight: dict[int, str] = {}
         self.outage_until = 0.0
         self.closed = False

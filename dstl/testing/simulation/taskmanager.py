@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from dstl.errors import DstlError
 from dstl.metrics import MemoryRecorder
@@ -14,10 +13,8 @@ from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Components, TaskManager
 from dstl.testing.simulation.process import Process
+from dstl.testing.simulation.world import World
 from materializer.tables.heap import HeapStateTable
-
-if TYPE_CHECKING:
-    from dstl.testing.simulation.world import World
 
 __all__ = ["TaskManagerActor"]
 

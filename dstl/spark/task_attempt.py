@@ -1,0 +1,131 @@
+"""One attempt at a task: it begins, opens its state, processes its rows, sends its changes and acknowledges.
+
+It knows neither Spark's task context nor the cluster: its identity and the process that it runs in are arguments, so
+that a simulated worker runs it as a real one does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+
+from dstl.rpc.client import Address, Transport
+from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
+from dstl.spark.operators.grouping import initial_first, take_marks
+from dstl.spark.task_definition import TaskDefinition
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.processor_runner import TaskInput
+from dstl.state.registry import StateRegistry
+from dstl.taskmanager.state_client import StateClient
+from handles.key_group import partition_of, range_of_partition
+
+__all__ = ["WorkerProcess", "run_attempt"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerProcess:
+    """The process that an attempt runs in.
+
+    Attributes:
+        pid: Its number.
+        host: The host it runs on.
+        coordinator: Where to begin and acknowledge.
+        connect: Returns a connection to a service; one that is open already, where there is.
+        launch: Starts a TaskManager of this name on the host.
+    """
+
+    pid: int
+    host: str
+    coordinator: Address
+    connect: Callable[[Address], Transport]
+    launch: Callable[[str], object]
+
+
+def run_attempt(
+    definition: TaskDefinition, task: TaskAttempt, batches: Iterable[pa.RecordBatch], worker: WorkerProcess
+) -> Iterator[pa.RecordBatch]:
+    """Yield the output of one attempt; when it ends, the attempt has been acknowledged.
+
+    Args:
+        definition: The operator.
+        task: The attempt.
+        batches: The rows of one partition.
+        worker: The process that it runs in.
+
+    Raises:
+        Fenced: The run, batch or attempt is over.
+        CheckpointDeclined: This was the acknowledgement that completed the set, and the checkpoint failed.
+        UserCodeError: The processor raised.
+        Unavailable: The coordinator or a TaskManager is gone.
+    """
+    partition: int | None = None
+    if definition.needs_marks:
+        partition, batches = take_marks(batches)
+    if definition.has_initial_state:
+        batches = initial_first(batches)
+    rows = definition.arrange(batches)
+    first = next(rows, None)
+    if first is not None and partition is None:
+        partition = _partition_of(definition, first.column(KEY_GROUP_COLUMN))
+    begun = _begin(task, worker)
+    registry = _registry(definition, begun.registry)
+    state = _open_state(definition, task, begun, worker)
+
+    def send(changes: pa.RecordBatch) -> None:
+        partition = _partition_of(definition, changes.column("key_group"))
+        state.write(partition, changes, json.dumps(registry.to_wire()).encode())
+
+    runner = definition.task_runner(registry)
+    yield from runner.run(
+        rows if first is None else chain((first,), rows),
+        TaskInput(
+            source=state,
+            send=send,
+            sequence=begun.sequence,
+            key_groups=_key_groups(definition, partition),
+            processing_time_ms=begun.processing_time_ms,
+            watermark_ms=begun.watermark_ms or 0,
+            late_watermark_ms=begun.late_watermark_ms or 0,
+        ),
+    )
+    declared = json.dumps(registry.to_wire()).encode()
+    worker.connect(worker.coordinator).call(
+        Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, declared)
+    )
+
+
+def _begin(task: TaskAttempt, worker: WorkerProcess) -> Begun:
+    """Begin the attempt; where the coordinator wants a TaskManager on this host first, launch it."""
+    launched = 0
+    while True:
+        begun = worker.connect(worker.coordinator).call(Begin(task, worker.pid, worker.host, launched))
+        if begun.launch is None:
+            return begun
+        worker.launch(begun.launch)
+        launched += 1
+
+
+def _registry(definition: TaskDefinition, known: bytes) -> StateRegistry:
+    return StateRegistry.from_wire(json.loads(known), settled=True) if known else StateRegistry(definition.key_schema)
+
+
+def _open_state(definition: TaskDefinition, task: TaskAttempt, begun: Begun, worker: WorkerProcess) -> StateClient:
+    owners = [(each.key_groups, worker.connect(each.address.seen_from(worker.host))) for each in begun.assignments]
+    state = StateClient(owners, task.operator, task.attempt_id)
+    state.open(task.batch_id, begun.parent, definition.parallelism)
+    return state
+
+
+def _partition_of(definition: TaskDefinition, key_groups: pa.Array) -> int:
+    """Return the partition that key groups belong to; a task without rows cannot know its own, which a union shifts."""
+    return partition_of(key_groups[0].as_py(), definition.max_parallelism, definition.parallelism)
+
+
+def _key_groups(definition: TaskDefinition, partition: int | None) -> list[int]:
+    if partition is None:
+        return []
+    return list(range_of_partition(partition, definition.max_parallelism, definition.parallelism))

@@ -1,0 +1,69 @@
+"""One task attempt of a simulated query: the faults that happen to it, and what the auditor hears of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from dstl.errors import Unavailable
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.testing.simulation.faults import FaultKind
+from dstl.testing.simulation.spark import TaskSpec, key_group_of
+from dstl.testing.simulation.world import World
+
+__all__ = ["INPUT_SCHEMA", "SimulatedAttempt"]
+
+INPUT_SCHEMA = pa.schema([("key", pa.binary()), ("operation", pa.int32()), (KEY_GROUP_COLUMN, pa.int32())])
+
+
+class SimulatedAttempt:
+    """One attempt, as its worker and its processor see it.
+
+    Attributes:
+        spec: Who it is, and its rows.
+        differs: Its changes are not a function of its rows.
+    """
+
+    def __init__(self, world: World, spec: TaskSpec, rng: random.Random) -> None:
+        self.spec = spec
+        self.world = world
+        self.rng = rng
+        self._failing = rng.randrange(1, 6) if self.has_fault(FaultKind.TASK_FAILURE, count=False) else 0
+        self.differs = self.has_fault(FaultKind.CHANGING_OUTPUT)
+
+    def has_fault(self, kind: FaultKind, *, count: bool = True) -> bool:
+        """Draw whether one of Spark's faults happens here."""
+        happens = self.world.plan.task_fault(self.rng, kind)
+        if happens and count:
+            self.world.count(kind)
+        return happens
+
+    def fail_at(self, step: int) -> None:
+        """Fail here, if the attempt is to fail at this step: 1 before it begins, 2 after, 3 before it reads, 4 after
+        it has written, 5 before it acknowledges."""
+        if step == self._failing:
+            self.world.count(FaultKind.TASK_FAILURE)
+            raise Unavailable(f"the task failed at step {step} (simulated)")
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of its partition, as Spark's shuffle delivers them: keys in any order."""
+        self.fail_at(1)
+        operations = self.spec.operations
+        keys = list(operations)
+        if keys and self.has_fault(FaultKind.REORDERED_ROWS):
+            self.rng.shuffle(keys)
+        rows = [(key, operation) for key in keys for operation in operations[key]]
+        if rows:
+            groups = [key_group_of(key, self.world.logs.max_parallelism) for key, _ in rows]
+            columns = [[key for key, _ in rows], [operation for _, operation in rows], groups]
+            yield pa.RecordBatch.from_arrays(
+                [pa.array(column, field.type) for column, field in zip(columns, INPUT_SCHEMA, strict=True)],
+                schema=INPUT_SCHEMA,
+            )
+
+    def parts(self, count: int) -> list[slice]:
+        """Return in which parts it sends its changes of so many keys: one, or two."""
+        cut = self.rng.randrange(1, count) if count > 1 and self.rng.random() < 0.3 else count
+        return [part for part in (slice(0, cut), slice(cut, count)) if part.start < part.stop]

@@ -1,0 +1,117 @@
+"""The operator of a simulated query: it appends each operation to its key's state, so that the right state is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
+
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
+from dstl.spark.operators.grouping import group_rows
+from dstl.spark.task_definition import TaskDefinition
+from dstl.state.descriptor import StateKind
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.processor_runner import TaskInput
+from dstl.state.registry import StateRegistry
+from dstl.testing.simulation.attempt import SimulatedAttempt
+from dstl.testing.simulation.blocking import Wait
+from dstl.testing.simulation.spark import DIFFERENCES, OPERATIONS, STATES, WRITERS, encode_value
+
+__all__ = ["AppendingOperator", "mark_changes"]
+
+_KEY = StructType([StructField("key", BinaryType())])
+_ROW = StructType([*_KEY.fields, StructField("operation", IntegerType())])
+_VALUE = StructType([StructField("value", BinaryType())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppendingOperator(TaskDefinition):
+    """The definition of an operator, and in a task the attempt that it works for."""
+
+    by: tuple[str, ...] = ("key",)
+    input_schema: StructType = _ROW
+    key_schema: StructType = _KEY
+    output: StructType = _ROW
+    attempt: SimulatedAttempt | None = None
+    wait: Wait | None = None
+
+    def declare(self, registry: StateRegistry) -> StateRegistry:
+        """Return the registry with the operator's states."""
+        for name in STATES:
+            registry.declare(name, StateKind.VALUE, _VALUE)
+        return registry
+
+    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows, those of one key together."""
+        return group_rows(batches, self.by)
+
+    def task_runner(self, registry: StateRegistry) -> _Runner:
+        """Return the runner of one task."""
+        assert self.attempt is not None
+        assert self.wait is not None
+        return _Runner(self.declare(registry), self.attempt, self.wait)
+
+
+class _Runner:
+    """Appends the operations of one task; a ``TaskRunner``."""
+
+    max_event_time_ms: int | None = None
+    late_rows = 0
+
+    def __init__(self, registry: StateRegistry, attempt: SimulatedAttempt, wait: Wait) -> None:
+        self.registry = registry
+        self._attempt = attempt
+        self._wait = wait
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput, /) -> Iterator[pa.RecordBatch]:
+        """Read each key's operations, send them with the new ones, and yield the rows."""
+        attempt = self._attempt
+        for batch in batches:
+            operations: dict[tuple[int, bytes], list[int]] = {}
+            groups, keys, new = (batch.column(name).to_pylist() for name in (KEY_GROUP_COLUMN, "key", "operation"))
+            for group, key, operation in zip(groups, keys, new, strict=True):
+                operations.setdefault((group, key), []).append(operation)
+            attempt.fail_at(3)
+            where = list(operations)
+            (found,) = task.source.fetch_many([OPERATIONS], [g for g, _ in where], [k for _, k in where])
+            rows = []
+            for (group, key), value in zip(where, found, strict=True):
+                attempt.world.check.read(attempt.spec, key, value or b"")
+                rows.append((group, OPERATIONS, key, (value or b"") + encode_value(operations[group, key])))
+            for part in attempt.parts(len(rows)):
+                written = list(rows[part])
+                if attempt.differs:
+                    written += [(group, DIFFERENCES, key, attempt.spec.writer) for group, _, key, _ in rows[part]]
+                task.send(_changes(sorted(written)))
+                attempt.fail_at(4)
+            yield batch
+        self._wait(asyncio.sleep(attempt.rng.uniform(0.0, 0.01)))
+
+
+def mark_changes(changes: bytes | memoryview, writer: bytes) -> bytes:
+    """Return an Arrow stream of changes with the writer's name for each changed key, in a state of its own.
+
+    This is done on the wire, so that the digest that an attempt acknowledges knows nothing of its name: as far as Spark
+    can tell, attempts with equal operations have equal changes.
+    """
+    rows: list[tuple[int, int, bytes, bytes]] = []
+    with pa.ipc.open_stream(pa.py_buffer(changes)) as reader:
+        for batch in reader:
+            columns = (batch.column(name).to_pylist() for name in ("key_group", "state", "key", "value"))
+            rows += zip(*columns, strict=True)
+    rows += [(group, WRITERS, key, writer) for group, state, key, _ in rows if state == OPERATIONS]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, CHANGE_SCHEMA) as stream:
+        stream.write_batch(_changes(sorted(rows)))
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _changes(rows: Sequence[tuple[int, int, bytes, bytes]]) -> pa.RecordBatch:
+    """Return values to be put, given as key group, state, key and value, as a batch of ``CHANGE_SCHEMA``."""
+    groups, states, keys, values = zip(*rows, strict=True)
+    columns = [groups, states, [OP_PUT] * len(rows), keys, [b""] * len(rows), values]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, CHANGE_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA)

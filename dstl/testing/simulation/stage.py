@@ -1,0 +1,71 @@
+"""The ground that all parts of a simulated world stand on: its seed, loop, faults, logs, trace and figures."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from contextvars import copy_context
+
+from dstl.testing.simulation.faults import FaultKind, FaultPlan, draw_plan
+from dstl.testing.simulation.network import NetworkLoop
+from dstl.testing.simulation.spark import QueryLogs
+
+__all__ = ["CROWD", "Stage"]
+
+CROWD = 48
+"""Key groups of a crowded world, and about how many tasks its operators have."""
+_MAX_PARALLELISM = 8
+
+
+class Stage:
+    """Seed, loop, faults, logs, trace and figures of one world.
+
+    Attributes:
+        plan: The faults.
+        logs: Spark's checkpoint directory and the right state.
+        operators: Uids of the query's operators.
+        violated: Set with the first violation.
+        fired: How often each fault has happened.
+        drivers_started: Drivers that there have been.
+    """
+
+    def __init__(self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None, keep_trace: bool) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.began = loop.time()
+        self.context = copy_context()
+        self.plan = plan if plan is not None else draw_plan(self.rng("plan"))
+        self.fired: Counter[FaultKind] = Counter()
+        self.lines: list[str] | None = [] if keep_trace else None
+        self._digest = hashlib.blake2b(digest_size=16)
+        # Many tasks of an operator now and then; drawn apart, so that other seeds stay what they were.
+        self.is_crowded = self.rng("crowd").random() < 0.1
+        self.own_rng = self.rng("world")
+        self.logs = QueryLogs(self.own_rng.choice((4, 12)), CROWD if self.is_crowded else _MAX_PARALLELISM)
+        self.operators = ("one", "two")[: self.own_rng.choice((1, 1, 2))]
+        self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
+        self.grace_s = 2 * self.plan.longest_delay_s + 180.0
+        self.violated = asyncio.Event()
+        self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
+
+    def rng(self, name: str) -> random.Random:
+        """Return a generator of its own for a part of the world, so that parts do not disturb each other."""
+        return random.Random(f"{self.seed}:{name}")
+
+    def count(self, kind: FaultKind) -> None:
+        """Note that a fault has happened."""
+        self.fired[kind] += 1
+
+    def trace(self, what: str, detail: str) -> None:
+        """Add a line to the trace, whose digest identifies the run."""
+        line = f"{self.loop.time() - self.began:.9f} {what} {detail}"
+        self._digest.update(line.encode() + b"\n")
+        if self.lines is not None:
+            self.lines.append(line)
+
+    @property
+    def trace_hash(self) -> str:
+        """Digest of everything that was traced so far."""
+        return self._digest.hexdigest()
