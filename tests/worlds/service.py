@@ -26,7 +26,6 @@ from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.taskmanager import task_manager
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.taskmanager.task_manager import Components
 from dstl.testing.table_changes import changes
 from handles.checkpoint import CompletedCheckpoint
@@ -78,7 +77,7 @@ class TaskManager:
         self._lifeline: AsyncConnection | None = None
 
     @property
-    def backend(self) -> TaskManagerStateBackend | None:
+    def backend(self) -> Any:
         """The query's state, once the coordinator has named the query."""
         return self._task_manager.state.backend if self._task_manager.state is not None else None
 
