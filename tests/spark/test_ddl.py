@@ -102,25 +102,27 @@ def test_text_that_is_no_schema_is_refused(ddl: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
-class Keeps(StatefulProcessor):  # type: ignore[misc]
-    """Declares its states with text of every kind, and yields what they hold."""
-
-    def init(self, handle: Any) -> None:
-        self.value = handle.getValueState("v", "n long not null comment 'count', `a b` struct<x:int, y: array<string>>")
-        self.list = handle.getListState("l", "struct<d: decimal(12,2)>")
-        self.map = handle.getMapState("m", "u: string", "N INT")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
-        count = len(list(rows))
-        self.value.update((count, Row(x=1, y=["a", None])))
-        self.map.updateValue(("a",), (count,))
-        found = self.value.get()
-        yield Row(k=key[0], what=repr((found, list(self.map.iterator()), list(self.list.get()))))
-
-    def close(self) -> None: ...
-
-
 def test_a_task_uses_what_the_driver_has_read(spark: SparkSession, tmp_path: Any) -> None:
+    # Inside a function, so that it travels by value: workers do not have this file.
+    class Keeps(StatefulProcessor):  # type: ignore[misc]
+        """Declares its states with text of every kind, and yields what they hold."""
+
+        def init(self, handle: Any) -> None:
+            self.value = handle.getValueState(
+                "v", "n long not null comment 'count', `a b` struct<x:int, y: array<string>>"
+            )
+            self.list = handle.getListState("l", "struct<d: decimal(12,2)>")
+            self.map = handle.getMapState("m", "u: string", "N INT")
+
+        def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+            count = len(list(rows))
+            self.value.update((count, Row(x=1, y=["a", None])))
+            self.map.updateValue(("a",), (count,))
+            found = self.value.get()
+            yield Row(k=key[0], what=repr((found, list(self.map.iterator()), list(self.list.get()))))
+
+        def close(self) -> None: ...
+
     rows = spark.range(6).selectExpr("concat('k', id % 2) k", "id")
     with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
         out = backend.transform_with_state(rows, by="k", processor=Keeps(), output="k string, what string").collect()

@@ -24,7 +24,6 @@ from dstl.state.vectorised.key_codes import Groups, group_codes
 __all__ = ["ApproxCountDistinct", "hash_values"]
 
 _U64 = np.uint64
-_MASK = (1 << 64) - 1
 _RANK_BITS = 6
 
 Hashes = npt.NDArray[np.uint64]
@@ -131,11 +130,8 @@ def _mixed(hashes: Hashes) -> Hashes:
 
 def _bit_length(numbers: Hashes) -> npt.NDArray[np.int64]:
     """Return the position of the highest bit, counted from 1."""
-    high, low = (numbers >> _U64(32)).astype(np.int64), (numbers & _U64(0xFFFFFFFF)).astype(np.int64)
-    # Both halves are exact as doubles, whose exponent is the answer.
-    return np.where(high > 0, np.frexp(high.astype(np.float64))[1] + 32, np.frexp(low.astype(np.float64))[1]).astype(
-        np.int64
-    )
+    # Without a bit that was right of another one, no number is rounded up to the next power of two.
+    return np.frexp((numbers & ~(numbers >> _U64(1))).astype(np.float64))[1].astype(np.int64)
 
 
 def _estimates(histogram: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.float64]:
