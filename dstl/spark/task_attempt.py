@@ -18,8 +18,8 @@ from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.taskmanager.state_client import StateClient
 from handles.key_group import partition_of, range_of_partition
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 
 __all__ = ["OperatorPlace", "TaskDefinition", "TaskRunner"]
 

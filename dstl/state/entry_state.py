@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dstl.errors import Invalid
 from dstl.state.call_error import why_unusable
 from dstl.state.descriptor import StateDescriptor
-from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import EntryWrites, Overlay
 from dstl.state.source import Entry, StateSource
+from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 
 __all__ = ["EntryState"]

@@ -16,18 +16,17 @@ from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.entry_state import EntryState
-from dstl.state.key_window import KeyWindow
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
 from dstl.state.overlay import Overlay
 from dstl.state.reducing_state import AggregateFunction, AggregatingState, ReduceFunction, ReducingState
 from dstl.state.registry import TIMERS, StateRegistry
-from dstl.state.source import StateSource
+from dstl.state.task_input import KeyWindow, TaskInput
 from dstl.state.timers import Timers
 from dstl.state.ttl import TimeToLive
 from dstl.state.value_state import PointState, ValueState
 
-__all__ = ["ProcessorHandle", "TaskContext", "TimeMode"]
+__all__ = ["ProcessorHandle", "TimeMode"]
 
 P = TypeVar("P", bound=PointState)
 E = TypeVar("E", bound=EntryState)
@@ -53,51 +52,33 @@ class TimeMode(StrEnum):
             raise Invalid(f"time mode {text!r} is none of 'none', 'processingTime', 'eventTime'") from None
 
 
-class TaskContext:
-    """What is the same for all keys of one task in one batch.
-
-    Args:
-        source: Prior state.
-        overlay: Own writes.
-        sequence: Grows from batch to batch over the job's whole life, restarts and savepoints included (the
-            checkpoint's number); elements that a batch appends to a list are ordered by it.
-        processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
-        max_value_bytes: No encoded value is longer.
-    """
-
-    def __init__(
-        self,
-        source: StateSource,
-        overlay: Overlay,
-        *,
-        sequence: int,
-        processing_time_ms: int,
-        max_value_bytes: int,
-    ) -> None:
-        self.source = source
-        self.overlay = overlay
-        self.sequence = sequence
-        self.processing_time_ms = processing_time_ms
-        self.max_value_bytes = max_value_bytes
-
-
 class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: ignore[misc]
     """Declares states and registers timers; one for each task.
 
     Args:
         registry: Gives states their numbers.
         time_mode: Decides whether there are timers and times to live.
-        context: The task.
+        task: Prior state, the batch's time and the number that orders list elements.
+        overlay: Takes what the processor writes.
         schemas: Reads the schemas that ``init`` gives as text.
+        max_value_bytes: No encoded value is longer.
     """
 
     def __init__(
-        self, registry: StateRegistry, time_mode: TimeMode, context: TaskContext, schemas: DeclaredSchemas
+        self,
+        registry: StateRegistry,
+        time_mode: TimeMode,
+        task: TaskInput,
+        overlay: Overlay,
+        schemas: DeclaredSchemas,
+        max_value_bytes: int,
     ) -> None:
         self._registry = registry
-        self._read_schema = schemas.schema
         self._time_mode = time_mode
-        self._context = context
+        self._task = task
+        self._overlay = overlay
+        self._read_schema = schemas.schema
+        self._max_value_bytes = max_value_bytes
         self._in_init = True
         self.window = KeyWindow()
         self.points: list[PointState] = []
@@ -107,7 +88,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         self.timers: Timers | None = None
         if time_mode is not TimeMode.NONE:
             descriptor = registry.declare(TIMERS, StateKind.TIMER, StructType([]))
-            self.timers = Timers(descriptor, self.window, context.source, context.overlay)
+            self.timers = Timers(descriptor, self.window, task.source, overlay)
             self.entries.append(self.timers)
 
     def getValueState(
@@ -139,10 +120,10 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
     ) -> ListState:
         """Return the state of this name: a list of tuples for each grouping key. Arguments and errors as above."""
         descriptor = self._declare(StateKind.LIST, stateName, schema, None, ttlDurationMs)
-        c = self._context
+        task, overlay = self._task, self._overlay
         return self._entry(
             descriptor,
-            lambda codec, ttl: ListState(descriptor, codec, self.window, ttl, c.source, c.overlay, c.sequence),
+            lambda codec, ttl: ListState(descriptor, codec, self.window, ttl, task.source, overlay, task.sequence),
         )
 
     def getMapState(
@@ -157,10 +138,10 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         user_key = self._read_schema(userKeySchema, what)
         user_keys = KeyCodec(user_key, what)
         descriptor = self._declare(StateKind.MAP, stateName, valueSchema, user_key, ttlDurationMs)
-        c = self._context
+        task, overlay = self._task, self._overlay
         return self._entry(
             descriptor,
-            lambda codec, ttl: MapState(descriptor, codec, self.window, ttl, c.source, c.overlay, user_keys),
+            lambda codec, ttl: MapState(descriptor, codec, self.window, ttl, task.source, overlay, user_keys),
         )
 
     def getReducingState(
@@ -247,12 +228,11 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
 
     def open_window(self, keys: list[bytes], key_groups: list[int]) -> None:
         """Take these keys in hand and fetch what the point states have for them: one call."""
-        context = self._context
         self.window.keys, self.window.key_groups, self.window.index = keys, key_groups, -1
         if self.points:
             ids = [state.descriptor.state_id for state in self.points]
-            for state, values in zip(self.points, context.source.fetch_many(ids, key_groups, keys), strict=True):
-                state.open_window(values, context.overlay)
+            for state, values in zip(self.points, self._task.source.fetch_many(ids, key_groups, keys), strict=True):
+                state.open_window(values, self._overlay)
         for entry_state in self.entries:
             entry_state.open_window()
 
@@ -260,7 +240,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         """Give the window's writes to the overlay and let go of its keys."""
         if self.window.keys:
             for state in self.points:
-                state.close_window(self._context.overlay)
+                state.close_window(self._overlay)
             for entry_state in self.entries:
                 entry_state.close_window()
         self.window.keys, self.window.key_groups, self.window.index = (), (), -1
@@ -287,12 +267,12 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         return known
 
     def _codec(self, descriptor: StateDescriptor) -> tuple[ValueCodec, TimeToLive]:
-        now = self._context.processing_time_ms
+        now = self._task.processing_time_ms
         codec = ValueCodec(
             descriptor.name,
             [with_user_types(each, self._schemas[descriptor.name]) for each in descriptor.value_schemas],
             write_time_ms=now if descriptor.ttl_ms else None,
-            max_bytes=self._context.max_value_bytes,
+            max_bytes=self._max_value_bytes,
         )
         return codec, TimeToLive(descriptor.ttl_ms, now)
 

@@ -15,9 +15,9 @@ from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.frames.row_reader import row_class
-from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.source import Entry, StateSource
+from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 
 __all__ = ["MapState"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import gc
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -14,48 +15,24 @@ from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.collector import patient_collector
 from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.frames.frame_writer import FrameWriter
 from dstl.state.frames.row_reader import row_class
 from dstl.state.frames.row_writer import RowWriter
-from dstl.state.handle import ProcessorHandle, TaskContext, TimeMode
+from dstl.state.handle import ProcessorHandle, TimeMode
 from dstl.state.keyed_batch import BatchReader, FrameLimits, KeyedBatch, Style
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.overlay import Overlay
 from dstl.state.registry import StateRegistry
-from dstl.state.source import StateSource, Timer
+from dstl.state.source import Timer
+from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
 from dstl.state.user_code import user_code_error
 
-__all__ = ["ProcessorRunner", "TaskInput", "discover_states"]
+__all__ = ["ProcessorRunner", "discover_states"]
 
-_MOST_FRAMES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class TaskInput:
-    """What one run of one task is given beside its rows.
-
-    Attributes:
-        source: Prior state: the parent checkpoint.
-        send: Takes each part of the change set, in order, as a batch of ``CHANGE_SCHEMA``. When the run's last output
-            has been taken, everything has been sent.
-        sequence: Grows from batch to batch over the job's whole life, restarts and savepoints included, and is the
-            same when a batch runs again: one above the parent checkpoint's number.
-        key_groups: The partition's key groups, for expired timers.
-        processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
-        watermark_ms: Event-time watermark, 0 before there is one: timers up to it are due.
-        late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
-    """
-
-    source: StateSource
-    send: Callable[[pa.RecordBatch], None]
-    sequence: int
-    key_groups: Sequence[int] = ()
-    processing_time_ms: int = -1
-    watermark_ms: int = 0
-    late_watermark_ms: int | None = None
+_MAX_FRAMES = 1000
+_COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
 def discover_states(
@@ -79,14 +56,8 @@ def discover_states(
         Invalid: A schema that cannot follow the stored one, and the other errors of the handle.
         UserCodeError: ``init`` or ``close`` raised.
     """
-    context = TaskContext(
-        MemoryStateSource(),
-        Overlay(),
-        sequence=0,
-        processing_time_ms=0,
-        max_value_bytes=MAX_CHANGE_BYTES,
-    )
-    handle = ProcessorHandle(registry, TimeMode.parse(time_mode), context, schemas)
+    nothing = TaskInput(MemoryStateSource(), send=lambda part: None, sequence=0, processing_time_ms=0)
+    handle = ProcessorHandle(registry, TimeMode.parse(time_mode), nothing, Overlay(), schemas, MAX_CHANGE_BYTES)
     try:
         processor.init(handle)
         processor.close()
@@ -154,7 +125,7 @@ class ProcessorRunner:
         self._writer: RowWriter | FrameWriter
         if style == "pandas":
             self._writer = FrameWriter(output_schema, operator, timezone)
-            self._most_outputs = _MOST_FRAMES
+            self._most_outputs = _MAX_FRAMES
         else:
             self._writer = RowWriter(output_schema, operator)
             self._most_outputs = output_rows
@@ -186,21 +157,16 @@ class ProcessorRunner:
             UserCodeError: The processor raised; nothing more is sent, and what was sent must be dropped.
             DstlError: Prior state cannot be read, or changes not sent.
         """
-        with patient_collector():
+        with _fewer_collections():
             for outputs in self._outputs(batches, task):
                 yield from self._writer.batches(outputs)
 
     def _outputs(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[list[Any]]:
         self._overlay = Overlay()
-        context = TaskContext(
-            task.source,
-            self._overlay,
-            sequence=task.sequence,
-            processing_time_ms=task.processing_time_ms,
-            max_value_bytes=self._max_value_bytes,
-        )
         self._task = task
-        self._handle = handle = ProcessorHandle(self.registry, self._mode, context, self._schemas)
+        self._handle = handle = ProcessorHandle(
+            self.registry, self._mode, task, self._overlay, self._schemas, self._max_value_bytes
+        )
         late_ms: int | None = None
         if self._mode is TimeMode.EVENT_TIME:
             late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
@@ -389,3 +355,15 @@ class ProcessorRunner:
         except Exception as error:
             self._ours = error
             raise
+
+
+@contextmanager
+def _fewer_collections() -> Iterator[None]:
+    """Have cycles looked for less often until the end: rows and keys of a batch are many objects, without cycles."""
+    before = gc.get_threshold()
+    if 0 < before[0] < _COLLECTOR_THRESHOLDS[0]:
+        gc.set_threshold(*_COLLECTOR_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
-from dstl.state.key_window import KeyWindow
+from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 from dstl.state.value_state import ValueState
 

@@ -18,9 +18,9 @@ from typing import Any
 from dstl.errors import Invalid, shown
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
-from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.source import StateSource, Timer
+from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 
 __all__ = ["Timers", "expiry_ms", "expiry_user_key"]

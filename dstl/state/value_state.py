@@ -11,8 +11,8 @@ from dstl.errors import Invalid
 from dstl.state.call_error import StateCallError, why_unusable
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
-from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
+from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 
 __all__ = ["PointState", "ValueState"]

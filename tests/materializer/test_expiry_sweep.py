@@ -14,8 +14,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.runtime import LoopClock
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner, TaskInput
+from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.testing.table_changes import Change, changes, put
 from handles.checkpoint import CompletedCheckpoint
 from materializer.expiry import ExpiredAt

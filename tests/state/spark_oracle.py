@@ -109,8 +109,9 @@ def main():
 
         def task(batches, user=user, style=style, schemas=schemas):
             from dstl.state.memory_source import MemoryStateSource
-            from dstl.state.processor_runner import ProcessorRunner, TaskInput
+            from dstl.state.processor_runner import ProcessorRunner
             from dstl.state.registry import StateRegistry
+            from dstl.state.task_input import TaskInput
 
             key_schema, input_schema, output_schema = (
                 StructType.fromJson(json.loads(text)) for text in (keys, inputs, outputs)

@@ -14,8 +14,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.spark.operators.grouping import group_rows
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner, TaskInput
+from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys
 from dstl.state.vectorised.runner import VectorisedRunner
 from worlds.ddl import parse_ddl, schemas_of_tests

@@ -12,8 +12,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from dstl.errors import Invalid, UserCodeError
 from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner, TaskInput, discover_states
+from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from worlds.ddl import parse_ddl, schemas_of_tests
 from worlds.runner import INPUT, KEY, OUTPUT, batches_of
 

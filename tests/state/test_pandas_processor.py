@@ -14,8 +14,9 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 from dstl.errors import Invalid
 from dstl.state.keyed_batch import FrameLimits
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner, TaskInput
+from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from worlds.ddl import parse_ddl, schemas_of_tests
 
 KEY = parse_ddl("k string")

@@ -16,8 +16,9 @@ import dstl.state.map_state
 import dstl.state.value_state
 from dstl.errors import UserCodeError
 from dstl.state.handle import ProcessorHandle
-from dstl.state.processor_runner import ProcessorRunner, TaskInput, discover_states
+from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from worlds.ddl import schemas_of_tests
 from worlds.runner import INPUT, KEY, OPS, OUTPUT, Counter, Job, Script, Seen, TimedScript, batches_of
 

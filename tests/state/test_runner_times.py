@@ -8,8 +8,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import UserCodeError
-from dstl.state.processor_runner import ProcessorRunner, TaskInput
+from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
 from worlds.ddl import parse_ddl, schemas_of_tests
 from worlds.runner import INPUT, KEY, OUTPUT, Counter, Job, Seen, TimedScript, batches_of, group_of

@@ -31,8 +31,8 @@ from dstl.errors import Invalid, UserCodeError
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregate_functions import Extreme, Mean, Sum
 from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
 from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner

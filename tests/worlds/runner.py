@@ -7,8 +7,9 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, ValueState
 
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner, TaskInput
+from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from worlds.ddl import parse_ddl, schemas_of_tests
 
 KEY = parse_ddl("k string")

@@ -21,8 +21,8 @@ from dstl.spark.operators.processor import ProcessorDefinition
 from dstl.spark.query.placement import repartition, with_key_groups
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 
 __all__ = ["BatchTask", "batch_query"]
 

@@ -23,8 +23,8 @@ from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.frames.row_writer import carried
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-from dstl.state.processor_runner import TaskInput
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.key_codes import Groups, group_codes
 
 __all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conformed"]

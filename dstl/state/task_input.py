@@ -1,0 +1,59 @@
+"""The input of one task beside its rows, and the grouping keys that it has in hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dstl.state.source import StateSource
+
+__all__ = ["KeyWindow", "TaskInput"]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskInput:
+    """The input of one run of one task beside its rows.
+
+    Attributes:
+        source: Prior state: the parent checkpoint.
+        send: Takes each part of the change set, in order, as a batch of ``CHANGE_SCHEMA``. When the run's last output
+            has been taken, everything has been sent.
+        sequence: Grows from batch to batch over the job's whole life, restarts and savepoints included, and is the
+            same when a batch runs again: one above the parent checkpoint's number.
+        key_groups: The partition's key groups, for expired timers.
+        processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
+        watermark_ms: Event-time watermark, 0 before there is one: timers up to it are due.
+        late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
+    """
+
+    source: StateSource
+    send: Callable[[pa.RecordBatch], None]
+    sequence: int
+    key_groups: Sequence[int] = ()
+    processing_time_ms: int = -1
+    watermark_ms: int = 0
+    late_watermark_ms: int | None = None
+
+
+class KeyWindow:
+    """The keys that a task has in hand at a time, shared by all states of its operator.
+
+    They are the distinct keys of one Arrow batch, or of one page of expired timers. The states of all are fetched
+    together, and one assignment to :attr:`index` switches to the next key.
+
+    Attributes:
+        index: Position of the current key; -1 while there is none.
+        keys: Bytes of the keys, each once.
+        key_groups: Their key groups.
+        forward: Keys become current in their order, each once; what was read for earlier ones can be let go.
+    """
+
+    __slots__ = ("forward", "index", "key_groups", "keys")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.keys: Sequence[bytes] = ()
+        self.key_groups: Sequence[int] = ()
+        self.forward = True
