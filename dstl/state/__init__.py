@@ -1,1 +1,1 @@
-"""What a processor sees: states, timers, codecs, and the overlay they write to."""
+"""The states, timers and codecs of a processor, and the overlay that they write to."""

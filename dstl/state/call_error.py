@@ -1,4 +1,4 @@
-"""The error of a call that a state refuses: ours, and PySpark's own at once.
+"""The error of a call that a state refuses: an error of DSTL and of PySpark at once.
 
 A processor that catches what PySpark's states raise, and reads how its messages begin, goes on as it did there.
 """

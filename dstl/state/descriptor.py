@@ -1,4 +1,4 @@
-"""What a checkpoint remembers about a state: name, number, kind and schemas; and what may change between versions."""
+"""The descriptor of a state in a checkpoint: its name, number, kind and schemas, and their rules of change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_STATES = 1 << 16
 
 
 class StateKind(StrEnum):
-    """What a state holds for each grouping key. The value is stored with the checkpoint."""
+    """Kind of content that a state has for each grouping key. The value is stored with the checkpoint."""
 
     VALUE = "value"
     LIST = "list"

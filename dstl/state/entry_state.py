@@ -1,4 +1,4 @@
-"""What list, map and timer states share: many entries for each grouping key, ordered by the bytes of their user keys.
+"""The base of list, map and timer states: entries of each grouping key, ordered by the bytes of their user keys.
 
 Entries are fetched for several coming keys at once, more the smaller they turn out to be. A key whose entries are too
 many is never fetched whole: single entries are read one by one, and iteration goes page by page.
@@ -22,8 +22,8 @@ _WHOLE_BYTES = 256 << 10
 """A key with more bytes of entries than this is read piece by piece."""
 _FETCH_BYTES = 1 << 20
 """About what one fetch for several keys should bring."""
-_MOST_KEYS = 4096
-_MOST_POINTS = 10_000
+_MAX_KEYS = 4096
+_MAX_POINTS = 10_000
 
 
 class EntryState:
@@ -132,7 +132,7 @@ class EntryState:
                 self._fetched[position] = entries
                 size += sum([len(u) + len(v) for u, v in entries])
         if size < _FETCH_BYTES:
-            self._ahead = min(self._ahead * 2, _MOST_KEYS)
+            self._ahead = min(self._ahead * 2, _MAX_KEYS)
         else:
             self._ahead = max(self._ahead // 2, 1)
         if found[0] is None and stop > index + 1:
@@ -148,7 +148,7 @@ class EntryState:
         if whole is not None:
             return whole.get(user_key)
         if user_key not in self._points:
-            if len(self._points) >= _MOST_POINTS:
+            if len(self._points) >= _MAX_POINTS:
                 self._points.clear()
             self._points[user_key] = self._find_alone(user_key)
         return self._points[user_key]
@@ -214,7 +214,7 @@ class EntryState:
             writes = self._overlay.entry_writes(self._state, self._window.key_groups[index], self._window.keys[index])
             self._writes = writes
         writes.entries[user_key] = value
-        self._overlay.grew(len(user_key) + (len(value) if value is not None else 0))
+        self._overlay.count_bytes(len(user_key) + (len(value) if value is not None else 0))
 
     def _clear(self) -> None:
         """Remove all entries of the current key."""

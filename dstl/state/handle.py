@@ -33,7 +33,7 @@ E = TypeVar("E", bound=EntryState)
 
 
 class TimeMode(StrEnum):
-    """Which time a processor's timers follow. The values are PySpark's, in lower case."""
+    """The time that a processor's timers follow. The values are PySpark's, in lower case."""
 
     NONE = "none"
     PROCESSING_TIME = "processingtime"

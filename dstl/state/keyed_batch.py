@@ -1,4 +1,4 @@
-"""One Arrow batch of sorted rows, cut into its grouping keys: what is done once for a batch and not for each key."""
+"""The reader that cuts Arrow batches of sorted rows into their grouping keys, doing once what a batch needs once."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Style = Literal["row", "pandas"]
 UNLIMITED = (1 << 31) - 1
 """A limit of a data frame that is none; Spark's default of its bytes."""
 
-_MOST_ROWS = 32_768
+_MAX_ROWS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
 class FrameLimits:
-    """How large the data frames are that a pandas-style processor is given a key's rows in, as Spark's settings say.
+    """Sizes of the data frames in which a pandas-style processor gets a key's rows, as Spark's settings say.
 
     Attributes:
         rows: No frame has more.
@@ -124,8 +124,8 @@ class BatchReader:
         """Cut batches lazily; empty ones are skipped and very large ones taken in slices."""
         for whole in batches:
             batch = self._without_late(whole)
-            for offset in range(0, batch.num_rows, _MOST_ROWS):
-                yield self._cut(batch.slice(offset, _MOST_ROWS))
+            for offset in range(0, batch.num_rows, _MAX_ROWS):
+                yield self._cut(batch.slice(offset, _MAX_ROWS))
 
     def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._event_time is None or not batch.num_rows:

@@ -28,7 +28,7 @@ _ELEMENT = struct.Struct(">QI")
 
 
 class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
-    """What ``handle.getListState`` returns: PySpark's ``ListState`` over DSTL."""
+    """PySpark's ``ListState`` over DSTL; ``handle.getListState`` returns it."""
 
     def __init__(
         self,

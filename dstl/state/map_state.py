@@ -24,7 +24,7 @@ __all__ = ["MapState"]
 
 
 class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
-    """What ``handle.getMapState`` returns: PySpark's ``MapState`` over DSTL. Iteration is in user-key byte order.
+    """PySpark's ``MapState`` over DSTL; ``handle.getMapState`` returns it. Iteration is in user-key byte order.
 
     A user key of one column may be given as a bare string, as Spark takes one of a single character.
     """

@@ -1,4 +1,4 @@
-"""What one task has written: the change set of its batch, squashed by construction.
+"""The writes of one task, which are the change set of its batch.
 
 Reads ask it first; base tables never see it before the checkpoint completes. It holds the last write per (state, key,
 user key) only, so that a counter updated a million times is one change.
@@ -22,7 +22,7 @@ _W = TypeVar("_W")
 
 _PART_BYTES = 32 << 20
 _RECORD_BYTES = 48
-"""What one pending change costs beside its keys and value; only to bound memory."""
+"""Estimated cost of one pending change beside its keys and value; only bounds memory."""
 
 
 class EntryWrites:
@@ -86,7 +86,7 @@ class Overlay:
             self._nbytes += len(key)
         return writes
 
-    def grew(self, nbytes: int) -> None:
+    def count_bytes(self, nbytes: int) -> None:
         """Count the bytes of one entry write, for :attr:`nbytes`."""
         self._nbytes += nbytes + _RECORD_BYTES
 
@@ -111,12 +111,12 @@ class Overlay:
         all_values, all_entries = self._values, self._entries
         self._values, self._entries, self._nbytes = {}, {}, 0
         for state, values in all_values.items():
-            values, kept = _parted(values, held)
+            values, kept = _split_by_key(values, held)
             if kept:
                 self._values[state] = kept
             columns.add_values(state, values)
         for state, entries in all_entries.items():
-            entries, kept_entries = _parted(entries, held)
+            entries, kept_entries = _split_by_key(entries, held)
             if kept_entries:
                 self._entries[state] = kept_entries
             for key, writes in entries.items():
@@ -124,7 +124,7 @@ class Overlay:
         return columns.batches()
 
 
-def _parted(written: dict[bytes, _W], held: AbstractSet[bytes]) -> tuple[dict[bytes, _W], dict[bytes, _W]]:
+def _split_by_key(written: dict[bytes, _W], held: AbstractSet[bytes]) -> tuple[dict[bytes, _W], dict[bytes, _W]]:
     """Return what is drained and what stays."""
     if not held or written.keys().isdisjoint(held):
         return written, {}

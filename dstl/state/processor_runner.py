@@ -1,4 +1,4 @@
-"""Runs a PySpark ``StatefulProcessor``, unchanged, over the sorted batches of one task."""
+"""The runner of an unchanged PySpark ``StatefulProcessor`` over the sorted batches of one task."""
 
 from __future__ import annotations
 
@@ -243,9 +243,9 @@ class ProcessorRunner:
                 self._processor.handleInitialState(key, state, self._times)
             if of.starts[position] < of.stops[position]:
                 break
-            portion = self._continued() if spans else None
+            portion = self._continue() if spans else None
         if portion is not None:
-            rows = self._spanning(*portion) if spans else batch.slices(batch.starts[at], batch.stops[at])
+            rows = self._rows_across_batches(*portion) if spans else batch.slices(batch.starts[at], batch.stops[at])
             results = iter(self._processor.handleInputRows(key, rows, self._times))
             while True:
                 outputs += islice(results, self._most_outputs)
@@ -254,18 +254,18 @@ class ProcessorRunner:
                 yield outputs
                 outputs = []
             if spans:
-                while self._continued() is not None:
+                while self._continue() is not None:
                     pass  # rows that the processor did not take
         self._rest = outputs
 
-    def _spanning(self, batch: KeyedBatch, at: int) -> Iterator[Any]:
+    def _rows_across_batches(self, batch: KeyedBatch, at: int) -> Iterator[Any]:
         portion: tuple[KeyedBatch, int] | None = (batch, at)
         while portion is not None:
             of, position = portion
             yield from of.slices(of.starts[position], of.stops[position])
-            portion = self._continued()
+            portion = self._continue()
 
-    def _continued(self) -> tuple[KeyedBatch, int] | None:
+    def _continue(self) -> tuple[KeyedBatch, int] | None:
         """Take the next batch in hand if it goes on with the current key and the current batch is at its end."""
         if self._handle.window.index != len(self._current.keys) - 1:
             return None

@@ -1,4 +1,4 @@
-"""``ReducingState`` and ``AggregatingState``, which Flink has and Spark lacks. What is stored is the accumulator."""
+"""``ReducingState`` and ``AggregatingState``, which Flink has and Spark lacks; they store the accumulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ReduceFunction = Callable[[tuple[Any, ...], tuple[Any, ...]], tuple[Any, ...]]
 
 
 class AggregateFunction(Protocol):
-    """How added values become an accumulator and an accumulator a result. The methods are PyFlink's."""
+    """A function that folds values into an accumulator and makes a result of it. The methods are PyFlink's."""
 
     def create_accumulator(self) -> tuple[Any, ...]:
         """Return the accumulator of nothing."""
@@ -34,7 +34,7 @@ class AggregateFunction(Protocol):
 
 
 class ReducingState(ValueState):
-    """What ``handle.getReducingState`` returns."""
+    """A state that folds what is added into one tuple; ``handle.getReducingState`` returns it."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class ReducingState(ValueState):
 
 
 class AggregatingState(ValueState):
-    """What ``handle.getAggregatingState`` returns."""
+    """A state that folds what is added into an accumulator; ``handle.getAggregatingState`` returns it."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The states of one operator: who is called what, and which number it has for ever."""
+"""The registry of one operator's states: their names, schemas and numbers."""
 
 from __future__ import annotations
 

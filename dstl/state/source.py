@@ -1,4 +1,4 @@
-"""Where prior state comes from: the parent checkpoint's content as one task sees it."""
+"""The source of prior state: the parent checkpoint's content as one task sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time to live: a value carries when it was written, and is gone ``ttl_ms`` later.
+"""Time to live: a value carries its write time, and is gone ``ttl_ms`` later.
 
 Time is the batch's processing time, fixed for the whole batch and the same when the batch runs again, so a value never
 disappears between two reads. A read of an expired value finds nothing and removes it; whoever rewrites tables in the

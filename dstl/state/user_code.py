@@ -1,4 +1,4 @@
-"""Errors of user code, told apart from ours and from those of the input."""
+"""Errors that user code raises, told apart from ours and from those of the input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dstl.errors import DstlError, Invalid, UserCodeError
 __all__ = ["user_code_error"]
 
 _HERE = os.path.dirname(__file__)
-_MOST = 16_000
+_MAX_TEXT = 16_000
 
 
 def user_code_error(error: Exception, processor: object, operator: str, key: Any) -> Exception:
@@ -28,7 +28,7 @@ def user_code_error(error: Exception, processor: object, operator: str, key: Any
         shown = shown[:300] + "..."
     where = "" if key is None else f" for key {shown}"
     lines = traceback.format_exception(type(error), error, _own_frames(error.__traceback__))
-    text = "".join(lines).rstrip()[-_MOST:]
+    text = "".join(lines).rstrip()[-_MAX_TEXT:]
     return UserCodeError(
         f"{type(processor).__name__} of operator {operator!r} raised {type(error).__name__}{where}: {error}\n{text}"
     )

@@ -1,4 +1,4 @@
-"""``ValueState``: one tuple for each grouping key; and what all states of one value per key share."""
+"""``ValueState``, which holds one tuple for each grouping key, and the base of all states with one value per key."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class PointState:
 
 
 class ValueState(PointState, stateful_processor.ValueState):  # type: ignore[misc]
-    """What ``handle.getValueState`` returns: PySpark's ``ValueState`` over DSTL."""
+    """PySpark's ``ValueState`` over DSTL; ``handle.getValueState`` returns it."""
 
     def exists(self) -> bool:
         """Return True where the current key has a value."""

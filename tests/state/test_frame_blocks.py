@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from dstl.state.frames.frame_blocks import frame_slicer, joined_frames
+from dstl.state.frames.frame_blocks import frame_slicer, join_frames
 
 COUNT = 50
 
@@ -87,7 +87,7 @@ def test_neighbours_of_one_layout_are_joined_in_their_order(seed: int) -> None:
         at = stop
     kinds = [piece["n"].dtype for piece in pieces]
     runs = 1 + sum(a != b for a, b in zip(kinds[1:], kinds, strict=False))
-    joined = joined_frames(pieces)
+    joined = join_frames(pieces)
     assert len(joined) == runs
     whole = pd.concat(joined, ignore_index=True)
     assert_frame_equal(whole.astype({"n": "int64"}), frame)
@@ -98,7 +98,7 @@ def test_other_names_other_order_and_two_columns_of_one_name_are_kept_apart() ->
     a = pd.DataFrame({"x": [1], "y": [2]})
     renamed, turned = a.rename(columns={"x": "z"}), a[["y", "x"]]
     twice = pd.DataFrame([[1, 2]], columns=["x", "x"])
-    joined = joined_frames([a, a, renamed, turned, turned, twice, twice, a])
+    joined = join_frames([a, a, renamed, turned, turned, twice, twice, a])
     assert [(len(each), list(each.columns)) for each in joined] == [
         (2, ["x", "y"]),
         (1, ["z", "y"]),
@@ -108,5 +108,5 @@ def test_other_names_other_order_and_two_columns_of_one_name_are_kept_apart() ->
     ]
     assert joined[2].to_numpy().tolist() == [[2, 1], [2, 1]]
     assert joined[3].to_numpy().tolist() == [[1, 2], [1, 2]]
-    assert [len(each) for each in joined_frames([a])] == [1]
-    assert joined_frames([]) == []
+    assert [len(each) for each in join_frames([a])] == [1]
+    assert join_frames([]) == []

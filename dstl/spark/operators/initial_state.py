@@ -17,7 +17,7 @@ from dstl.errors import Invalid
 from dstl.spark.query.placement import key_group_column
 from dstl.spark.query.ticks import one_row_once
 from dstl.spark.task_definition import TaskDefinition
-from dstl.state.frames.row_writer import carried
+from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 
 __all__ = ["check_initial_state", "with_initial_state"]
@@ -45,7 +45,7 @@ def check_initial_state(initial_state: Any, definition: TaskDefinition) -> DataF
         if found.get(field.name) != wanted:
             held = ", ".join(f"{name} {kind}" for name, kind in found.items())
             raise Invalid(f"{what}: initial_state needs the grouping column {field.name} {wanted}; it has {held}")
-    carried(df.schema, f"{what}: the initial state")
+    arrow_schema_of(df.schema, f"{what}: the initial state")
     return df
 
 

@@ -16,7 +16,7 @@ from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.input_checks import check_input, check_names, check_no_event_time_windows
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.declared_schemas import DeclaredSchemas
-from dstl.state.frames.row_writer import carried
+from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.keyed_functions import (
     EXISTS_COLUMN,
@@ -132,7 +132,7 @@ def _define(
 ) -> FunctionDefinition:
     if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0):
         raise Invalid(f"{place.label}: ttl_ms={shown(ttl_ms)} is no number of milliseconds above 0")
-    carried(input_schema, f"{place.label}: the input")
+    arrow_schema_of(input_schema, f"{place.label}: the input")
     definition = FunctionDefinition(
         **place._asdict(),
         function=function,

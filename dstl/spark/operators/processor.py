@@ -19,7 +19,7 @@ from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.input_checks import check_input, check_names
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.declared_schemas import DeclaredSchemas
-from dstl.state.frames.row_writer import carried
+from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.handle import TimeMode
 from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
 from dstl.state.processor_runner import ProcessorRunner, discover_states
@@ -134,10 +134,10 @@ def define_processor(
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from None
     check_names(df, df.columns, what)
-    carried(df.schema, f"{what}: the input")
+    arrow_schema_of(df.schema, f"{what}: the input")
     schemas = DeclaredSchemas(parse_ddl)
     schema = schemas.schema(output, f"{what}: the output schema")
-    carried(schema, f"{what}: the output")
+    arrow_schema_of(schema, f"{what}: the output")
     definition = ProcessorDefinition(
         **place._asdict(),
         processor=processor,

@@ -1,4 +1,4 @@
-"""Arrow columns and numpy arrays over the same buffers: binary values, and whole numbers in whatever Arrow type."""
+"""Arrow columns and numpy arrays over the same buffers: binary values, and numbers of 64 bits."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ _FLOAT = struct.Struct("<f")
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """How one type crosses.
+    """The conversions of one type.
 
     Attributes:
         native: The exact Python type whose values a flat row takes as they are, or refuses where one does not fit;
@@ -149,7 +149,7 @@ def _nullable(convert: Convert, nullable: bool, what: str) -> Convert:
     return checked
 
 
-def _passing(convert: Convert | None) -> Convert | None:
+def _pass_nulls(convert: Convert | None) -> Convert | None:
     if convert is None:
         return None
     return lambda value: None if value is None else convert(value)
@@ -298,7 +298,7 @@ def _decimal(data_type: DecimalType) -> FieldCodec:
 def _array(data_type: ArrayType) -> FieldCodec:
     element = field_codec(data_type.elementType)
     encode_one = _nullable(element.encode, data_type.containsNull, "an array")
-    decode_one = _passing(element.decode)
+    decode_one = _pass_nulls(element.decode)
 
     def encode(value: Any) -> list[Any]:
         if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
@@ -313,7 +313,7 @@ def _array(data_type: ArrayType) -> FieldCodec:
 def _map(data_type: MapType) -> FieldCodec:
     key, value = field_codec(data_type.keyType), field_codec(data_type.valueType)
     encode_value = _nullable(value.encode, data_type.valueContainsNull, "a map's values")
-    decode_key, decode_value = _passing(key.decode), _passing(value.decode)
+    decode_key, decode_value = _pass_nulls(key.decode), _pass_nulls(value.decode)
 
     def encode(given: Any) -> list[Any]:
         # A list of pairs is what an input row holds for a map.
@@ -330,7 +330,7 @@ def _struct(data_type: StructType) -> FieldCodec:
     names = list(data_type.names)
     codecs = [field_codec(field.dataType) for field in data_type.fields]
     encoders = [_nullable(c.encode, f.nullable, f.name) for c, f in zip(codecs, data_type.fields, strict=True)]
-    decoders = [_passing(c.decode) for c in codecs]
+    decoders = [_pass_nulls(c.decode) for c in codecs]
     make = bound_row(names)
 
     def encode(value: Any) -> list[Any]:

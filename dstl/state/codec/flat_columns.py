@@ -35,7 +35,7 @@ from dstl.state.codec.column_buffers import (
 )
 from dstl.state.codec.field_codec import field_codec
 from dstl.state.codec.flat_row import FlatRow, slot_format, unpack_nested
-from dstl.state.codec.schema_evolution import reading
+from dstl.state.codec.schema_evolution import conversion
 from dstl.state.codec.type_groups import FLOATS, TEXT, is_small_decimal
 
 __all__ = ["FlatColumns", "SplitRows"]
@@ -180,7 +180,7 @@ class SplitRows:
             body = pc.if_else(pa.array(~nulls), body, None)
         if isinstance(data_type, (*TEXT, BinaryType)):
             return _of_bytes(body, data_type, new, arrow_type)
-        convert, to_arrow = reading(history) if history else None, _arrow_value(new)
+        convert, to_arrow = conversion(history) if history else None, _arrow_value(new)
         wire = [None if one is None else unpack_nested(one) for one in body.to_pylist()]
         if convert is not None:
             wire = [None if one is None else convert(one) for one in wire]

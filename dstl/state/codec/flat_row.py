@@ -43,7 +43,7 @@ from dstl.state.codec.type_groups import TEXT, is_small_decimal
 __all__ = ["END_FORMAT", "FlatRow", "slot_format", "unpack_nested"]
 
 END_FORMAT = "I"
-"""How ``struct`` and numpy call the slot of a field without a fixed width."""
+"""The format of the slot of a field without a fixed width, in ``struct`` and numpy."""
 
 Converter = Callable[[Any], Any]
 
@@ -151,7 +151,7 @@ class FlatRow:
             bits = int.from_bytes(nulls, "little")
             is_null = [bool(bits >> i & 1) for i in range(len(self.zeros))]
             bodies = {
-                i: _nothing if is_null[i] else _composed(from_bytes, converters[i]) for i, _, from_bytes in self.bodies
+                i: _nothing if is_null[i] else _compose(from_bytes, converters[i]) for i, _, from_bytes in self.bodies
             }
             conversions = [
                 (i, each) for i, each in enumerate(converters) if each and not is_null[i] and i not in bodies
@@ -203,7 +203,7 @@ _ReadPlan = tuple[tuple[tuple[int, Converter], ...], tuple[tuple[int, Converter]
 """Of the rows with certain nulls: how fields are made of their bytes, what is done to others, and which are null."""
 
 
-def _composed(from_bytes: Converter, convert: Converter | None) -> Converter:
+def _compose(from_bytes: Converter, convert: Converter | None) -> Converter:
     return from_bytes if convert is None else lambda data: convert(from_bytes(data))
 
 

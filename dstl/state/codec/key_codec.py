@@ -1,4 +1,4 @@
-"""Grouping keys and user keys as bytes: canonical (equal keys have equal bytes) and injective within one schema.
+"""Grouping keys and user keys as bytes: equal keys have equal bytes, other keys of the schema have others.
 
 ::
 

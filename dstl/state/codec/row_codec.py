@@ -1,4 +1,4 @@
-"""Tuples of Python values as flat rows and back: fields checked, converted, and named in errors."""
+"""Tuples of Python values as flat rows and back."""
 
 from __future__ import annotations
 

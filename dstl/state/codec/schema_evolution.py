@@ -1,4 +1,4 @@
-"""How a value that was written under an older schema of its state is read under the newest one.
+"""Conversion of values that were written under an older schema of their state to the newest one.
 
 Columns, and the fields of structs wherever they stand (in structs, arrays, the values of maps), are matched by name.
 One that has come later is null, one that is gone is left out, their order is free, and their types may widen as Avro
@@ -35,7 +35,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["MEANING", "Convert", "reading", "why_unreadable"]
+__all__ = ["MEANING", "Convert", "conversion", "why_unreadable"]
 
 MEANING = "dstl.meaning"
 """In a column's metadata: what it holds, where its type does not say so and another content would not fit."""
@@ -58,7 +58,7 @@ _WIDER: dict[type[DataType], tuple[type[DataType], ...]] = {
     StringType: (BinaryType,),
     BinaryType: (StringType,),
 }
-"""What a type may become: a date is its days and a timestamp its microseconds since 1970, a string its UTF-8."""
+"""Types that a type may become: a date is its days, a timestamp its microseconds since 1970, a string its UTF-8."""
 
 
 def why_unreadable(stored: StructType, declared: StructType) -> str:
@@ -66,7 +66,7 @@ def why_unreadable(stored: StructType, declared: StructType) -> str:
     return _struct_reason(stored, declared, "")
 
 
-def reading(history: Sequence[DataType]) -> Convert | None:
+def conversion(history: Sequence[DataType]) -> Convert | None:
     """Return what makes wire values of the first type into those of the last; None where they are the same.
 
     Args:
@@ -75,12 +75,12 @@ def reading(history: Sequence[DataType]) -> Convert | None:
     """
     old, new = history[0], history[-1]
     if isinstance(new, StructType):
-        return _struct_reading(history)
+        return _struct_conversion(history)
     if isinstance(new, ArrayType):
-        element = reading([each.elementType for each in history])
+        element = conversion([each.elementType for each in history])
         return None if element is None else lambda wire: [None if one is None else element(one) for one in wire]
     if isinstance(new, MapType):
-        item = reading([each.valueType for each in history])
+        item = conversion([each.valueType for each in history])
         return None if item is None else lambda wire: [[k, None if v is None else item(v)] for k, v in wire]
     if isinstance(new, FloatType) and not isinstance(old, FloatType):
         # Rounded once: by way of a double some would be rounded twice.
@@ -94,12 +94,12 @@ def reading(history: Sequence[DataType]) -> Convert | None:
     return None
 
 
-def _struct_reading(history: Sequence[StructType]) -> Convert | None:
+def _struct_conversion(history: Sequence[StructType]) -> Convert | None:
     old, new = history[0], history[-1]
     taken: list[tuple[int | None, Convert | None]] = []
     for field in new.fields:
         if all(field.name in each.names for each in history):
-            convert = reading([each[field.name].dataType for each in history])
+            convert = conversion([each[field.name].dataType for each in history])
             taken.append((old.names.index(field.name), convert))
         else:
             taken.append((None, None))

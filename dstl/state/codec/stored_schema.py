@@ -1,4 +1,4 @@
-"""Schemas as checkpoints store them: Spark's JSON of plain SQL types, checked before Spark's own parser sees them.
+"""Checked schemas of a checkpoint: Spark's JSON of plain SQL types, read here before Spark's own parser sees it.
 
 Spark's parser imports the module that a user-defined type names, and before 4.1.2 unpickled a class out of it. Whoever
 can write to the bucket, or hands a savepoint over, could so run code in whoever reads it. Here a stored schema is plain

@@ -23,7 +23,7 @@ from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import CorruptData, Invalid, clipped
 from dstl.state.codec.flat_row import FlatRow
 from dstl.state.codec.row_codec import RowCodec
-from dstl.state.codec.schema_evolution import reading
+from dstl.state.codec.schema_evolution import conversion
 
 __all__ = ["HAS_WRITE_TIME", "MAX_SCHEMA_VERSIONS", "WRITE_TIME", "ValueCodec"]
 
@@ -97,7 +97,7 @@ class ValueCodec:
             raise ValueError("no such schema version")
         row = FlatRow([field.dataType for field in self._schemas[version - 1].fields])
         wire = row.reader(1 + (WRITE_TIME.size if kind & HAS_WRITE_TIME else 0))
-        convert, decoded = reading(self._schemas[version - 1 :]), self._rows.decode_wire
+        convert, decoded = conversion(self._schemas[version - 1 :]), self._rows.decode_wire
         if convert is None:
             self._decoders[kind] = lambda value: decoded(wire(value))
         else:

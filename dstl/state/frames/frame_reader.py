@@ -1,4 +1,4 @@
-"""Arrow columns to the pandas frames that a pandas-style processor gets.
+"""Conversion of Arrow columns to the pandas frames that a pandas-style processor gets.
 
 The columns' types are those that Spark's own worker ends up with: it goes through Python rows, so that every integer
 becomes int64 and every float float64; integers with nulls are floats, timestamps are naive in the session's time zone.

@@ -1,4 +1,4 @@
-"""Data frames that a processor yields to Arrow batches of the output schema, as Spark's own worker builds them.
+"""Conversion of the data frames that a processor yields to Arrow batches, as Spark's own worker builds them.
 
 Columns are matched by name, or by position where no column has a string for a name. A naive timestamp is local to the
 session's time zone.
@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from dstl.errors import Invalid, clipped
 from dstl.state.codec.type_groups import FLOATS, INTEGERS
-from dstl.state.frames.frame_blocks import joined_frames
+from dstl.state.frames.frame_blocks import join_frames
 from dstl.state.frames.null_checks import forbids_nulls, refuse_null
 from dstl.state.frames.row_writer import arrow_schema
 
@@ -61,7 +61,7 @@ class FrameWriter:
                     f"operator {self._operator!r} yielded {type(frame).__name__}: a pandas-style processor yields "
                     "pandas.DataFrame; one that yields Rows is run by transformWithState"
                 )
-        full = joined_frames([frame for frame in frames if len(frame)])
+        full = join_frames([frame for frame in frames if len(frame)])
         if not full:
             return []
         arrays = []

@@ -1,4 +1,4 @@
-"""Nulls that a schema rules out, found in Arrow columns on their way to Spark, which does not look.
+"""Refusal of nulls that a schema rules out, in Arrow columns on their way to Spark, which does not look.
 
 Spark takes such a null from a Python worker and goes wrong later: what reads the column as NOT NULL gets a zero or a
 crash, and a Parquet file with it cannot be read.

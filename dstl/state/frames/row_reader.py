@@ -1,4 +1,4 @@
-"""Arrow columns to the ``Row`` objects that a Row-style processor gets.
+"""Conversion of Arrow columns to the ``Row`` objects that a Row-style processor gets.
 
 Values are those that Spark's own ``transformWithState`` worker hands over (``as_py`` of each cell): timestamps aware in
 the session's time zone, structs as dict, maps as lists of pairs. They are converted column by column.
@@ -23,7 +23,7 @@ __all__ = ["python_values", "row_class", "rows_of"]
 _UTC = ("UTC", "Etc/UTC", "+00:00")
 _YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _YEARS_1930_TO_2036 = (-1_262_304_000_000_000, 2_114_380_800_000_000)
-"""Where Arrow and Python know the same offsets: Arrow ends the daylight saving rules in 2037."""
+"""Microseconds between which Arrow and Python know the same offsets: Arrow ends the daylight saving rules in 2037."""
 
 
 @lru_cache(maxsize=256)

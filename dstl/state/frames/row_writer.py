@@ -1,4 +1,4 @@
-"""Rows that a processor yields to Arrow batches of the output schema, as Spark's own worker builds them.
+"""Conversion of the rows that a processor yields to Arrow batches, as Spark's own worker builds them.
 
 A ``Row`` or a dict is matched by name: what the schema does not know is left out, what is missing is null. A tuple is
 matched by position (Spark refuses it). A naive datetime is taken as UTC, as Spark's worker takes it.
@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, Use
 from dstl.errors import Invalid, clipped, shown
 from dstl.state.frames.null_checks import forbids_nulls, refuse_null
 
-__all__ = ["RowWriter", "arrow_schema", "carried"]
+__all__ = ["RowWriter", "arrow_schema", "arrow_schema_of"]
 
 _FIELDS = attrgetter("__fields__")
 
@@ -32,7 +32,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema)
 
 
-def carried(schema: StructType, what: str) -> pa.Schema:
+def arrow_schema_of(schema: StructType, what: str) -> pa.Schema:
     """Return the Arrow schema in which these columns cross between Spark and a Python worker.
 
     Args:
@@ -133,7 +133,7 @@ class RowWriter:
 
 
 def _converter(data_type: DataType) -> Callable[[Any], Any] | None:
-    """What a value needs before Arrow takes it; None for nothing."""
+    """Return what converts a value to one that Arrow takes; None for nothing."""
     if isinstance(data_type, StructType):
         inner = [(f.name, _converter(f.dataType)) for f in data_type.fields]
 

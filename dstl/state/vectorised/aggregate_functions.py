@@ -1,4 +1,4 @@
-"""Aggregates over many keys at once: how rows become partial results, and those the accumulators that state holds.
+"""Aggregates of many keys at once: they fold rows into the accumulators that state holds, and finish those.
 
 An accumulator is one or two columns of the operator's state. Results are those of Spark's functions of the same name:
 integers are summed as ``bigint`` and never wrap around, nulls are left out, NaN is larger than any number.
@@ -200,7 +200,7 @@ class Extreme:
         if as_numbers:
             found = np.full(groups.count, _I64.min if self._largest else _I64.max)
             (np.maximum if self._largest else np.minimum).at(found, codes, to_int64(values))
-            return [from_int64(found, _missing(codes, groups.count), kind)]
+            return [from_int64(found, _groups_without_rows(codes, groups.count), kind)]
         return [self._others(values, codes, groups.count)]
 
     def finish(self, accumulated: Columns) -> pa.Array:
@@ -226,7 +226,7 @@ class Extreme:
             chosen = zeros[found[codes[zeros]] == 0]
             found[codes[chosen]] = numbers[chosen]
         found[np.isnan(found)] = np.nan
-        return pa.array(found, values.type, mask=_missing(codes, count))
+        return pa.array(found, values.type, mask=_groups_without_rows(codes, count))
 
     def _others(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
         table = pa.table({"group": codes, "value": values}).group_by("group", use_threads=False)
@@ -254,7 +254,7 @@ class First:
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
-        taken, seen = self._taken(column, groups)
+        taken, seen = self._pick(column, groups)
         before = prior[1].fill_null(False)
         return [pc.if_else(before, prior[0], taken), pc.or_(before, seen)]
 
@@ -262,7 +262,7 @@ class First:
         """Return the results."""
         return accumulated[0]
 
-    def _taken(self, column: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array]:
+    def _pick(self, column: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array]:
         rows = groups.first_rows(self._rows(column))
         return column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)
 
@@ -288,7 +288,7 @@ def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
     return found
 
 
-def _missing(codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
+def _groups_without_rows(codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
     missing = np.ones(count, np.bool_)
     missing[codes] = False
     return missing
@@ -304,7 +304,7 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     if column.null_count:
         valid = column.is_valid()
         codes, column = codes[valid.to_numpy(zero_copy_only=False)], column.filter(valid)
-    missing = _missing(codes, groups.count)
+    missing = _groups_without_rows(codes, groups.count)
     mask = missing if missing.any() else None
     if pa.types.is_floating(kind):
         numbers = column.cast(pa.float64()).to_numpy(zero_copy_only=False)

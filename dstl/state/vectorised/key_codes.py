@@ -1,5 +1,7 @@
-"""Rows of equal keys, as numbers: every row gets the position of its key among the distinct keys. Nothing runs per row
-in Python but for keys that hold arrays or maps."""
+"""Numbers for the rows of equal keys: each row gets the position of its key among the distinct keys.
+
+Nothing runs per row in Python but for keys that hold arrays or maps.
+"""
 
 from __future__ import annotations
 

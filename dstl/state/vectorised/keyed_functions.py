@@ -1,4 +1,4 @@
-"""The two functions of vectorised operators: several aggregates side by side, and a function of the user's."""
+"""The functions of vectorised operators: several aggregates side by side, and a function of the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a function over whole columns: the rows of a micro-batch's partition, its distinct keys and their prior states.
+"""The runner of a function over whole columns: a partition's rows, its distinct keys and their prior states.
 
 Nothing runs per row in Python. Per distinct key there is one look-up in the TaskManager's table and one change.
 """
@@ -21,17 +21,17 @@ from dstl.state.codec.column_buffers import empty_values
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.descriptor import StateDescriptor, StateKind
-from dstl.state.frames.row_writer import carried
+from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.key_codes import Groups, group_codes
 
-__all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conformed"]
+__all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conform"]
 
 
 class Update(NamedTuple):
-    """What a function makes of one call.
+    """The result of one call of a function.
 
     Attributes:
         states: New states, one row per key in the keys' order; None: all stay as they are.
@@ -45,7 +45,7 @@ class Update(NamedTuple):
 
 
 class KeyedFunction(Protocol):
-    """What an operator does with the rows of many keys.
+    """The work of an operator on the rows of many keys.
 
     Attributes:
         state_name: The one state's name.
@@ -127,8 +127,8 @@ class VectorisedRunner:
         self._input_names = list(input_schema.names)
         self._call_rows = call_rows
         self._part_bytes = part_bytes
-        self._output_schema = carried(function.output_schema, f"operator {operator!r}: the output")
-        carried(function.state_schema, f"operator {operator!r}: the state")
+        self._output_schema = arrow_schema_of(function.output_schema, f"operator {operator!r}: the output")
+        arrow_schema_of(function.state_schema, f"operator {operator!r}: the state")
         for field in function.state_schema.fields:
             if "variant" in field.dataType.simpleString():
                 raise Invalid(
@@ -206,7 +206,7 @@ class VectorisedRunner:
         except Invalid as error:
             raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
         if update.states is not None:
-            columns = conformed(update.states, self._values.schema, f"operator {self._operator!r}: the new states")
+            columns = conform(update.states, self._values.schema, f"operator {self._operator!r}: the new states")
             if columns.num_rows != keys.num_rows:
                 raise Invalid(
                     f"operator {self._operator!r} returned {columns.num_rows} new states for {keys.num_rows} keys: one "
@@ -214,7 +214,7 @@ class VectorisedRunner:
                 )
             self._send(key_groups, encoded, stored, self._values.encode(columns, update.kept), update.kept, task)
         if update.output is not None and update.output.num_rows:
-            yield conformed(update.output, self._output_schema, f"operator {self._operator!r}: the output")
+            yield conform(update.output, self._output_schema, f"operator {self._operator!r}: the output")
 
     def _send(
         self,
@@ -249,7 +249,7 @@ class VectorisedRunner:
             task.send(changes.slice(start, size))
 
 
-def conformed(found: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBatch:
+def conform(found: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBatch:
     """Return these columns as the schema has them, matched by name.
 
     Raises:
