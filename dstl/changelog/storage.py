@@ -1,7 +1,7 @@
 """The changelog storage of one TaskManager: all writers, one batcher, one uploader (FLIP-158).
 
 The thin shell around the pure parts: the ledgers say who owns what, the batcher says when to seal, the budget says who
-waits. Here their decisions are executed; what becomes of a seal is in ``seals.py``.
+waits. Here their decisions are executed; what becomes of a seal is in ``segment_sealing.py``.
 """
 
 from __future__ import annotations

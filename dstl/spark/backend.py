@@ -215,7 +215,7 @@ class StateBackend(StatefulOperators):
                 host=LOOPBACK if local else cluster.host or driver_host(session),
                 bind=None if local else conf.get("spark.driver.bindAddress"),
                 port=cluster.port,
-                task_manager_config=config.to_json().encode(),
+                task_manager_config=config.to_json(),
                 task_managers_elsewhere=not local,
                 executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
                 if cluster.launch and not local

@@ -1,30 +1,19 @@
-"""What a TaskManager is told by its coordinator when it enlists. It holds no secret."""
+"""The configuration that a coordinator gives each TaskManager when it enlists. It holds no secret."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import Any
-
-from pydantic import BaseModel
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, S3Options, UploadOptions
 from materializer.tables import TableKind
 
 __all__ = ["TaskManagerConfig"]
 
-_SECTIONS: dict[str, type[BaseModel]] = {
-    "batching": BatchingOptions,
-    "upload": UploadOptions,
-    "hedging": HedgingOptions,
-    "materialization": MaterializationOptions,
-    "s3": S3Options,
-}
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TaskManagerConfig:
-    """How a TaskManager of one application works: the same for all of them.
+    """Configures the TaskManagers of one application, all of them alike.
 
     Attributes:
         location: Where state is stored.
@@ -40,21 +29,24 @@ class TaskManagerConfig:
     location: str
     table: TableKind = "heap"
     max_parallelism: int = 128
-    batching: BatchingOptions = field(default_factory=BatchingOptions)
-    upload: UploadOptions = field(default_factory=UploadOptions)
-    hedging: HedgingOptions = field(default_factory=HedgingOptions)
-    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
-    s3: S3Options = field(default_factory=S3Options)
+    batching: BatchingOptions = BatchingOptions()
+    upload: UploadOptions = UploadOptions()
+    hedging: HedgingOptions = HedgingOptions()
+    materialization: MaterializationOptions = MaterializationOptions()
+    s3: S3Options = S3Options()
 
-    def to_json(self) -> str:
+    def to_json(self) -> bytes:
         """Return it as JSON."""
-        fields: dict[str, Any] = {name: getattr(self, name) for name in ("location", "table", "max_parallelism")}
-        fields.update({name: getattr(self, name).model_dump(mode="json") for name in _SECTIONS})
-        return json.dumps(fields)
+        return _JSON.dump_json(self)
 
     @staticmethod
-    def from_json(text: str) -> TaskManagerConfig:
-        """Rebuild a configuration; the inverse of :meth:`to_json`."""
-        fields = json.loads(text)
-        fields.update({name: kind.model_validate(fields[name]) for name, kind in _SECTIONS.items()})
-        return TaskManagerConfig(**fields)
+    def from_json(data: bytes) -> TaskManagerConfig:
+        """Rebuild a configuration; the inverse of :meth:`to_json`.
+
+        Raises:
+            ValueError: It is none.
+        """
+        return _JSON.validate_json(data)
+
+
+_JSON = TypeAdapter(TaskManagerConfig)

@@ -79,8 +79,8 @@ async def _until_let_go(lifeline: AsyncConnection, invitation: Invitation, runti
         member, pid = invitation.member_id, os.getpid()
         told = await _answer(lifeline, Enlist(member, pid))
         try:
-            config = TaskManagerConfig.from_json(bytes(told.config).decode())
-        except (ValueError, TypeError, KeyError) as error:
+            config = TaskManagerConfig.from_json(bytes(told.config))
+        except ValueError as error:
             raise CorruptData(f"the coordinator at {invitation.coordinator} tells no configuration: {error}") from None
         try:
             await _check_shared(config, told.marks, invitation.host)

@@ -66,7 +66,7 @@ class ProcessDriver(Driver):
             allow_non_restored_state=False,
             on_event=lambda _: None,
             on_task_manager_lost=self.lost.append,
-            task_manager_config=config.to_json().encode(),
+            task_manager_config=config.to_json(),
         )
 
     def launch(self) -> int:

@@ -256,7 +256,7 @@ async def test_a_directory_that_is_not_shared_is_refused_before_the_first_batch(
     at_driver, at_host = str(tmp_path / "driver"), str(tmp_path / "host")
     if several:  # the first is shared, and the second is not
         at_driver, at_host = f"{tmp_path / 'one'},{at_driver}", f"{tmp_path / 'one'},{at_host}"
-    config = TaskManagerConfig(at_host).to_json().encode()
+    config = TaskManagerConfig(at_host).to_json()
     async with cluster(
         seed, task_managers=1, hosts=1, store=open_store(at_driver), config=config, elsewhere=True
     ) as driver:
@@ -273,7 +273,7 @@ async def test_a_directory_that_is_not_shared_is_refused_before_the_first_batch(
 
 async def test_a_directory_that_is_shared_is_found_and_nothing_of_the_proof_stays(seed: int, tmp_path: Path) -> None:
     places = f"{tmp_path / 'a'},{tmp_path / 'b'}"
-    config = TaskManagerConfig(places).to_json().encode()
+    config = TaskManagerConfig(places).to_json()
     async with cluster(
         seed, task_managers=1, hosts=1, store=open_store(places), config=config, elsewhere=True
     ) as driver:

@@ -365,7 +365,7 @@ async def test_each_damaged_or_missing_object_is_reported_with_its_name_and_the_
         at = rng.randrange(len(data))
         others = {
             "damaged": data[:at] + bytes([data[at] ^ (1 << rng.randrange(8))]) + data[at + 1 :],
-            "not the": data[: rng.randrange(1, len(data))],
+            f"its handle says {len(data)}": data[: rng.randrange(1, len(data))],
         }
         swapped = next(other for other in made.files if other.name != file.name)
         others["is damaged"] = await store.get(made.object_name(swapped))

@@ -89,7 +89,7 @@ def test_show_tells_what_a_checkpoint_is_made_of(place: tuple[Path, Location]) -
     assert "checkpoint 6" in older.stdout
     missing = run("checkpoints", "show", path, "99")
     assert missing.exit_code == 1
-    assert "it has 6, 7" in missing.stderr
+    assert "it retains: 6, 7" in missing.stderr
 
 
 def test_verify_reports_damage_with_exit_code_1(place: tuple[Path, Location]) -> None:

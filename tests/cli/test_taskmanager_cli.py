@@ -45,7 +45,7 @@ async def coordinating(location: Path, seed: int) -> AsyncIterator[CoordinatorSe
         allow_non_restored_state=False,
         on_event=lambda _: None,
         on_task_manager_lost=lambda _: None,
-        task_manager_config=TaskManagerConfig(str(location)).to_json().encode(),
+        task_manager_config=TaskManagerConfig(str(location)).to_json(),
         executor_hosts=one_host,
     )
     await service.start()

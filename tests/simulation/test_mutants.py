@@ -1,7 +1,6 @@
-"""The museum of bugs: each known one, built in again, must be seen by the simulation within a bounded number of seeds.
+"""Known bugs, built in again: the simulation must see each one within a bounded number of seeds.
 
-Numbers are those of ``reference/reliability.md`` 3.4 where the bug is one of its eleven; the others are of its rules or
-were found by the simulation itself.
+Numbers are those of ``tests/KNOWN_BUGS.md`` where the bug stands there; the others were found by the simulation itself.
 """
 
 import itertools

@@ -41,7 +41,7 @@ class Coordinator:
         self.lost = asyncio.Event()
 
     async def _enlist(self, peer: Peer, call: Enlist) -> Enlisted:
-        return Enlisted((), TaskManagerConfig(str(self.location)).to_json().encode())
+        return Enlisted((), TaskManagerConfig(str(self.location)).to_json())
 
     async def _register(self, peer: Peer, call: Register) -> Done:
         assert call.address is not None

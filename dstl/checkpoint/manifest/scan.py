@@ -1,4 +1,4 @@
-"""What a reader sees of the manifest log at one moment, and which checkpoints that means. Pure."""
+"""The manifest log at one moment, as a reader sees it, and the checkpoints in it. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.format import ManifestRecord
-from dstl.errors import DstlError
+from dstl.errors import DstlError, MissingState
 from dstl.store.base import ObjectInfo
-from handles.checkpoint import CompletedCheckpoint
+from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
 __all__ = ["ManifestScan", "retained_of"]
 
@@ -46,6 +46,29 @@ class ManifestScan:
         """The checkpoints that can be restored, oldest first."""
         checkpoints = (record.checkpoint for _, record in sorted(self.records.items()))
         return retained_of(c for c in checkpoints if c is not None and c.checkpoint_id >= self.boundary)
+
+    def choose(self, checkpoint_id: CheckpointId | None, location: str) -> CompletedCheckpoint:
+        """Return a retained checkpoint, the latest where none is named.
+
+        Raises:
+            MissingState: There is none, or none of that number.
+            CorruptData: Its record, or a newer one, is damaged.
+            Invalid: A newer version wrote the record.
+        """
+        found = {each.checkpoint_id: each for each in self.retained}
+        newest = max(found, default=0)
+        if checkpoint_id is None:
+            for sequence, error in sorted(self.damaged.items(), reverse=True):
+                if sequence > newest:
+                    raise error
+        elif checkpoint_id in self.damaged:
+            raise self.damaged[checkpoint_id]
+        chosen = found.get(newest if checkpoint_id is None else checkpoint_id)
+        if chosen is None:
+            held = ", ".join(map(str, sorted(found))) or "none"
+            wanted = "checkpoint" if checkpoint_id is None else f"checkpoint {checkpoint_id}"
+            raise MissingState(f"{location} has no {wanted}; it retains: {held}. See dstl checkpoints list")
+        return chosen
 
 
 def retained_of(checkpoints: Iterable[CompletedCheckpoint]) -> list[CompletedCheckpoint]:

@@ -86,22 +86,7 @@ async def choose_checkpoint(
         MissingState: There is none, or none of that number.
         CorruptData: Its manifest, or a newer one, is damaged.
     """
-    scan = await ManifestReader(store, runtime).scan()
-    found = {c.checkpoint_id: c for c in scan.retained}
-    if checkpoint_id is None:
-        newest = max(found, default=0)
-        for sequence, error in sorted(scan.damaged.items(), reverse=True):
-            if sequence > newest:
-                raise error
-        if newest:
-            return found[newest]
-    elif checkpoint_id in found:
-        return found[checkpoint_id]
-    elif checkpoint_id in scan.damaged:
-        raise scan.damaged[checkpoint_id]
-    held = ", ".join(map(str, sorted(found))) or "none"
-    wanted = "checkpoint" if checkpoint_id is None else f"checkpoint {checkpoint_id}"
-    raise MissingState(f"{store.location} has no {wanted}; it retains: {held}. See dstl checkpoints list")
+    return (await ManifestReader(store, runtime).scan()).choose(checkpoint_id, store.location)
 
 
 async def create_savepoint(

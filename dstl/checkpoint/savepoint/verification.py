@@ -9,7 +9,7 @@ from dstl.checkpoint.savepoint.creation import OnProgress
 from dstl.checkpoint.savepoint.format import Savepoint, check_savepoint_name
 from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
-from dstl.checkpoint.upkeep.object_checks import check_base
+from dstl.checkpoint.upkeep.object_checks import check_base, check_size
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -47,13 +47,16 @@ async def verify_savepoint(
         CorruptData: Its descriptor is damaged.
         Invalid: A newer version wrote it.
     """
-    savepoint = await SavepointObjects(store, runtime).descriptor(check_savepoint_name(name))
+    objects = SavepointObjects(store, runtime)
+    savepoint = await objects.descriptor(check_savepoint_name(name))
+    listed = {info.name: info for info in await objects.list(f"{name}/")}
     checkpoint = savepoint_as_checkpoint(savepoint)
     problems: list[str] = []
     entries = read = done = 0
     for file, handle in zip(savepoint.files, checkpoint.materialized, strict=True):
         label = f"savepoint {name!r} in {store.location}: {handle.name}"
         try:
+            check_size(listed.get(handle.name), handle.size)
             held = await Patience(runtime).read(partial(check_base, store, handle))
             read += handle.size
             entries += sum(held)

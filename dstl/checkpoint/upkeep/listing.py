@@ -1,8 +1,9 @@
-"""What an operator wants to know of the checkpoints of a location, as plain values: behind ``dstl checkpoints``."""
+"""Lists of the checkpoints and states of a location, as plain values for ``dstl checkpoints`` and ``dstl state``."""
 
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from dstl.checkpoint.manifest.format import manifest_name
@@ -11,7 +12,7 @@ from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.checkpoint.savepoint.format import check_savepoint_name
 from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.checkpoint.truncation import recovery_work
-from dstl.errors import Invalid, MissingState
+from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, log_coverage, referenced_objects
@@ -27,11 +28,7 @@ async def list_checkpoints(store: ObjectStore, runtime: Runtime) -> dict[str, An
         Unavailable: The store did not answer several times in a row.
     """
     scan = await _scan(store, runtime)
-    rows = []
-    before: CompletedCheckpoint | None = None
-    for checkpoint in scan.retained:
-        rows.append(_summary(checkpoint, before, scan))
-        before = checkpoint
+    rows = [_summary(each, before, scan) for before, each in pairwise([None, *scan.retained]) if each is not None]
     for sequence, error in sorted(scan.damaged.items()):
         rows.append({"checkpoint_id": sequence, "state": "damaged", "detail": str(error)})
     rows.sort(key=lambda row: row["checkpoint_id"])
@@ -49,22 +46,12 @@ async def describe_checkpoint(
         Invalid: No query has used this location, or a newer version wrote the record.
     """
     scan = await _scan(store, runtime)
-    retained = scan.retained
-    if checkpoint_id is None and scan.damaged and (not retained or max(scan.damaged) > retained[-1].checkpoint_id):
-        raise scan.damaged[max(scan.damaged)]
-    if checkpoint_id is not None and checkpoint_id in scan.damaged:
-        raise scan.damaged[checkpoint_id]
-    at = next((i for i, c in enumerate(retained) if c.checkpoint_id == checkpoint_id), None)
-    if checkpoint_id is None and retained:
-        at = len(retained) - 1
-    if at is None:
-        held = ", ".join(str(c.checkpoint_id) for c in retained) or "none"
-        raise MissingState(f"{store.location} has no checkpoint {checkpoint_id or ''} (it has {held})")
-    checkpoint = retained[at]
+    checkpoint = scan.choose(checkpoint_id, store.location)
+    before = next((c for c in reversed(scan.retained) if c.checkpoint_id < checkpoint.checkpoint_id), None)
     sqns = log_coverage(checkpoint)
     return {
         "location": store.location,
-        **_summary(checkpoint, retained[at - 1] if at else None, scan),
+        **_summary(checkpoint, before, scan),
         "max_parallelism": checkpoint.max_parallelism,
         "operators": [
             {

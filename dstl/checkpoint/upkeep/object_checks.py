@@ -16,7 +16,7 @@ from dstl.changelog.segment.decoder import verify_segment
 from dstl.changelog.segment.index import SegmentIndex
 from dstl.changelog.segment.reader import SegmentReader
 from dstl.errors import CorruptData
-from dstl.store.base import ByteRange, ObjectStore
+from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle, TableFile
 from handles.segment_handle import SegmentHandle
@@ -26,7 +26,7 @@ from materializer.bases.table_index import decode_index
 
 T = TypeVar("T")
 
-__all__ = ["SegmentUse", "check_base", "check_segment", "check_stray_segment", "check_table_file"]
+__all__ = ["SegmentUse", "check_base", "check_segment", "check_size", "check_stray_segment", "check_table_file"]
 
 _WHOLE = 16 << 20
 """A larger segment is read twice, in parts: for its checksum, and block by block."""
@@ -153,6 +153,16 @@ async def _check_stored_crc(store: ObjectStore, name: str, start: int, size: int
     for at in range(0, size, _WHOLE):
         crc = google_crc32c.extend(crc, await _get(store, name, start + at, min(_WHOLE, size - at)))
     _check_crc(crc, expected)
+
+
+def check_size(info: ObjectInfo | None, size: int) -> None:
+    """Refuse an object that the store's list has with another size; one that the list lacks may still be there.
+
+    Raises:
+        CorruptData: It has another size.
+    """
+    if info is not None and info.size != size:
+        raise CorruptData(f"it has {info.size} bytes, and its handle says {size}")
 
 
 def _check_crc(found: int, expected: int) -> None:

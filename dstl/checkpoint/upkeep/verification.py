@@ -20,6 +20,7 @@ from dstl.checkpoint.upkeep.object_checks import (
     SegmentUse,
     check_base,
     check_segment,
+    check_size,
     check_stray_segment,
     check_table_file,
 )
@@ -171,24 +172,18 @@ async def _check_record(log: ManifestReader, scan: ManifestScan, sequence: int) 
 async def _check_segment(
     store: ObjectStore, handle: SegmentHandle, uses: tuple[SegmentUse, ...], whole: ObjectInfo | None
 ) -> None:
-    _check_size(whole, handle.size)
+    check_size(whole, handle.size)
     await check_segment(store, handle, uses)
 
 
 async def _check_base(store: ObjectStore, handle: MaterializedStateHandle, whole: ObjectInfo | None) -> None:
-    _check_size(whole, handle.size)
+    check_size(whole, handle.size)
     await check_base(store, handle)
 
 
 async def _check_table_file(store: ObjectStore, file: TableFile, whole: ObjectInfo | None) -> None:
-    _check_size(whole, file.size)
+    check_size(whole, file.size)
     await check_table_file(store, file)
-
-
-def _check_size(info: ObjectInfo | None, size: int) -> None:
-    """What is not in the list may still be there: the read says."""
-    if info is not None and info.size != size:
-        raise CorruptData(f"it has {info.size} bytes, and its handle says {size}")
 
 
 async def _run(
