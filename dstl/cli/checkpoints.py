@@ -1,93 +1,86 @@
-"""``dstl checkpoints``: what a location holds, and whether every byte of it can be read."""
+"""``dstl checkpoints``: list, show and verify the checkpoints of a location."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints
 from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
-from dstl.cli.console import (
-    EXIT_CODES,
-    AsJson,
-    EndpointUrl,
-    Location,
-    Wide,
-    add_row,
-    age_text,
-    errors_as_exit,
-    new_table,
-    print_json,
-    print_table,
-    printable,
-    progress_bar,
-    run_at,
-    size_text,
-    time_text,
-)
+from dstl.cli import console
 from dstl.runtime import system_runtime
 
 __all__ = ["app"]
 
 app = typer.Typer(
     help="Checkpoints of a location. These commands only read, and are safe beside a running query.",
-    epilog=EXIT_CODES,
+    epilog=console.EXIT_CODES,
     no_args_is_help=True,
 )
 
 _SHOWN_ROWS = 20
 
 
-@app.command("list", epilog=EXIT_CODES)
-def list_(location: Location, endpoint_url: EndpointUrl = None, wide: Wide = False, as_json: AsJson = False) -> None:
+@app.command("list", epilog=console.EXIT_CODES)
+def list_(
+    location: console.Location,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
+) -> None:
     """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1)."""
-    with errors_as_exit():
-        found = run_at(location, endpoint_url, list_checkpoints)
+    with console.errors_as_exit():
+        found = console.run_at(location, endpoint_url, list_checkpoints)
     if as_json:
-        print_json(found)
+        console.print_json(found)
     else:
         _show_list(found, wide)
     if any(row["state"] == "damaged" for row in found["checkpoints"]):
         raise typer.Exit(1)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=console.EXIT_CODES)
 def show(
-    location: Location,
+    location: console.Location,
     checkpoint: Annotated[
         int | None, typer.Argument(min=1, metavar="[CHECKPOINT]", help="Its number. Default: the latest.")
     ] = None,
-    endpoint_url: EndpointUrl = None,
-    wide: Wide = False,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Show what one checkpoint is made of: operators, base files, logs, segments."""
-    with errors_as_exit():
-        found = run_at(location, endpoint_url, lambda store, runtime: describe_checkpoint(store, runtime, checkpoint))
+    with console.errors_as_exit():
+        found = console.run_at(
+            location, endpoint_url, lambda store, runtime: describe_checkpoint(store, runtime, checkpoint)
+        )
     if as_json:
-        print_json(found)
+        console.print_json(found)
     else:
         _show_one(found, wide)
 
 
-@app.command(epilog=EXIT_CODES)
-def verify(location: Location, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+@app.command(epilog=console.EXIT_CODES)
+def verify(
+    location: console.Location, endpoint_url: console.EndpointUrl = None, as_json: console.AsJson = False
+) -> None:
     """Read every byte of every checkpoint of LOCATION and report each object that is damaged or missing.
 
     Checked: existence, size, CRC-32C of objects and blocks, contents of blocks, change sets and key groups.
     """
     started = system_runtime().clock.now()
-    with errors_as_exit(), progress_bar("verifying") as on_progress:
-        done = run_at(
+    with console.errors_as_exit(), console.progress_bar("verifying") as on_progress:
+        done = console.run_at(
             location,
             endpoint_url,
             lambda store, runtime: verify_location(store, runtime, on_progress=on_progress),
         )
     seconds = system_runtime().clock.now() - started
     if as_json:
-        print_json(_verified(location, done, seconds))
+        console.print_json(_verified(location, done, seconds))
     else:
         _show_verified(location, done, seconds)
     if done.problems:
@@ -105,40 +98,33 @@ def _verified(location: str, done: LocationVerification, seconds: float) -> dict
         "seconds": round(seconds, 3),
         "strays": done.strays,
         "other_objects": done.others,
-        "problems": [
-            {
-                "object": p.object,
-                "checkpoints": list(p.checkpoints),
-                "kind": p.kind,
-                "detail": p.detail,
-                "next_step": p.next_step,
-            }
-            for p in done.problems
-        ],
+        "problems": [asdict(problem) for problem in done.problems],
     }
 
 
 def _show_verified(location: str, done: LocationVerification, seconds: float) -> None:
     numbers = ", ".join(f"{c.checkpoint_id} (batch {c.batch_id})" for c in done.checkpoints) or "none"
-    typer.echo(f"{printable(location)} of query {printable(done.query_id)}: checkpoints {numbers}")
-    typer.echo(f"{done.objects} objects, {size_text(done.bytes)} read in {seconds:.1f} s")
+    typer.echo(f"{console.printable(location)} of query {console.printable(done.query_id)}: checkpoints {numbers}")
+    typer.echo(f"{done.objects} objects, {console.size_text(done.bytes)} read in {seconds:.1f} s")
     if done.strays or done.others:
         typer.echo(f"{done.strays} objects that no checkpoint needs (dstl gc), {done.others} that are not DSTL's")
     for problem in done.problems:
         whose = f" (checkpoints {', '.join(map(str, problem.checkpoints))})" if problem.checkpoints else ""
-        typer.echo(printable(f"{problem.kind.upper()} {problem.object}{whose}: {problem.detail}"))
-        typer.echo(f"  next: {printable(problem.next_step)}")
+        typer.echo(console.printable(f"{problem.kind.upper()} {problem.object}{whose}: {problem.detail}"))
+        typer.echo(f"  next: {console.printable(problem.next_step)}")
     typer.echo("all sound" if not done.problems else f"{len(done.problems)} PROBLEMS")
 
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], object]] = {
     "checkpoint": lambda row: row["checkpoint_id"],
     "batch": lambda row: row["batch_id"],
-    "age": lambda row: age_text(row["age_s"]),
-    "after": lambda row: "-" if row["seconds_since_previous"] is None else age_text(row["seconds_since_previous"]),
-    "new": lambda row: size_text(row["new_bytes"]),
-    "full": lambda row: size_text(row["full_bytes"]),
-    "to restore": lambda row: size_text(row["restore_bytes"]),
+    "age": lambda row: console.age_text(row["age_s"]),
+    "after": lambda row: (
+        "-" if row["seconds_since_previous"] is None else console.age_text(row["seconds_since_previous"])
+    ),
+    "new": lambda row: console.size_text(row["new_bytes"]),
+    "full": lambda row: console.size_text(row["full_bytes"]),
+    "to restore": lambda row: console.size_text(row["restore_bytes"]),
     "segments": lambda row: f"{row['segments_stored']} + {row['segments_inlined']} inlined",
     "bases": lambda row: row["base_files"],
     "state": lambda row: row["state"],
@@ -149,7 +135,7 @@ _NARROW = ("checkpoint", "batch", "age", "full", "to restore", "state")
 def _show_list(found: dict[str, Any], wide: bool) -> None:
     now = system_runtime().clock.wall()
     columns = list(_COLUMNS if wide else _NARROW)
-    table = new_table(
+    table = console.new_table(
         f"checkpoints of {found['location']}, query {found['query_id'] or '-'}",
         ((column, "left" if column == "state" else "right") for column in columns),
     )
@@ -157,36 +143,36 @@ def _show_list(found: dict[str, Any], wide: bool) -> None:
     for row in found["checkpoints"]:
         if row["state"] == "damaged":
             damaged.append(row)
-            add_row(table, row["checkpoint_id"], *"-" * (len(columns) - 2), "DAMAGED")
+            console.add_row(table, row["checkpoint_id"], *"-" * (len(columns) - 2), "DAMAGED")
         else:
-            add_row(table, *(_COLUMNS[column](row | {"age_s": now - row["created_at"]}) for column in columns))
-    print_table(table, wide=wide)
+            console.add_row(table, *(_COLUMNS[column](row | {"age_s": now - row["created_at"]}) for column in columns))
+    console.print_table(table, wide=wide)
     for row in damaged:
-        typer.echo(f"DAMAGED {row['checkpoint_id']}: {printable(row['detail'])}")
+        typer.echo(f"DAMAGED {row['checkpoint_id']}: {console.printable(row['detail'])}")
 
 
 def _show_one(found: dict[str, Any], wide: bool) -> None:
-    facts = new_table(f"checkpoint {found['checkpoint_id']} of {found['location']}")
-    add_row(facts, "batch", found["batch_id"])
-    add_row(facts, "parent", found["parent"] or "none")
-    add_row(facts, "run", found["run_id"])
-    add_row(facts, "made", time_text(found["created_at"]))
-    add_row(facts, "key groups", found["max_parallelism"])
+    facts = console.new_table(f"checkpoint {found['checkpoint_id']} of {found['location']}")
+    console.add_row(facts, "batch", found["batch_id"])
+    console.add_row(facts, "parent", found["parent"] or "none")
+    console.add_row(facts, "run", found["run_id"])
+    console.add_row(facts, "made", console.time_text(found["created_at"]))
+    console.add_row(facts, "key groups", found["max_parallelism"])
     for name in ("new_bytes", "full_bytes", "restore_bytes", "manifest_bytes"):
-        add_row(facts, name.removesuffix("_bytes"), size_text(found[name]))
-    print_table(facts, wide=wide)
+        console.add_row(facts, name.removesuffix("_bytes"), console.size_text(found[name]))
+    console.print_table(facts, wide=wide)
     for what in ("operators", "bases", "logs", "segments"):
         rows = found[what]
         if not rows:
             continue
         left = f", the last {_SHOWN_ROWS} (all with --json)" if len(rows) > _SHOWN_ROWS else ""
         columns = list(rows[0])
-        table = new_table(
+        table = console.new_table(
             f"{len(rows)} {what}{left}", ((column.replace("_", " "), _set(rows[0][column])) for column in columns)
         )
         for row in rows[-_SHOWN_ROWS:]:
-            add_row(table, *(_shown(column, row[column]) for column in columns))
-        print_table(table, wide=wide)
+            console.add_row(table, *(_shown(column, row[column]) for column in columns))
+        console.print_table(table, wide=wide)
 
 
 def _set(value: object) -> str:
@@ -195,7 +181,7 @@ def _set(value: object) -> str:
 
 def _shown(column: str, value: Any) -> object:
     if column == "size":
-        return size_text(value)
+        return console.size_text(value)
     if column == "states":
         return tuple(each["name"] for each in value.get("states", ())) or "none"
     return "-" if value is None else value

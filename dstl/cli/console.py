@@ -1,4 +1,4 @@
-"""What the commands share: opening a location, exit codes, progress bars, tables, and how sizes and times are written.
+"""The commands' common parts: locations, exit codes, progress bars, tables, sizes and times.
 
 Everything that a location holds is somebody's data: names and values reach the terminal as they are stored, never as
 markup and never as control sequences, through :func:`printable`, :func:`new_table` and :func:`add_row`.
@@ -63,8 +63,8 @@ T = TypeVar("T")
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 _UNBOUNDED = 10_000
-# Characters that turn the direction of what follows, and so can show a name as another one.
-_TURNING = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+# Characters that change the direction of text, and so can show a name as another one.
+_BIDIRECTIONAL = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def parse_duration(text: str) -> float:
@@ -86,7 +86,7 @@ def printable(value: object) -> str:
 
 def _is_plain(character: str) -> bool:
     return (character.isascii() and character.isprintable()) or (
-        unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in _TURNING
+        unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp") and character not in _BIDIRECTIONAL
     )
 
 

@@ -1,4 +1,4 @@
-"""``dstl gc``: what crashes and aborted batches left in a location."""
+"""``dstl gc``: delete the objects that crashes and aborted batches left in a location."""
 
 from __future__ import annotations
 
@@ -8,22 +8,7 @@ import typer
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
-from dstl.cli.console import (
-    AsJson,
-    EndpointUrl,
-    Location,
-    Wide,
-    add_row,
-    age_text,
-    errors_as_exit,
-    new_table,
-    parse_duration,
-    print_json,
-    print_table,
-    progress_bar,
-    run_at,
-    size_text,
-)
+from dstl.cli import console
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
@@ -33,7 +18,7 @@ _SHOWN_ROWS = 20
 
 
 def gc(
-    location: Location,
+    location: console.Location,
     commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
     grace: Annotated[
         str, typer.Option(help="Leave everything younger alone, by the store's clock: 90s, 15m, 24h or 7d.")
@@ -47,9 +32,9 @@ def gc(
         ),
     ] = False,
     at_most: Annotated[int, typer.Option(min=1, help="Most deletions of this pass.")] = 10_000,
-    endpoint_url: EndpointUrl = None,
-    wide: Wide = False,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
 
@@ -57,8 +42,8 @@ def gc(
     DSTL's, savepoints, fences. Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the
     store did not answer: try again.
     """
-    with errors_as_exit(), progress_bar("looking for orphans", "deleting") as on_progress:
-        grace_s = parse_duration(grace)
+    with console.errors_as_exit(), console.progress_bar("looking for orphans", "deleting") as on_progress:
+        grace_s = console.parse_duration(grace)
 
         async def nobody() -> tuple[str, ...]:
             return ()
@@ -75,9 +60,9 @@ def gc(
                 on_progress=on_progress,
             )
 
-        report = run_at(location, endpoint_url, work)
+        report = console.run_at(location, endpoint_url, work)
     if as_json:
-        print_json(_described(location, report))
+        console.print_json(_described(location, report))
     else:
         _show(location, report, wide)
 
@@ -109,20 +94,22 @@ def _described(location: str, report: CleanerReport) -> dict[str, Any]:
 
 def _show(location: str, report: CleanerReport, wide: bool) -> None:
     orphans = report.plan.deletions
-    table = new_table(
+    table = console.new_table(
         f"{'orphans' if report.dry_run else 'deleted'} in {location}, query {report.query_id}",
         (("object", "left"), ("size", "right"), ("age", "right"), ("why", "left")),
     )
     for each in orphans[:_SHOWN_ROWS]:
-        age = age_text(report.now - each.info.modified)
-        add_row(table, each.info.name, size_text(each.info.size), age, each.reason)
+        age = console.age_text(report.now - each.info.modified)
+        console.add_row(table, each.info.name, console.size_text(each.info.size), age, each.reason)
     if orphans:
-        print_table(table, wide=wide)
+        console.print_table(table, wide=wide)
     if len(orphans) > _SHOWN_ROWS:
         typer.echo(f"and {len(orphans) - _SHOWN_ROWS} more (all with --json)")
     for reason, count in report.plan.kept.items():
-        typer.echo(f"kept {count} objects, {size_text(report.plan.kept_bytes[reason])}: {reason.value}")
+        typer.echo(f"kept {count} objects, {console.size_text(report.plan.kept_bytes[reason])}: {reason.value}")
     if report.dry_run:
-        typer.echo(f"{len(orphans)} objects, {size_text(report.orphan_bytes)}, would go: pass --commit to delete them")
+        typer.echo(
+            f"{len(orphans)} objects, {console.size_text(report.orphan_bytes)}, would go: pass --commit to delete them"
+        )
     else:
-        typer.echo(f"deleted {report.deleted} objects, {size_text(report.orphan_bytes)}")
+        typer.echo(f"deleted {report.deleted} objects, {console.size_text(report.orphan_bytes)}")

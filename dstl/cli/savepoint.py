@@ -10,26 +10,7 @@ from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import Savepoint, directory_of
 from dstl.checkpoint.savepoint.verification import verify_savepoint
-from dstl.cli.console import (
-    EXIT_CODES,
-    AsJson,
-    EndpointUrl,
-    Location,
-    Wide,
-    add_row,
-    age_text,
-    errors_as_exit,
-    new_table,
-    parse_duration,
-    print_json,
-    print_table,
-    printable,
-    progress_bar,
-    run_at,
-    s3_options,
-    size_text,
-    time_text,
-)
+from dstl.cli import console
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, open_store
@@ -39,7 +20,7 @@ __all__ = ["app"]
 app = typer.Typer(
     help="Savepoints: self-contained copies of a checkpoint that no cleanup touches. Restore one with "
     "StateBackend(location, restore_from='LOCATION/savepoints/NAME').",
-    epilog=EXIT_CODES,
+    epilog=console.EXIT_CODES,
     no_args_is_help=True,
 )
 
@@ -47,21 +28,21 @@ _GRACE = f"{WRITING_GRACE_S / 3600:g}h"
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=console.EXIT_CODES)
 def create(
-    location: Location,
+    location: console.Location,
     name: _Name,
     checkpoint: Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")] = None,
     to: Annotated[str | None, typer.Option(help="Where the savepoint goes. Default: the same location.")] = None,
-    endpoint_url: EndpointUrl = None,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Copy a checkpoint of LOCATION to the savepoint NAME; its job may be running."""
-    with errors_as_exit():
-        with progress_bar(f"savepoint {name}") as on_progress:
+    with console.errors_as_exit():
+        with console.progress_bar(f"savepoint {name}") as on_progress:
 
             async def work(source: ObjectStore, runtime: Runtime) -> Savepoint:
-                target = source if to is None else open_store(to, s3_options(endpoint_url))
+                target = source if to is None else open_store(to, console.s3_options(endpoint_url))
                 try:
                     return await create_savepoint(
                         source, target, runtime, name, checkpoint_id=checkpoint, on_progress=on_progress
@@ -70,77 +51,87 @@ def create(
                     if target is not source:
                         await target.close()
 
-            made = run_at(location, endpoint_url, work)
+            made = console.run_at(location, endpoint_url, work)
         where = absolute_location(to or location).rstrip("/")
         found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_described(made)}
     if as_json:
-        print_json(found)
+        console.print_json(found)
     else:
         _show(f"savepoint {name}", found)
 
 
-@app.command("list", epilog=EXIT_CODES)
-def list_(location: Location, endpoint_url: EndpointUrl = None, wide: Wide = False, as_json: AsJson = False) -> None:
+@app.command("list", epilog=console.EXIT_CODES)
+def list_(
+    location: console.Location,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
+) -> None:
     """List the savepoints of LOCATION, unfinished and damaged ones included."""
-    with errors_as_exit():
-        found = run_at(location, endpoint_url, list_savepoints)
+    with console.errors_as_exit():
+        found = console.run_at(location, endpoint_url, list_savepoints)
     if as_json:
-        print_json([_listed(each) for each in found])
+        console.print_json([_listed(each) for each in found])
         return
     now = system_runtime().clock.wall()
     names = ("name", "state", "checkpoint", "batch", "size", "entries", "age")
-    table = new_table(f"savepoints of {location}", ((each, "left" if each in names[:2] else "right") for each in names))
+    table = console.new_table(
+        f"savepoints of {location}", ((each, "left" if each in names[:2] else "right") for each in names)
+    )
     for each in found:
         of = each.savepoint
-        add_row(
+        console.add_row(
             table,
             each.name,
             f"{each.state} {each.detail}".strip() if wide else each.state,
             of.checkpoint_id if of else "-",
             of.batch_id if of else "-",
-            size_text(each.bytes),
+            console.size_text(each.bytes),
             f"{of.entries:,}" if of else "-",
-            age_text(now - (of.created_at if of else each.modified)),
+            console.age_text(now - (of.created_at if of else each.modified)),
         )
-    print_table(table, wide=wide)
+    console.print_table(table, wide=wide)
     for each in found:
         if each.detail and not wide:
-            typer.echo(printable(f"{each.name} is {each.state}: {each.detail}"))
+            typer.echo(console.printable(f"{each.name} is {each.state}: {each.detail}"))
 
 
-@app.command(epilog=EXIT_CODES)
-def verify(location: Location, name: _Name, endpoint_url: EndpointUrl = None, as_json: AsJson = False) -> None:
+@app.command(epilog=console.EXIT_CODES)
+def verify(
+    location: console.Location, name: _Name, endpoint_url: console.EndpointUrl = None, as_json: console.AsJson = False
+) -> None:
     """Read and decode every byte of a savepoint and report every object that is damaged or missing."""
-    with errors_as_exit(), progress_bar(f"verifying {name}") as on_progress:
-        done = run_at(
+    with console.errors_as_exit(), console.progress_bar(f"verifying {name}") as on_progress:
+        done = console.run_at(
             location,
             endpoint_url,
             lambda store, runtime: verify_savepoint(store, runtime, name, on_progress=on_progress),
         )
     found = {"ok": not done.problems, **_described(done.savepoint), "problems": list(done.problems)}
     if as_json:
-        print_json(found)
+        console.print_json(found)
     else:
         _show(f"savepoint {name}: {'sound' if not done.problems else 'DAMAGED'}", found)
     if done.problems:
         raise typer.Exit(1)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=console.EXIT_CODES)
 def delete(
-    location: Location,
+    location: console.Location,
     name: _Name,
     commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
     grace: Annotated[
-        str, typer.Option(help="How long files without a descriptor count as being written: 90s, 15m, 1h or 7d.")
+        str,
+        typer.Option(help="How long files without a descriptor count as being written: 90s, 15m, 1h or 7d."),
     ] = _GRACE,
-    endpoint_url: EndpointUrl = None,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Delete a savepoint, or what is left of an unfinished one; a dry run unless --commit is given."""
-    with errors_as_exit():
-        grace_s = parse_duration(grace)
-        done = run_at(
+    with console.errors_as_exit():
+        grace_s = console.parse_duration(grace)
+        done = console.run_at(
             location,
             endpoint_url,
             lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace_s),
@@ -153,12 +144,12 @@ def delete(
         "bytes": done.bytes,
     }
     if as_json:
-        print_json(found)
+        console.print_json(found)
         return
     for each in done.objects:
-        typer.echo(printable(each))
+        typer.echo(console.printable(each))
     verb = "deleted" if done.committed else "would be deleted: run again with --commit"
-    typer.echo(f"{len(done.objects)} objects, {size_text(done.bytes)}, {verb}")
+    typer.echo(f"{len(done.objects)} objects, {console.size_text(done.bytes)}, {verb}")
 
 
 def _described(savepoint: Savepoint) -> dict[str, Any]:
@@ -192,16 +183,16 @@ def _listed(listing: SavepointListing) -> dict[str, Any]:
 
 
 def _show(title: str, found: dict[str, Any]) -> None:
-    table = new_table(title)
+    table = console.new_table(title)
     for name, value in found.items():
         shown: object = value
         if name == "bytes":
-            shown = f"{size_text(value)} ({value:,} bytes)"
+            shown = f"{console.size_text(value)} ({value:,} bytes)"
         elif name == "created_at":
-            shown = time_text(value)
+            shown = console.time_text(value)
         elif isinstance(value, list):
             shown = tuple(value) or "none"
         elif isinstance(value, int) and not isinstance(value, bool):
             shown = f"{value:,}"
-        add_row(table, name.replace("_", " "), shown)
-    print_table(table)
+        console.add_row(table, name.replace("_", " "), shown)
+    console.print_table(table)

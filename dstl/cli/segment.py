@@ -9,24 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from dstl.changelog.segment.inspection import describe_segment, dump_segment, fetch_segment, parse_key_groups
-from dstl.cli.console import (
-    EXIT_CODES,
-    AsJson,
-    EndpointUrl,
-    Wide,
-    add_row,
-    errors_as_exit,
-    new_table,
-    print_json,
-    print_table,
-    printable,
-    s3_options,
-)
+from dstl.cli import console
 from dstl.errors import Invalid
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Read one segment of the changelog offline.", epilog=EXIT_CODES, no_args_is_help=True)
+app = typer.Typer(help="Read one segment of the changelog offline.", epilog=console.EXIT_CODES, no_args_is_help=True)
 
 _OTHERS = {
     b"DSTLMAN1": "a manifest, which is sound or not by dstl checkpoints verify LOCATION. Of the segments inside it "
@@ -41,51 +29,53 @@ _Offset = Annotated[int, typer.Option(help="Where it starts, for a segment insid
 _Size = Annotated[int | None, typer.Option(help="Its length, for a segment inside a manifest.")]
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=console.EXIT_CODES)
 def show(
     source: _Source,
     offset: _Offset = 0,
     size: _Size = None,
-    endpoint_url: EndpointUrl = None,
-    wide: Wide = False,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Check every byte and print the index: logs, sequence numbers, blocks."""
-    with errors_as_exit():
+    with console.errors_as_exit():
         found: dict[str, Any] = describe_segment(_fetched(source, offset, size, endpoint_url), source)
     if as_json:
-        print_json(found)
+        console.print_json(found)
         return
     typer.echo(f"segment format {found['format']}, {found['size']} bytes, CRC-32C {found['checksum']}: all intact")
-    typer.echo(f"writer {printable(found['writer_id'])}")
+    typer.echo(f"writer {console.printable(found['writer_id'])}")
     for name, value in found["metadata"].items():
-        typer.echo(printable(f"{name} {value}"))
+        typer.echo(console.printable(f"{name} {value}"))
     for log in found["logs"]:
-        table = new_table(
+        table = console.new_table(
             f"log {log['log_id']}: [{log['from_sqn']}, {log['to_sqn']}), {log['changes']} changes",
             ((column.replace("_", " "), "right") for column in log["blocks"][0]),
         )
         for block in log["blocks"]:
-            add_row(table, *block.values())
-        print_table(table, wide=wide)
+            console.add_row(table, *block.values())
+        console.print_table(table, wide=wide)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=console.EXIT_CODES)
 def dump(
     source: _Source,
     log: Annotated[str | None, typer.Option(help="Only this log.")] = None,
     key_groups: Annotated[str | None, typer.Option(help="Only these: 7 or 0-15.")] = None,
     offset: _Offset = 0,
     size: _Size = None,
-    endpoint_url: EndpointUrl = None,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Print every change, one a line; keys and values as hexadecimal digits."""
-    with errors_as_exit():
+    with console.errors_as_exit():
         wanted = parse_key_groups(key_groups) if key_groups else None
         data = _fetched(source, offset, size, endpoint_url)
         for row in dump_segment(data, source, log_id=log, key_groups=wanted):
-            typer.echo(json.dumps(row) if as_json else printable(" ".join(f"{k}={_shown(v)}" for k, v in row.items())))
+            typer.echo(
+                json.dumps(row) if as_json else console.printable(" ".join(f"{k}={_shown(v)}" for k, v in row.items()))
+            )
 
 
 def _shown(value: object) -> object:
@@ -93,7 +83,7 @@ def _shown(value: object) -> object:
 
 
 def _fetched(source: str, offset: int, size: int | None, endpoint_url: str | None) -> bytes:
-    data = asyncio.run(fetch_segment(source, offset, size, s3_options(endpoint_url)))
+    data = asyncio.run(fetch_segment(source, offset, size, console.s3_options(endpoint_url)))
     other = _OTHERS.get(data[:8])
     if other is not None:
         raise Invalid(f"{source} is no segment but {other}")

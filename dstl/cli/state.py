@@ -13,21 +13,7 @@ import typer
 from rich.table import Table
 
 from dstl.checkpoint.upkeep.listing import list_states
-from dstl.cli.console import (
-    EXIT_CODES,
-    AsJson,
-    EndpointUrl,
-    Location,
-    Wide,
-    add_row,
-    age_text,
-    errors_as_exit,
-    new_table,
-    print_json,
-    print_table,
-    progress_bar,
-    run_at,
-)
+from dstl.cli import console
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -39,7 +25,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     help="The states of a checkpoint or savepoint, read offline; safe against a running job.",
-    epilog=EXIT_CODES,
+    epilog=console.EXIT_CODES,
     no_args_is_help=True,
 )
 
@@ -58,35 +44,35 @@ _Checkpoint = Annotated[int | None, typer.Option(min=1, help="A retained checkpo
 _Savepoint = Annotated[str | None, typer.Option(help="Read this savepoint of LOCATION instead.")]
 
 
-@app.command("list", epilog=EXIT_CODES)
+@app.command("list", epilog=console.EXIT_CODES)
 def list_(
-    location: Location,
+    location: console.Location,
     checkpoint: _Checkpoint = None,
     savepoint: _Savepoint = None,
-    endpoint_url: EndpointUrl = None,
-    wide: Wide = False,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """List the states that there are, by operator: what read takes as --operator and --state."""
-    with errors_as_exit():
+    with console.errors_as_exit():
         _check_one(checkpoint, savepoint)
-        found = run_at(
+        found = console.run_at(
             location, endpoint_url, lambda store, runtime: list_states(store, runtime, checkpoint, savepoint)
         )
     if as_json:
-        print_json(found)
+        console.print_json(found)
         return
     names = ("operator", "state", "kind", "key", "user key", "value", "lives")
-    table = new_table(f"states of {location}", ((name, "left") for name in names))
+    table = console.new_table(f"states of {location}", ((name, "left") for name in names))
     for row in found:
-        lives = age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "for ever"
-        add_row(table, *(row[name.replace(" ", "_")] for name in names[:-1]), lives)
-    print_table(table, wide=wide)
+        lives = console.age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "for ever"
+        console.add_row(table, *(row[name.replace(" ", "_")] for name in names[:-1]), lives)
+    console.print_table(table, wide=wide)
 
 
-@app.command(epilog=EXIT_CODES)
+@app.command(epilog=console.EXIT_CODES)
 def read(
-    location: Location,
+    location: console.Location,
     operator: Annotated[str, typer.Option(help="The operator's name.")],
     state: Annotated[str, typer.Option(help="The state's name; $timers for the timers.")],
     checkpoint: _Checkpoint = None,
@@ -96,16 +82,22 @@ def read(
     limit: Annotated[
         int | None, typer.Option(min=1, help=f"Most rows. Default: {_TABLE_ROWS} for a table, else all.")
     ] = None,
-    endpoint_url: EndpointUrl = None,
-    wide: Wide = False,
-    as_json: AsJson = False,
+    endpoint_url: console.EndpointUrl = None,
+    wide: console.Wide = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Print the rows of one state: key, user key (map states and timers) and value.
 
     --json is --format jsonl; with --out it prints one JSON object that says what was written.
     """
     output = Format.JSONL if as_json and output is Format.TABLE else output
-    with errors_as_exit():
+    with console.errors_as_exit():
+        try:
+            from dstl.spark.saved_state import export, reader
+        except ImportError as error:
+            raise Invalid(
+                f"reading states needs PySpark's types ({error}): pip install 'dstl-pyspark[spark]'"
+            ) from None
         if output is Format.PARQUET and out is None:
             raise Invalid("Parquet is written to a file: name it with --out")
         _check_one(checkpoint, savepoint)
@@ -113,56 +105,38 @@ def read(
         # Rows that go to the terminal one by one have no bar among them, and a table is printed when it is gone.
         streamed = output is Format.JSONL and out is None
         with _opened(out if output is Format.TABLE else None) as target:
-            with progress_bar(f"reading {state}", shown=not streamed) as on_progress:
+            with console.progress_bar(f"reading {state}", shown=not streamed) as on_progress:
+
+                def on_rows(count: int) -> None:
+                    on_progress(count, count)
 
                 async def work(store: ObjectStore, runtime: Runtime) -> tuple[int, Table | None]:
-                    return await _read(
-                        store, runtime, operator, state, checkpoint, savepoint, output, out, most, on_progress
-                    )
+                    if savepoint is None:
+                        found = await reader.find_checkpoint(store, runtime, checkpoint)
+                    else:
+                        found = await reader.find_savepoint(store, runtime, savepoint)
+                    columns = reader.state_columns(found, operator, state)
+                    async with contextlib.aclosing(
+                        reader.read_state(store, runtime, found, operator, state)
+                    ) as all_rows:
+                        rows = _first(all_rows, most)
+                        if output is Format.PARQUET and out is not None:
+                            return await export.write_parquet(rows, columns, out, on_rows), None
+                        if output is Format.JSONL:
+                            with _opened(out) as lines:
+                                return await export.json_lines(rows, columns, lines, on_rows), None
+                        return await _table(rows, columns, f"{operator}.{state}", on_rows)
 
-                count, table = run_at(location, endpoint_url, work)
+                count, table = console.run_at(location, endpoint_url, work)
             if table is not None:
-                print_table(table, wide=wide, file=target)
+                console.print_table(table, wide=wide, file=target)
     if out is not None:
         if as_json:
-            print_json({"out": str(out), "format": output.value, "rows": count})
+            console.print_json({"out": str(out), "format": output.value, "rows": count})
         else:
             typer.echo(f"{count:,} rows written to {out}", err=True)
     elif output is Format.TABLE and count == most:
         typer.echo(f"the first {count:,} rows; --limit shows more", err=True)
-
-
-async def _read(
-    store: ObjectStore,
-    runtime: Runtime,
-    operator: str,
-    state: str,
-    checkpoint_id: int | None,
-    savepoint: str | None,
-    output: Format,
-    out: Path | None,
-    most: int | None,
-    on_progress: Callable[[int, int], None],
-) -> tuple[int, Table | None]:
-    try:
-        from dstl.spark.saved_state.export import json_lines, write_parquet
-        from dstl.spark.saved_state.reader import find_checkpoint, find_savepoint, read_state, state_columns
-    except ImportError as error:
-        raise Invalid(f"reading states needs PySpark's types ({error}): pip install 'dstl-pyspark[spark]'") from None
-    found = await (
-        find_checkpoint(store, runtime, checkpoint_id)
-        if savepoint is None
-        else find_savepoint(store, runtime, savepoint)
-    )
-    columns = state_columns(found, operator, state)
-    async with contextlib.aclosing(read_state(store, runtime, found, operator, state)) as all_rows:
-        rows = _first(all_rows, most)
-        if output is Format.PARQUET and out is not None:
-            return await write_parquet(rows, columns, out, lambda done: on_progress(done, done)), None
-        if output is Format.JSONL:
-            with _opened(out) as target:
-                return await json_lines(rows, columns, target, lambda done: on_progress(done, done)), None
-        return await _table(rows, columns, f"{operator}.{state}", lambda done: on_progress(done, done))
 
 
 async def _first(rows: AsyncIterator[StateRow], most: int | None) -> AsyncIterator[StateRow]:
@@ -194,10 +168,10 @@ async def _table(
 
     parts = [("key", columns.key), ("user_key", columns.user_key), ("value", columns.value)]
     names = [(part, name) for part, schema in parts if schema is not None for name in schema.names]
-    table = new_table(title, ((name if part == "value" else f"{part}.{name}", "left") for part, name in names))
+    table = console.new_table(title, ((name if part == "value" else f"{part}.{name}", "left") for part, name in names))
     count = 0
     async for row in plain_rows(rows, columns):
-        add_row(table, *("" if (value := row[part][name]) is None else value for part, name in names))
+        console.add_row(table, *("" if (value := row[part][name]) is None else value for part, name in names))
         count += 1
         on_row(count)
     return count, table

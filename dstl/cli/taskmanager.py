@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from dstl.cli.console import AsJson, errors_as_exit, parse_duration, print_json
+from dstl.cli import console
 from dstl.errors import Invalid
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
@@ -48,7 +48,7 @@ def taskmanager(
     wait: Annotated[
         str, typer.Option(help="How long to try again while no coordinator answers: 90s, 15m, 24h or 7d.")
     ] = "60s",
-    as_json: AsJson = False,
+    as_json: console.AsJson = False,
 ) -> None:
     """Run one TaskManager until its application ends.
 
@@ -62,18 +62,18 @@ def taskmanager(
         level=os.environ.get(_LOG_LEVEL, "INFO"),
         format="%(asctime)s %(levelname)s taskmanager[%(process)d] %(message)s",
     )
-    with errors_as_exit():
+    with console.errors_as_exit():
         where = Address.parse(coordinator)
         secret = _secret(secret_file)
-        retry_s = parse_duration(wait)
+        retry_s = console.parse_duration(wait)
         own = host or _own_address(where)
         name = f"{own}-{secrets.token_hex(4)}"
         invitation = Invitation(name, where, secret, host=own, listen_tcp=True, detached=True, retry_s=retry_s)
         if as_json:
-            print_json({"event": "started", "member": name, "host": own, "pid": os.getpid()})
+            console.print_json({"event": "started", "member": name, "host": own, "pid": os.getpid()})
         asyncio.run(_serve(invitation))
     if as_json:
-        print_json({"event": "ended", "member": name, "host": own, "pid": os.getpid()})
+        console.print_json({"event": "ended", "member": name, "host": own, "pid": os.getpid()})
 
 
 async def _serve(invitation: Invitation) -> None:
