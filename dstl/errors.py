@@ -1,4 +1,4 @@
-"""Every error that DSTL raises, in one tree, sorted by what the caller should do.
+"""Errors of DSTL in one tree, sorted by what the caller should do.
 
 ::
 

@@ -14,7 +14,7 @@ __all__ = ["MemoryRecorder", "NullRecorder", "Recorder"]
 
 
 class Recorder(Protocol):
-    """Where measurements go. Implementations must be thread-safe and must not raise."""
+    """Receives measurements. Implementations must be thread-safe and must not raise."""
 
     def increment(self, name: str, value: float = 1.0) -> None:
         """Add to a counter."""

@@ -1,4 +1,4 @@
-"""Where options come from: keyword arguments first, then the environment, then Spark's configuration, then defaults.
+"""Sources of options: keyword arguments first, then the environment, then Spark's configuration, then defaults.
 
 ``spark.dstl.batching.persist_delay_s`` and ``DSTL_BATCHING_PERSIST_DELAY_S`` are the option ``persist_delay_s`` of the
 section ``batching``. A name that is no option of its section is an error, and so is a section that there is not, so

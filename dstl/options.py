@@ -27,7 +27,7 @@ class _Options(BaseModel):
 
 
 class BatchingOptions(_Options):
-    """When the changelog of a TaskManager is sealed into a segment."""
+    """Sealing of a TaskManager's changelog into segments."""
 
     persist_delay_s: float = Field(default=0.010, ge=0)
     """How long a persist may wait for other writers (Flink ``dstl.dfs.batch.persist-delay``, 10 ms). Longer:
@@ -68,7 +68,7 @@ class BatchingOptions(_Options):
 
 
 class UploadOptions(_Options):
-    """How one object gets into the store."""
+    """Upload of one object into the store."""
 
     max_attempts: int = Field(default=5, ge=1)
     """Attempts at one object, hedges not counted (Flink ``upload.max-attempts``, 3). More: rides out longer
@@ -110,7 +110,7 @@ class UploadOptions(_Options):
 
 
 class HedgingOptions(_Options):
-    """When a second request is sent for an object whose first is late. See ``dstl/changelog/upload/hedging.py``."""
+    """Second requests for objects whose first is late. See ``dstl/changelog/upload/hedging.py``."""
 
     enabled: bool = True
     """Off: every PUT waits for its first attempt up to ``attempt_timeout_s``; nothing extra is sent. On: about
@@ -160,7 +160,7 @@ class HedgingOptions(_Options):
 
 
 class CheckpointOptions(_Options):
-    """How checkpoints are made and kept."""
+    """Making and keeping of checkpoints."""
 
     timeout_s: float = Field(default=600.0, gt=0)
     """A checkpoint that takes longer fails, and its batch is run again (Flink ``execution.checkpointing.timeout``,
@@ -186,7 +186,7 @@ class CheckpointOptions(_Options):
 
 
 class ClusterOptions(_Options):
-    """Where the coordinator listens, and who starts TaskManagers, on another master than ``local[...]``."""
+    """Coordinator and TaskManagers on another master than ``local[...]``."""
 
     host: str | None = None
     """The driver's address as executors and TaskManagers reach it. None: ``spark.driver.host``, which is right wherever
@@ -209,7 +209,7 @@ class ClusterOptions(_Options):
 
 
 class TriggerOptions(_Options):
-    """When a materialization starts. Every reason but the interval can be turned off with None."""
+    """Reasons to start a materialization. Every reason but the interval can be turned off with None."""
 
     interval_s: float = Field(default=600.0, gt=0)
     """From one start to the next, if there is any log (Flink ``periodic-materialize.interval``, 10 min). Shorter: less
@@ -267,7 +267,7 @@ class TriggerOptions(_Options):
 
 
 class MaterializationOptions(TriggerOptions):
-    """Whether, when and how tables are written as base files in the background."""
+    """Materialization: tables are written as base files in the background."""
 
     enabled: bool = True
     """Off: nothing is materialized and the log grows for ever; for measurements of the log alone."""
@@ -316,7 +316,7 @@ class MaterializationOptions(TriggerOptions):
 
 
 class S3Options(_Options):
-    """How S3 is reached. Credentials are no option: they come from the SDK's provider chain (environment, profile,
+    """Access to S3. Credentials are no option: they come from the SDK's provider chain (environment, profile,
     web identity, container or instance role), so that no secret is ever in a configuration."""
 
     endpoint_url: str | None = None

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """What time it is, and how to wait.
+    """Tells the time and waits.
 
     ``now`` is monotonic seconds and decides everything; ``wall`` is Unix seconds and is only ever shown.
     """
@@ -76,7 +76,7 @@ class LoopClock:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a deciding component is given instead of the globals.
+    """Clock and randomness, given to components in place of the globals.
 
     Attributes:
         clock: Time.
@@ -119,7 +119,7 @@ class IoLoop:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop and return its future at once."""
-        return asyncio.run_coroutine_threadsafe(work, self._started())
+        return asyncio.run_coroutine_threadsafe(work, self._start())
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         """Run a coroutine to its end and return its result.
@@ -150,7 +150,7 @@ class IoLoop:
         thread.join(10)
         loop.close()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _start(self) -> asyncio.AbstractEventLoop:
         if os.getpid() != self._pid:
             raise RuntimeError("an IoLoop does not survive a fork: make a new one in the child")
         with self._lock:

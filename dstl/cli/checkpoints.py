@@ -80,14 +80,14 @@ def verify(
         )
     seconds = system_runtime().clock.now() - started
     if as_json:
-        console.print_json(_verified(location, done, seconds))
+        console.print_json(_describe(location, done, seconds))
     else:
-        _show_verified(location, done, seconds)
+        _show_verification(location, done, seconds)
     if done.problems:
         raise typer.Exit(1)
 
 
-def _verified(location: str, done: LocationVerification, seconds: float) -> dict[str, Any]:
+def _describe(location: str, done: LocationVerification, seconds: float) -> dict[str, Any]:
     return {
         "ok": not done.problems,
         "location": location,
@@ -102,7 +102,7 @@ def _verified(location: str, done: LocationVerification, seconds: float) -> dict
     }
 
 
-def _show_verified(location: str, done: LocationVerification, seconds: float) -> None:
+def _show_verification(location: str, done: LocationVerification, seconds: float) -> None:
     numbers = ", ".join(f"{c.checkpoint_id} (batch {c.batch_id})" for c in done.checkpoints) or "none"
     typer.echo(f"{console.printable(location)} of query {console.printable(done.query_id)}: checkpoints {numbers}")
     typer.echo(f"{done.objects} objects, {console.size_text(done.bytes)} read in {seconds:.1f} s")

@@ -143,7 +143,7 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
 
 
 def s3_options(endpoint_url: str | None) -> S3Options:
-    """Return how S3 is reached, with the endpoint of ``--endpoint-url``; one that cannot be ends the command."""
+    """Return the options of S3 with the endpoint of ``--endpoint-url``; an impossible one ends the command."""
     try:
         return S3Options(endpoint_url=endpoint_url)
     except ValueError:

@@ -62,12 +62,12 @@ def gc(
 
         report = console.run_at(location, endpoint_url, work)
     if as_json:
-        console.print_json(_described(location, report))
+        console.print_json(_describe(location, report))
     else:
         _show(location, report, wide)
 
 
-def _described(location: str, report: CleanerReport) -> dict[str, Any]:
+def _describe(location: str, report: CleanerReport) -> dict[str, Any]:
     return {
         "location": location,
         "query_id": report.query_id,

@@ -53,7 +53,7 @@ def create(
 
             made = console.run_at(location, endpoint_url, work)
         where = absolute_location(to or location).rstrip("/")
-        found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_described(made)}
+        found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_describe(made)}
     if as_json:
         console.print_json(found)
     else:
@@ -71,7 +71,7 @@ def list_(
     with console.errors_as_exit():
         found = console.run_at(location, endpoint_url, list_savepoints)
     if as_json:
-        console.print_json([_listed(each) for each in found])
+        console.print_json([_describe_listing(each) for each in found])
         return
     now = system_runtime().clock.wall()
     names = ("name", "state", "checkpoint", "batch", "size", "entries", "age")
@@ -107,7 +107,7 @@ def verify(
             endpoint_url,
             lambda store, runtime: verify_savepoint(store, runtime, name, on_progress=on_progress),
         )
-    found = {"ok": not done.problems, **_described(done.savepoint), "problems": list(done.problems)}
+    found = {"ok": not done.problems, **_describe(done.savepoint), "problems": list(done.problems)}
     if as_json:
         console.print_json(found)
     else:
@@ -152,7 +152,7 @@ def delete(
     typer.echo(f"{len(done.objects)} objects, {console.size_text(done.bytes)}, {verb}")
 
 
-def _described(savepoint: Savepoint) -> dict[str, Any]:
+def _describe(savepoint: Savepoint) -> dict[str, Any]:
     return {
         "name": savepoint.name,
         "checkpoint": savepoint.checkpoint_id,
@@ -169,8 +169,8 @@ def _described(savepoint: Savepoint) -> dict[str, Any]:
     }
 
 
-def _listed(listing: SavepointListing) -> dict[str, Any]:
-    described = _described(listing.savepoint) if listing.savepoint else {}
+def _describe_listing(listing: SavepointListing) -> dict[str, Any]:
+    described = _describe(listing.savepoint) if listing.savepoint else {}
     return {
         **described,
         "name": listing.name,

@@ -40,7 +40,7 @@ def show(
 ) -> None:
     """Check every byte and print the index: logs, sequence numbers, blocks."""
     with console.errors_as_exit():
-        found: dict[str, Any] = describe_segment(_fetched(source, offset, size, endpoint_url), source)
+        found: dict[str, Any] = describe_segment(_fetch(source, offset, size, endpoint_url), source)
     if as_json:
         console.print_json(found)
         return
@@ -71,7 +71,7 @@ def dump(
     """Print every change, one a line; keys and values as hexadecimal digits."""
     with console.errors_as_exit():
         wanted = parse_key_groups(key_groups) if key_groups else None
-        data = _fetched(source, offset, size, endpoint_url)
+        data = _fetch(source, offset, size, endpoint_url)
         for row in dump_segment(data, source, log_id=log, key_groups=wanted):
             typer.echo(
                 json.dumps(row) if as_json else console.printable(" ".join(f"{k}={_shown(v)}" for k, v in row.items()))
@@ -82,7 +82,7 @@ def _shown(value: object) -> object:
     return "-" if value in (None, "") else value
 
 
-def _fetched(source: str, offset: int, size: int | None, endpoint_url: str | None) -> bytes:
+def _fetch(source: str, offset: int, size: int | None, endpoint_url: str | None) -> bytes:
     data = asyncio.run(fetch_segment(source, offset, size, console.s3_options(endpoint_url)))
     other = _OTHERS.get(data[:8])
     if other is not None:

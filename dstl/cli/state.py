@@ -33,7 +33,7 @@ _TABLE_ROWS = 100
 
 
 class Format(StrEnum):
-    """How rows are written."""
+    """The format of the rows."""
 
     TABLE = "table"
     JSONL = "jsonl"
@@ -104,7 +104,7 @@ def read(
         most = limit if limit is not None else _TABLE_ROWS if output is Format.TABLE else None
         # Rows that go to the terminal one by one have no bar among them, and a table is printed when it is gone.
         streamed = output is Format.JSONL and out is None
-        with _opened(out if output is Format.TABLE else None) as target:
+        with _open(out if output is Format.TABLE else None) as target:
             with console.progress_bar(f"reading {state}", shown=not streamed) as on_progress:
 
                 def on_rows(count: int) -> None:
@@ -123,7 +123,7 @@ def read(
                         if output is Format.PARQUET and out is not None:
                             return await export.write_parquet(rows, columns, out, on_rows), None
                         if output is Format.JSONL:
-                            with _opened(out) as lines:
+                            with _open(out) as lines:
                                 return await export.json_lines(rows, columns, lines, on_rows), None
                         return await _table(rows, columns, f"{operator}.{state}", on_rows)
 
@@ -150,7 +150,7 @@ async def _first(rows: AsyncIterator[StateRow], most: int | None) -> AsyncIterat
 
 
 @contextlib.contextmanager
-def _opened(out: Path | None) -> Any:
+def _open(out: Path | None) -> Any:
     if out is None:
         yield sys.stdout
         return

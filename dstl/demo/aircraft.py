@@ -1,4 +1,4 @@
-"""What the demo keeps of each aircraft, and what it reports: a per-key processor, and the same in plain Python.
+"""The demo's processor of aircraft, and the same computation in plain Python.
 
 A cancelled flight is counted and changes nothing else. An aircraft is *moved* when it leaves from another airport than
 the last time, and *late* at each third departure in a row that is more than an hour late. Both depend on the order of
@@ -32,7 +32,7 @@ _LATE_IN_A_ROW = 3
 
 
 class AircraftProcessor(StatefulProcessor):  # type: ignore[misc]
-    """One aircraft's flights in, its alerts out; Row style."""
+    """Turns an aircraft's flights into alerts; Row style."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declare the state."""
@@ -58,7 +58,7 @@ class AircraftProcessor(StatefulProcessor):  # type: ignore[misc]
         self._state.update((origin, flights, cancelled, miles, delay_minutes, late_run))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def expected_result(flights: pa.Table) -> tuple[dict[str | None, State], Counter[Alert]]:

@@ -33,7 +33,7 @@ OPERATOR = "aircraft"
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What the driver is told by its parent.
+    """The demo's settings, as its parent process gives them to the driver.
 
     Attributes:
         work: Directory with ``input/``; ``output/``, Spark's ``checkpoint/`` and at the end

@@ -85,7 +85,7 @@ def run_demo(
 
 
 def check_prerequisites() -> None:
-    """Say in one sentence what is missing, if anything is.
+    """Refuse to run without Java or with another PySpark.
 
     Raises:
         Invalid: A PySpark below 4.1, or no Java of at least 17.

@@ -28,7 +28,7 @@ _MOST_SECONDS = 1800.0
 
 @dataclass
 class RunFigures:
-    """What happened in one run of the demo.
+    """The figures of one run of the demo.
 
     Attributes:
         checkpoints: Every completed checkpoint's figures, as the driver told them.

@@ -1,4 +1,4 @@
-"""Comparing what the demo's job left behind with the independent computation."""
+"""Compares the state and output of the demo's job with the independent computation."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
 
 
 def inline_offsets(sizes: Sequence[int]) -> list[int]:
-    """Return where inlined segments of these sizes lie, in bytes from the start of the record."""
+    """Return the offsets of inlined segments of these sizes, in bytes from the start of the record."""
     return list(accumulate(sizes, initial=len(_FRAME.magic)))[:-1]
 
 

@@ -119,7 +119,7 @@ class ManifestLog(ManifestReader):
         try:
             await self._commit(record, data)
         except OutcomeUnknown as error:
-            if await self._given_up(record):
+            if await self._abort(record):
                 self._go_on(record)
                 raise Unavailable(
                     f"checkpoint {record.sequence} could not be stored in {self._store.location} and was given up: "
@@ -128,11 +128,11 @@ class ManifestLog(ManifestReader):
         except DstlError:
             self.is_unknown = False
             raise
-        return self._committed(record)
+        return self._accept(record)
 
     @property
     def trouble(self) -> DstlError | None:
-        """What the store answered when it did not take our latest record at once; None where it has."""
+        """The store's answer when it did not take our latest record at once; None where it has."""
         return self._puts.trouble
 
     async def check_leads(self) -> None:
@@ -152,8 +152,8 @@ class ManifestLog(ManifestReader):
         self.is_unknown = False
         self.next_sequence = record.sequence + 1
 
-    def _committed(self, record: ManifestRecord) -> ManifestRecord:
-        """The boundary moves with the checkpoint that it was made for, never without it."""
+    def _accept(self, record: ManifestRecord) -> ManifestRecord:
+        """Move the boundary with the checkpoint that it was made for, never without it."""
         self._go_on(record)
         self.boundary = max(self.boundary, record.oldest)
         return record
@@ -210,7 +210,7 @@ class ManifestLog(ManifestReader):
         if tail > record.sequence:
             raise Fenced(f"{self._store.location} was taken over: record {tail} is newer than our {record.sequence}")
 
-    async def _given_up(self, record: ManifestRecord) -> bool:
+    async def _abort(self, record: ManifestRecord) -> bool:
         """Win an abort marker at the record's name; False where the record's late request has landed after all."""
         marker = self._record("abort", record.sequence, record.epoch, record.query_id)
         try:

@@ -1,4 +1,4 @@
-"""Reading the manifest log of a location, as its driver and everybody else may: records, scans, checkpoints."""
+"""Reads the manifest log of a location: records, scans, checkpoints."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class ManifestReader:
 
     async def tail(self) -> int:
         """Return the highest number in use, 0 for an empty log."""
-        return max(await self._listed(), default=0)
+        return max(await self._list(), default=0)
 
     async def scan(self) -> ManifestScan:
-        """Return what the log holds from its cleanup boundary on, damaged records included; only reads.
+        """Return the records from the log's cleanup boundary on, damaged ones included; only reads.
 
         It is of one moment: a record that is deleted while it reads was subsumed by one that it has not listed, so it
         begins anew, for without either nothing would seem to be retained.
@@ -83,7 +83,7 @@ class ManifestReader:
 
     async def _scan_once(self) -> ManifestScan | None:
         """Return a scan, or None where a record of it was deleted meanwhile."""
-        listed = await self._listed()
+        listed = await self._list()
         gone = 0
         records: dict[int, ManifestRecord] = {}
         damaged: dict[int, DstlError] = {}
@@ -134,7 +134,7 @@ class ManifestReader:
 
     async def owner(self) -> str:
         """Return the query that the location belongs to; empty where no query has used it."""
-        for sequence in sorted(await self._listed(), reverse=True):
+        for sequence in sorted(await self._list(), reverse=True):
             try:
                 record = await self.read(sequence)
             except ObjectNotFound:
@@ -147,7 +147,7 @@ class ManifestReader:
                 return record.query_id
         return ""
 
-    async def _listed(self) -> dict[int, ObjectInfo]:
+    async def _list(self) -> dict[int, ObjectInfo]:
         """Return the objects of all records by number.
 
         A listing may be stale, so names beyond its end are probed until one is missing.

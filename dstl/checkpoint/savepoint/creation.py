@@ -190,7 +190,7 @@ async def save_checkpoint(
     writer = _FileWriter(objects, directory_of(name) + unique, file_bytes)
     try:
         files = await _copy(checkpoint, source, runtime, writer, on_progress, chunk_bytes)
-        savepoint = _described(name, unique, source.location, checkpoint, files, runtime)
+        savepoint = _describe(name, unique, source.location, checkpoint, files, runtime)
     except BaseException:
         await writer.withdraw()
         raise
@@ -209,7 +209,7 @@ async def save_checkpoint(
     return savepoint
 
 
-def _described(
+def _describe(
     name: str,
     unique: str,
     source: str,
@@ -247,7 +247,7 @@ async def _check_free(objects: SavepointObjects, name: str) -> None:
 
 
 async def _check_survived(objects: SavepointObjects, savepoint: Savepoint) -> None:
-    """A deletion of what looked like a failed savepoint's leftovers may have hit us; then it was none."""
+    """Refuse a savepoint whose files were deleted meanwhile, as a failed one's leftovers."""
     there = {info.name for info in await objects.list(f"{savepoint.name}/")}
     gone = [name for name in savepoint.objects() if name not in there]
     if gone:

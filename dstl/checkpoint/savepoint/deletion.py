@@ -1,4 +1,4 @@
-"""Which savepoints a location has, and how one ends: deleted by its owner, never by a cleanup."""
+"""Lists and deletes savepoints: only their owner deletes them, never a cleanup."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SavepointListing:
 
 @dataclass(frozen=True, slots=True)
 class SavepointDeletion:
-    """What a deletion removes.
+    """The objects that a deletion removes.
 
     Attributes:
         name: The savepoint's name.

@@ -100,7 +100,7 @@ class SavepointFile(_Frozen):
 
 
 class Savepoint(_Frozen):
-    """The descriptor: everything that a savepoint is, and where its bytes are.
+    """The descriptor of a savepoint: its state's operators, and its files.
 
     Invariants:
         1. Every operator has every key group exactly once, empty ones included: what is missing is damage, never
@@ -174,7 +174,7 @@ class Savepoint(_Frozen):
 
 
 class EndMarker(_Frozen):
-    """Says that a name no longer is a savepoint that may be restored. Put-if-absent: exactly one ends it.
+    """Ends a savepoint: it may not be restored any more. Put-if-absent: exactly one ends it.
 
     Attributes:
         version: Format version.

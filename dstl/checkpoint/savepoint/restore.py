@@ -1,4 +1,4 @@
-"""Starting a query from a savepoint: its files become the base of the query's first checkpoint.
+"""Starts a query from a savepoint: its files become the base of the query's first checkpoint.
 
 The first checkpoint has no log and is of the batch *before* the query's first: so the first batch finds its parent as
 any other does, and TaskManagers of any number and table kind restore it as they restore any base. Two modes:
@@ -220,7 +220,7 @@ class SavepointRestore:
         if self.mode == "claim":
             await self._claim(savepoint, wanted, query_id)
             return checkpoint({}, taken)
-        return checkpoint(await self._copied(savepoint, wanted, query_id), taken)
+        return checkpoint(await self._copy(savepoint, wanted, query_id), taken)
 
     async def settle(self, query_id: str, retained: Sequence[CompletedCheckpoint]) -> None:
         """Finish a claim at a start of the query, once its first checkpoint is durable.
@@ -263,7 +263,7 @@ class SavepointRestore:
                 whose = f"query {found.query_id}" if found is not None and found.query_id else "a deletion"
                 raise Invalid(f"{self} was taken by {whose}: restore another savepoint")
 
-    async def _copied(self, savepoint: Savepoint, wanted: Sequence[SavepointFile], query_id: str) -> dict[str, str]:
+    async def _copy(self, savepoint: Savepoint, wanted: Sequence[SavepointFile], query_id: str) -> dict[str, str]:
         """Copy the files under names of the query's own, a few at a time, and return these by file."""
         target = SavepointObjects(self._target, self._runtime)
         names = SegmentNames(query_id, self._runtime.new_id(), self._runtime)

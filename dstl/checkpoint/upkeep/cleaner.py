@@ -32,7 +32,7 @@ Held = Callable[[], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class CleanerReport:
-    """What a pass did, or would do.
+    """The result of a pass, or of a dry run.
 
     Attributes:
         query_id: The query that the location belongs to.
@@ -108,7 +108,7 @@ async def clean(
     names = None if held is None else held()
     if now is None:
         now = max(runtime.clock.wall(), max((info.modified for info in listing), default=0.0))
-    subsumed = await _subsumed(log, list(subsumed_candidates(scan, now, grace_s)))
+    subsumed = await _find_subsumed(log, list(subsumed_candidates(scan, now, grace_s)))
     # Off the loop: the plan of a million objects would hold up a checkpoint.
     plan = await asyncio.get_running_loop().run_in_executor(
         None,
@@ -155,7 +155,7 @@ def _no_location(store: ObjectStore) -> Invalid:
     return Invalid(f"{store.location} is not a location of DSTL: no query has written a manifest there")
 
 
-async def _subsumed(log: ManifestLog, candidates: list[int]) -> set[int]:
+async def _find_subsumed(log: ManifestLog, candidates: list[int]) -> set[int]:
     """Return those that are records of checkpoints; what is gone, or cannot be read, is none."""
 
     async def is_checkpoint(sequence: int) -> bool:

@@ -1,4 +1,4 @@
-"""What may be deleted from a location, and why: the cleaner's decisions, pure.
+"""The cleaner's decisions, pure: the objects of a location that may be deleted, and why.
 
 An *orphan* is an object that no retained checkpoint refers to and none ever will: left by a process that died, by a
 batch that was aborted, by a hedge or retry that lost late (FLINK-24852: Flink cannot delete these). That nobody refers
@@ -47,7 +47,7 @@ _MATERIALIZATION_S = 86_400.0
 
 
 class Kept(StrEnum):
-    """Why an object stays."""
+    """The reason why an object stays."""
 
     REFERENCED = "a retained checkpoint needs it"
     YOUNG = "younger than the grace period"
@@ -70,7 +70,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class CleaningPlan:
-    """What a pass would do.
+    """The deletions of a pass, and the objects that stay.
 
     Attributes:
         deletions: In the order of deletion: records before what they name, then by age, the oldest first.
@@ -94,7 +94,7 @@ def plan_cleaning(
     grace_s: float,
     max_deletions: int,
 ) -> CleaningPlan:
-    """Return what may be deleted.
+    """Return the objects that may be deleted.
 
     Args:
         listing: Every object of the location, listed *before* ``scan`` was read and the writers were asked for: what
@@ -152,7 +152,7 @@ def subsumed_candidates(scan: ManifestScan, now: float, grace_s: float) -> Itera
 
 
 def _record_reason(sequence: int, scan: ManifestScan, subsumed: Collection[int]) -> str | Kept:
-    """The caller has kept what is retained or referenced; only records of other checkpoints may go."""
+    """Return the reason to delete or keep a record that is neither retained nor referenced."""
     if sequence >= scan.tail:
         return Kept.LOG_RECORD
     if sequence in subsumed:
@@ -164,7 +164,7 @@ def _record_reason(sequence: int, scan: ManifestScan, subsumed: Collection[int])
 
 
 class _Proofs:
-    """Says of an unreferenced object whether anybody may still come to refer to it."""
+    """Decides whether anybody may still come to refer to an unreferenced object."""
 
     def __init__(self, scan: ManifestScan, live_writer_ids: Collection[str] | None) -> None:
         self._query_id = scan.query_id

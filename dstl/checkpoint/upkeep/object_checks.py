@@ -1,4 +1,4 @@
-"""Checking one stored object against what checkpoints say of it."""
+"""Checks one stored object against the claims of checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WHOLE_BASE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class SegmentUse:
-    """What a checkpoint says of a part of a segment.
+    """A checkpoint's claim about a part of a segment.
 
     Attributes:
         log_id: The log.

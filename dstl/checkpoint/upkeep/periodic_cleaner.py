@@ -1,4 +1,4 @@
-"""Cleaning a location while its query runs: once after each recovery, then every so often, blocking no checkpoint."""
+"""Cleans a location while its query runs: after each recovery, then periodically, blocking no checkpoint."""
 
 from __future__ import annotations
 

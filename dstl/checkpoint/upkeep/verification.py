@@ -1,4 +1,4 @@
-"""Reading every byte of a location back, before anybody needs it: manifests, segments, base files.
+"""Verification of a location: every byte of its manifests, segments and base files is read.
 
 Only reads, and may run beside the query: what the query deletes meanwhile, because a newer checkpoint has subsumed it,
 is no damage.
@@ -59,7 +59,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class LocationVerification:
-    """What a check of every byte found.
+    """The result of reading a location whole.
 
     Attributes:
         query_id: The query that the location belongs to.
@@ -111,7 +111,7 @@ async def verify_location(
     checks = list(_checks(store, log, scan, listed, strays))
     problems = [*_missing_records(scan), *await _run(checks, needed_by, runtime, on_progress)]
     if problems:
-        problems = await _still_problems(problems, log)
+        problems = await _confirm(problems, log)
     known = {*needed_by, *strays, *map(manifest_name, scan.listed)}
     return LocationVerification(
         scan.query_id,
@@ -253,7 +253,7 @@ def _missing_records(scan: ManifestScan) -> Iterator[Problem]:
             )
 
 
-async def _still_problems(problems: list[Problem], log: ManifestReader) -> list[Problem]:
+async def _confirm(problems: list[Problem], log: ManifestReader) -> list[Problem]:
     """Leave out what a running query has subsumed and deleted while it was being read."""
     retained = {c.checkpoint_id for c in (await log.scan()).retained}
     return [p for p in problems if p.kind != "missing" or retained & set(p.checkpoints)]
