@@ -16,60 +16,14 @@ from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.savepoint.verification import verify_savepoint
 from dstl.errors import AccessDenied, CorruptData, Invalid, MissingState, ObjectExists, OutcomeUnknown, Unavailable
-from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from worlds.service import STATE, Driver, Events, Model, retained, state_of, without_empty
-
-TWO = {"counts": 4, "sums": 3}
-
-
-class HurriedClock(SystemClock):
-    """Waits a thousandth of what it is asked to: back-off without the wait."""
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds / 1000)
-
-
-def a_runtime(seed: int = 1) -> Runtime:
-    return Runtime.seeded(seed, HurriedClock())
-
-
-def events(rng: random.Random, batch: int, keys: int = 60) -> Events:
-    def value(n: int) -> bytes | None:
-        return None if rng.random() < 0.15 else f"{batch}/{n}".encode() * 10
-
-    return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in TWO}
-
-
-_jobs: dict[tuple[int, int, bool], tuple[dict[str, bytes], list[Model]]] = {}
-
-
-async def a_job(store: ObjectStore, seed: int, batches: int = 4, *, inlined: bool = True) -> list[Model]:
-    """Fill a store as a real job does, and return the job's state after each batch. Run once for all tests."""
-    if (seed, batches, inlined) not in _jobs:
-        _jobs[seed, batches, inlined] = await _run_job(MemoryStore(), seed, batches, inlined)
-    objects, states = _jobs[seed, batches, inlined]
-    for name, data in objects.items():
-        await store.put(name, data)
-    return [{uid: dict(values) for uid, values in state.items()} for state in states]
-
-
-async def _run_job(store: ObjectStore, seed: int, batches: int, inlined: bool) -> tuple[dict[str, bytes], list[Model]]:
-    driver = Driver(store, seed=seed, operators=TWO, **({} if inlined else {"inline_threshold": 0}))
-    rng, model, states = random.Random(seed), {}, []
-    try:
-        await driver.start()
-        for batch in range(batches):
-            await driver.run_batch("run-1", batch, events(rng, batch), model)
-            states.append({uid: dict(values) for uid, values in model.items()})
-    finally:
-        await driver.close()
-    return await contents(store), states
+from worlds.savepoints import a_job, a_runtime, contents, replace
+from worlds.service import STATE, Model, retained, state_of, without_empty
 
 
 def as_checkpoint(savepoint: Savepoint, **more: object) -> CompletedCheckpoint:
@@ -81,10 +35,6 @@ def as_checkpoint(savepoint: Savepoint, **more: object) -> CompletedCheckpoint:
 async def state_in(savepoint: Savepoint, store: ObjectStore) -> Model:
     """What a savepoint alone restores to."""
     return await state_of(as_checkpoint(savepoint), store)
-
-
-async def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
-    return {info.name: await store.get(info.name) async for info in store.list(prefix)}
 
 
 async def test_a_savepoint_is_self_contained_and_equal_to_its_checkpoint(seed: int) -> None:
@@ -381,11 +331,6 @@ async def test_each_damaged_or_missing_object_is_reported_with_its_name_and_the_
         assert f"{name} is not there" in problem
         await store.put(name, data)
     assert (await verify_savepoint(store, a_runtime(), "mine")).problems == ()
-
-
-async def replace(store: ObjectStore, name: str, data: bytes) -> None:
-    await store.delete([name])
-    await store.put(name, data)
 
 
 async def test_a_damaged_descriptor_is_listed_as_damaged_and_can_be_deleted(seed: int) -> None:

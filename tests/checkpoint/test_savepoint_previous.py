@@ -6,7 +6,6 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 
 import worlds.service
 from dstl.checkpoint.manifest.format import manifest_name
@@ -15,6 +14,7 @@ from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint
+from worlds.savepoints import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 from worlds.service import Driver, retained, state_of, without_empty
 
 

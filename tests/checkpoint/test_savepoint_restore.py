@@ -7,7 +7,6 @@ import random
 from collections.abc import AsyncIterator
 
 import pytest
-from test_savepoint import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 
 import worlds.service
 from dstl.checkpoint.manifest.log import ManifestLog
@@ -21,6 +20,7 @@ from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import referenced_objects
+from worlds.savepoints import TWO, HurriedClock, a_job, a_runtime, contents, events, replace
 from worlds.service import Driver, Model, retained, state_of, without_empty
 
 MODES: tuple[RestoreMode, ...] = ("no_claim", "claim")

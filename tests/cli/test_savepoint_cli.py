@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_savepoint import a_job
 from typer.testing import CliRunner
 
 from dstl.checkpoint.savepoint.format import descriptor_name
@@ -17,6 +16,7 @@ from dstl.options import S3Options
 from dstl.store.local import LocalStore
 from dstl.store.location import open_store
 from dstl.testing.s3_server import S3Server
+from worlds.savepoints import a_job
 
 RUNNER = CliRunner()
 

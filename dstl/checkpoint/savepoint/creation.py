@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -64,6 +64,16 @@ _CHUNK_BYTES = 128 << 20
 
 _UPLOADS = 3
 _TAKES = 5
+_COPIED = (
+    "query_id",
+    "checkpoint_id",
+    "batch_id",
+    "watermark_ms",
+    "late_watermark_ms",
+    "max_parallelism",
+    "operators",
+)
+"""Fields of a savepoint that are its checkpoint's."""
 
 
 def key_group_chunks(checkpoint: CompletedCheckpoint, chunk_bytes: int = _CHUNK_BYTES) -> list[KeyGroupRange]:
@@ -190,7 +200,15 @@ async def save_checkpoint(
     writer = _FileWriter(objects, directory_of(name) + unique, file_bytes)
     try:
         files = await _copy(checkpoint, source, runtime, writer, on_progress, chunk_bytes)
-        savepoint = _describe(name, unique, source.location, checkpoint, files, runtime)
+        savepoint = Savepoint(
+            name=name,
+            put_id=unique,
+            created_at=runtime.clock.wall(),
+            source=source.location,
+            sequence_base=checkpoint.sequence_base + checkpoint.checkpoint_id,
+            files=tuple(files),
+            **{field: getattr(checkpoint, field) for field in _COPIED},
+        )
     except BaseException:
         await writer.withdraw()
         raise
@@ -207,31 +225,6 @@ async def save_checkpoint(
         raise ObjectExists(f"{target.location} has a savepoint {name!r} now: another one was made at the same time")
     await _check_survived(objects, savepoint)
     return savepoint
-
-
-def _describe(
-    name: str,
-    unique: str,
-    source: str,
-    checkpoint: CompletedCheckpoint,
-    files: Sequence[SavepointFile],
-    runtime: Runtime,
-) -> Savepoint:
-    return Savepoint(
-        name=name,
-        put_id=unique,
-        created_at=runtime.clock.wall(),
-        source=source,
-        query_id=checkpoint.query_id,
-        checkpoint_id=checkpoint.checkpoint_id,
-        batch_id=checkpoint.batch_id,
-        watermark_ms=checkpoint.watermark_ms,
-        late_watermark_ms=checkpoint.late_watermark_ms,
-        sequence_base=checkpoint.sequence_base + checkpoint.checkpoint_id,
-        max_parallelism=checkpoint.max_parallelism,
-        operators=checkpoint.operators,
-        files=tuple(files),
-    )
 
 
 async def _check_free(objects: SavepointObjects, name: str) -> None:

@@ -29,7 +29,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.patience import Patience
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
-from handles.materialized_handle import MaterializedStateHandle, TableFile
+from handles.materialized_handle import MaterializedStateHandle
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 
@@ -152,11 +152,14 @@ def _checks(
         bases.update(dict.fromkeys(checkpoint.materialized))
     for handle, of_segment in uses.items():
         whole = listed.get(handle.name) if handle.offset == 0 else None
-        yield _Check(handle.name, handle.size, partial(_check_segment, store, handle, tuple(of_segment), whole))
+        check = partial(_check_stored, whole, handle.size, partial(check_segment, store, handle, tuple(of_segment)))
+        yield _Check(handle.name, handle.size, check)
     for base in bases:
-        yield _Check(base.name, base.size, partial(_check_base, store, base, listed.get(base.name)))
+        check = partial(_check_stored, listed.get(base.name), base.size, partial(check_base, store, base))
+        yield _Check(base.name, base.size, check)
     for file in {file: None for base in bases for file in base.files}:
-        yield _Check(file.name, file.size, partial(_check_table_file, store, file, listed.get(file.name)))
+        check = partial(_check_stored, listed.get(file.name), file.size, partial(check_table_file, store, file))
+        yield _Check(file.name, file.size, check)
     for name in strays:
         if name.endswith(".seg"):
             size = listed[name].size
@@ -169,21 +172,9 @@ async def _check_record(log: ManifestReader, scan: ManifestScan, sequence: int) 
     await log.read(sequence)
 
 
-async def _check_segment(
-    store: ObjectStore, handle: SegmentHandle, uses: tuple[SegmentUse, ...], whole: ObjectInfo | None
-) -> None:
-    check_size(whole, handle.size)
-    await check_segment(store, handle, uses)
-
-
-async def _check_base(store: ObjectStore, handle: MaterializedStateHandle, whole: ObjectInfo | None) -> None:
-    check_size(whole, handle.size)
-    await check_base(store, handle)
-
-
-async def _check_table_file(store: ObjectStore, file: TableFile, whole: ObjectInfo | None) -> None:
-    check_size(whole, file.size)
-    await check_table_file(store, file)
+async def _check_stored(info: ObjectInfo | None, size: int, check: Callable[[], Awaitable[object]]) -> None:
+    check_size(info, size)
+    await check()
 
 
 async def _run(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame
 
 from dstl.errors import Invalid, shown
 from handles.operator_uid import is_operator_uid
 
-__all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within"]
+__all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within", "with_signature_of"]
 
+P = ParamSpec("P")
 T = TypeVar("T", bound=str)
 
 
@@ -99,3 +102,15 @@ def check_operator_name(name: object) -> str:
     if not is_operator_uid(name):
         raise Invalid(f"not an operator name: {name[:80]!r}; use letters, digits, '-' and '_', at most 64")
     return name
+
+
+def with_signature_of(of: Callable[P, DataFrame]) -> Callable[[Callable[..., DataFrame]], Callable[P, DataFrame]]:
+    """Give a method the signature of another one, but for ``style``, which it decides."""
+
+    def decorate(method: Callable[..., DataFrame]) -> Callable[P, DataFrame]:
+        signature = inspect.signature(of)
+        parameters = [each for name, each in signature.parameters.items() if name != "style"]
+        method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return method
+
+    return decorate

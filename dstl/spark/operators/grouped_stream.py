@@ -10,6 +10,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.spark.operators.arguments import with_signature_of
 from dstl.spark.operators.processor import Style
 
 if TYPE_CHECKING:
@@ -39,10 +40,14 @@ class GroupedStream:
         transform: The backend's :meth:`~dstl.spark.StateBackend.transform_with_state`.
         df: The DataFrame, a stream or not.
         by: Its grouping columns.
+        style: Of the processors that :meth:`transformWithState` takes.
     """
 
-    def __init__(self, transform: Callable[..., DataFrame], df: DataFrame, by: Sequence[str]) -> None:
+    def __init__(
+        self, transform: Callable[..., DataFrame], df: DataFrame, by: Sequence[str], style: Style = "row"
+    ) -> None:
         self._transform = transform
+        self._style = style
         self._df = df
         self._by = list(by)
 
@@ -86,60 +91,29 @@ class GroupedStream:
         Raises:
             Invalid: As :meth:`StateBackend.transform_with_state`.
         """
-        return self._run(
-            "row",
-            statefulProcessor,
-            outputStructType,
-            outputMode,
-            timeMode,
-            initialState,
-            eventTimeColumnName,
-            operator,
-        )
-
-    def transformWithStateInPandas(
-        self,
-        statefulProcessor: StatefulProcessor,
-        outputStructType: StructType | str,
-        outputMode: str,
-        timeMode: str,
-        initialState: GroupedData | DataFrame | None = None,
-        eventTimeColumnName: str = "",
-        **operator: Unpack[OperatorArguments],
-    ) -> DataFrame:
-        """Run a pandas-style processor; otherwise as :meth:`transformWithState`."""
-        state, column = initialState, eventTimeColumnName
-        return self._run("pandas", statefulProcessor, outputStructType, outputMode, timeMode, state, column, operator)
-
-    def _run(
-        self,
-        style: Style,
-        processor: StatefulProcessor,
-        output: StructType | str,
-        output_mode: str,
-        time_mode: str,
-        initial_state: GroupedData | DataFrame | None,
-        event_time: str,
-        operator: OperatorArguments,
-    ) -> DataFrame:
-        if event_time:
+        if eventTimeColumnName:
             raise Invalid(
-                f"eventTimeColumnName={event_time!r} passes the input's watermark on, and here every operator has its "
-                "own: leave it out. For a following operator with event time set "
+                f"eventTimeColumnName={eventTimeColumnName!r} passes the input's watermark on, and here every operator "
+                "has its own: leave it out. For a following operator with event time set "
                 "spark.sql.streaming.statefulOperator.allowMultiple=false, without which Spark refuses a second "
-                f"watermark, and call .withWatermark({event_time!r}, delay) on the result"
+                f"watermark, and call .withWatermark({eventTimeColumnName!r}, delay) on the result"
             )
         return self._transform(
             self._df,
             by=self._by,
-            processor=processor,
-            output=output,
-            output_mode=output_mode,
-            time_mode=time_mode,
-            initial_state=initial_state,
-            style=style,
+            processor=statefulProcessor,
+            output=outputStructType,
+            output_mode=outputMode,
+            time_mode=timeMode,
+            initial_state=initialState,
+            style=self._style,
             **operator,
         )
+
+    @with_signature_of(transformWithState)
+    def transformWithStateInPandas(self, *arguments: Any, **named: Any) -> DataFrame:
+        """Run a pandas-style processor; otherwise as :meth:`transformWithState`."""
+        return GroupedStream(self._transform, self._df, self._by, "pandas").transformWithState(*arguments, **named)
 
 
 def grouping_columns(df: DataFrame, cols: Sequence[Any]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from pyspark.sql import DataFrame
 from pyspark.sql.types import DataType, MapType, StructType
 
 from dstl.errors import Invalid
+from dstl.spark.task_definition import OperatorPlace
 
 __all__ = ["check_input", "check_names", "check_no_event_time_windows"]
 
@@ -15,19 +16,16 @@ _WATERMARK_DELAY = "spark.watermarkDelayMs"
 _SESSION_WINDOW = "spark.sessionWindow"
 
 
-def check_input(df: DataFrame, by: Sequence[str], what: str, *, or_batch: bool = False) -> None:
+def check_input(df: DataFrame, place: OperatorPlace, *, or_batch: bool = False) -> None:
     """Check an operator's input; the types of the columns that it needs are the caller's to check.
 
-    Args:
-        df: The input.
-        by: Grouping columns.
-        what: Names the operator, for messages.
-        or_batch: The operator takes batch DataFrames, too.
+    With ``or_batch`` the operator takes batch DataFrames, too.
 
     Raises:
         Invalid: It is not a stream, a grouping column is missing or of a type that Spark cannot hash, or a name is
             taken.
     """
+    what, by = place.label, place.by
     if not isinstance(df, DataFrame):
         raise Invalid(f"{what}: the input is {type(df).__name__}, not a DataFrame")
     if not (df.isStreaming or or_batch):
@@ -49,19 +47,15 @@ def check_input(df: DataFrame, by: Sequence[str], what: str, *, or_batch: bool =
             )
 
 
-def check_names(df: DataFrame, used: Collection[str], what: str) -> None:
-    """Check the names of the columns that travel to a worker.
+def check_names(df: DataFrame, used: Collection[str], place: OperatorPlace) -> None:
+    """Check the names of the columns that an operator needs, which travel to a worker.
 
     Spark would refuse each of these too, later and of a plan that the user has not written.
-
-    Args:
-        df: The input.
-        used: Its columns that the operator needs.
-        what: Names the operator, for messages.
 
     Raises:
         Invalid: A name that Spark's ``mapInArrow`` cannot take, or that it cannot tell from another one.
     """
+    what = place.label
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     folded = [name if exact else name.lower() for name in df.columns]
     for name in used:
@@ -80,18 +74,14 @@ def check_names(df: DataFrame, used: Collection[str], what: str) -> None:
             )
 
 
-def check_no_event_time_windows(df: DataFrame, by: Sequence[str], what: str) -> None:
+def check_no_event_time_windows(df: DataFrame, place: OperatorPlace) -> None:
     """Refuse to aggregate by event time: Spark drops late rows and ended groups by the watermark, and merges sessions.
-
-    Args:
-        df: The input.
-        by: Grouping columns.
-        what: Names the operator, for messages.
 
     Raises:
         Invalid: A grouping column is an event time or a window of one, and has a watermark; or is a session window.
     """
-    for name in by:
+    what = place.label
+    for name in place.by:
         metadata = df.schema[name].metadata or {}
         if _SESSION_WINDOW in metadata:
             raise Invalid(

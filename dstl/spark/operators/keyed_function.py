@@ -72,8 +72,8 @@ def define_aggregate(
         Invalid: Names the operator and what is wrong.
     """
     what = place.label
-    check_input(df, place.by, what)
-    check_no_event_time_windows(df, place.by, what)
+    check_input(df, place)
+    check_no_event_time_windows(df, place)
     if not aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass n=count(), say")
     for name, aggregate in aggregates.items():
@@ -88,7 +88,7 @@ def define_aggregate(
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from error
     used = [*place.by, *(each.column for each in aggregates.values() if each.column is not None)]
-    check_names(df, used, what)
+    check_names(df, used, place)
     needed = StructType([schema[name] for name in dict.fromkeys(used)])
     return _define(place, function, needed, ttl_ms)
 
@@ -107,8 +107,8 @@ def define_map_states(
         Invalid: Names the operator and what is wrong.
     """
     what = place.label
-    check_input(df, place.by, what)
-    check_names(df, df.columns, what)
+    check_input(df, place)
+    check_names(df, df.columns, place)
     schemas = []
     for name, given in (("state", state), ("output", output)):
         schemas.append(DeclaredSchemas(parse_ddl).schema(given, f"{what}: the {name} schema"))

@@ -125,7 +125,7 @@ def define_processor(
             raise Invalid(f"{what}: the processor is the class {name}; pass an object of it: {name}()")
         raise Invalid(f"{what}: the processor is {type(processor).__name__}, not a StatefulProcessor object")
     choice(f"{what}: style", style, get_args(Style))
-    check_input(df, place.by, what, or_batch=True)
+    check_input(df, place, or_batch=True)
     modes = _OUTPUT_MODES if df.isStreaming else _BATCH_OUTPUT_MODES
     if not isinstance(output_mode, str) or output_mode.lower() not in modes:
         raise Invalid(f"{what}: output mode {shown(output_mode)} is none of {', '.join(modes)}")
@@ -133,7 +133,7 @@ def define_processor(
         mode = TimeMode.parse(time_mode)
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from None
-    check_names(df, df.columns, what)
+    check_names(df, df.columns, place)
     arrow_schema_of(df.schema, f"{what}: the input")
     schemas = DeclaredSchemas(parse_ddl)
     schema = schemas.schema(output, f"{what}: the output schema")

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from collections.abc import Sequence
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.spark.operators.arguments import with_signature_of
 from dstl.spark.operators.batch_query import batch_query
 from dstl.spark.operators.grouped_stream import GroupedStream, grouping_columns
 from dstl.spark.operators.initial_state import check_initial_state, with_initial_state
@@ -23,20 +23,6 @@ from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.vectorised.keyed_functions import Aggregate, StatesFunction
 
 __all__ = ["StatefulOperators"]
-
-P = ParamSpec("P")
-
-
-def _with_signature_of(of: Callable[P, DataFrame]) -> Callable[[Callable[..., DataFrame]], Callable[P, DataFrame]]:
-    """Give a method the signature of another one, but for ``style``, which it decides."""
-
-    def decorate(method: Callable[..., DataFrame]) -> Callable[P, DataFrame]:
-        signature = inspect.signature(of)
-        parameters = [each for name, each in signature.parameters.items() if name != "style"]
-        method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return method
-
-    return decorate
 
 
 class StatefulOperators(ABC):
@@ -153,7 +139,7 @@ class StatefulOperators(ABC):
             keyed = with_marks(keyed, definition.parallelism)
         return self._run(keyed, definition)
 
-    @_with_signature_of(transform_with_state)
+    @with_signature_of(transform_with_state)
     def transform_with_state_in_pandas(self, df: DataFrame, **arguments: Any) -> DataFrame:
         """Run a pandas-style ``StatefulProcessor``: ``handleInputRows`` gets and returns iterators of ``DataFrame``.
 

@@ -25,9 +25,14 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 class Checkpointed(Protocol):
-    """The part of a backend that tells whether a batch has its checkpoint."""
+    """The part of a backend that knows its operators and whether a batch has its checkpoint."""
 
     location: str
+
+    @property
+    def operators(self) -> Sequence[str]:
+        """Names of the operators that have been defined, in order."""
+        ...
 
     def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
         """Return True where the running batch of this query is this one and has its checkpoint."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
@@ -19,19 +19,10 @@ from dstl.errors import Invalid
 from dstl.spark.query.foreach_batch import Checkpointed, with_checkpoint
 from dstl.spark.query.plan import planned_operators
 
-__all__ = ["Startable", "check_start", "operators_of", "watch_queries"]
+__all__ = ["check_start", "operators_of", "watch_queries"]
 
 
-class Startable(Checkpointed, Protocol):
-    """The part of a backend that a query's start asks."""
-
-    @property
-    def operators(self) -> Sequence[str]:
-        """Names of the operators that have been defined, in order."""
-        ...
-
-
-_backends: dict[int, tuple[weakref.ref[Startable], str]] = {}
+_backends: dict[int, tuple[weakref.ref[Checkpointed], str]] = {}
 """Backend and name of every operator of this process, by its mark in plans."""
 
 _TRIGGERS = {
@@ -41,7 +32,7 @@ _TRIGGERS = {
 _ASYNC = "asyncprogresstrackingenabled"
 
 
-def watch_queries(mark: int, backend: Startable, operator: str) -> None:
+def watch_queries(mark: int, backend: Checkpointed, operator: str) -> None:
     """Check the queries with this operator when they start, and complete the batches of their ``foreachBatch``."""
     for gone in [each for each, (home, _) in list(_backends.items()) if home() is None]:
         _backends.pop(gone, None)
@@ -54,9 +45,9 @@ def watch_queries(mark: int, backend: Startable, operator: str) -> None:
             setattr(DataStreamWriter, name, replaced)
 
 
-def operators_of(df: DataFrame) -> dict[Startable, list[str]]:
+def operators_of(df: DataFrame) -> dict[Checkpointed, list[str]]:
     """Return the backends that have operators in a streaming DataFrame, and the names of those operators."""
-    found: dict[Startable, list[str]] = {}
+    found: dict[Checkpointed, list[str]] = {}
     for each in planned_operators(df) if _backends else ():
         home, operator = _backends.get(each.mark, (None, ""))
         backend = home() if home is not None else None

@@ -1,0 +1,68 @@
+"""A job with two operators whose checkpoints are saved, and its store's contents."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from dstl.runtime import Runtime, SystemClock
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
+from worlds.service import Driver, Events, Model
+
+__all__ = ["TWO", "HurriedClock", "a_job", "a_runtime", "contents", "events", "replace"]
+
+TWO = {"counts": 4, "sums": 3}
+
+
+class HurriedClock(SystemClock):
+    """Waits a thousandth of what it is asked to: back-off without the wait."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 1000)
+
+
+def a_runtime(seed: int = 1) -> Runtime:
+    return Runtime.seeded(seed, HurriedClock())
+
+
+def events(rng: random.Random, batch: int, keys: int = 60) -> Events:
+    def value(n: int) -> bytes | None:
+        return None if rng.random() < 0.15 else f"{batch}/{n}".encode() * 10
+
+    return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in TWO}
+
+
+_jobs: dict[tuple[int, int, bool], tuple[dict[str, bytes], list[Model]]] = {}
+
+
+async def a_job(store: ObjectStore, seed: int, batches: int = 4, *, inlined: bool = True) -> list[Model]:
+    """Fill a store as a real job does, and return the job's state after each batch. Run once for all tests."""
+    if (seed, batches, inlined) not in _jobs:
+        _jobs[seed, batches, inlined] = await _run_job(MemoryStore(), seed, batches, inlined)
+    objects, states = _jobs[seed, batches, inlined]
+    for name, data in objects.items():
+        await store.put(name, data)
+    return [{uid: dict(values) for uid, values in state.items()} for state in states]
+
+
+async def _run_job(store: ObjectStore, seed: int, batches: int, inlined: bool) -> tuple[dict[str, bytes], list[Model]]:
+    driver = Driver(store, seed=seed, operators=TWO, **({} if inlined else {"inline_threshold": 0}))
+    rng, model, states = random.Random(seed), {}, []
+    try:
+        await driver.start()
+        for batch in range(batches):
+            await driver.run_batch("run-1", batch, events(rng, batch), model)
+            states.append({uid: dict(values) for uid, values in model.items()})
+    finally:
+        await driver.close()
+    return await contents(store), states
+
+
+async def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
+    return {info.name: await store.get(info.name) async for info in store.list(prefix)}
+
+
+async def replace(store: ObjectStore, name: str, data: bytes) -> None:
+    await store.delete([name])
+    await store.put(name, data)
