@@ -29,7 +29,7 @@ from handles.key_group import KeyGroupRange
 from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.expiry_sweep import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
-from materializer.tables import Expired, RocksDBTableSnapshot, StateTable
+from materializer.tables import Expired, StateTable
 from materializer.thread_call import call_in_thread
 from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
 
@@ -299,7 +299,7 @@ class PeriodicMaterializationManager:
             versions,
             generations=self._options.generations,
             min_live_share=self._options.min_live_share,
-            in_files=self._options.share_files and isinstance(snapshot, RocksDBTableSnapshot),
+            in_files=self._options.share_files and snapshot.as_files is not None,
         )
         self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
         written = await self._writer.write(operator, plan, snapshot, expired)

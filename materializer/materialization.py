@@ -22,7 +22,7 @@ from materializer.bases.base_cache import BaseCache
 from materializer.bases.key_group_file import encode_in_pieces
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_directory import write_table_files
-from materializer.tables import Expired, RocksDBTableSnapshot, TableSnapshot
+from materializer.tables import Expired, FileSnapshot, TableSnapshot
 from materializer.thread_call import call_in_thread
 
 __all__ = ["BaseUploader", "BaseWriter", "WrittenBases"]
@@ -110,8 +110,11 @@ class BaseWriter:
         Raises:
             DstlError: The store did not take a file, or the snapshot cannot be read.
         """
-        if plan.files is not None and isinstance(snapshot, RocksDBTableSnapshot):
-            return await self._write_files(operator, plan, snapshot, plan.files)
+        if plan.files is not None and snapshot.as_files is not None:
+            try:
+                return await self._write_files(operator, plan, snapshot.as_files, plan.files)
+            finally:
+                snapshot.close()
         loop = asyncio.get_running_loop()
         packs = self._packs(plan, snapshot, expired)
         handles: list[MaterializedStateHandle] = []
@@ -152,7 +155,7 @@ class BaseWriter:
             snapshot.close()
 
     async def _write_files(
-        self, operator: str, plan: MaterializationPlan, snapshot: RocksDBTableSnapshot, stored: Mapping[str, TableFile]
+        self, operator: str, plan: MaterializationPlan, snapshot: FileSnapshot, stored: Mapping[str, TableFile]
     ) -> WrittenBases:
         new: list[str] = []
 
@@ -167,8 +170,6 @@ class BaseWriter:
             if new:
                 self.discard(sorted(new))
             raise
-        finally:
-            snapshot.close()
 
     async def _store(self, data: bytes | memoryview, checksum: int) -> StoredObject:
         # A file that is larger is mapped, not held.

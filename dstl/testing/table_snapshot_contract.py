@@ -152,6 +152,32 @@ class TableSnapshotContract:
             assert other.get_entry(state, group, key, [user_key]) == [whole[group, state, key, user_key]]
             assert table.get_entry(state, group, key, [user_key]) == [None]
 
+    def test_what_files_can_do_is_said_by_table_and_snapshot_alike(self, table: StateTable, tmp_path: Path) -> None:
+        """A table in files adopts its snapshot's files, and applies staged changes as it does others."""
+        table.apply(changes(put(1, 0, b"a", b"", b"old"), put(2, 0, b"b", b"", b"2"), put(1, 0, b"c", b"", b"3")))
+        table.prepare_snapshot()
+        with closing(table.snapshot()) as snapshot, closing(self.open_table(tmp_path / "other")) as other:
+            files, target = snapshot.as_files, other.as_files
+            assert (files is None) == (target is None) == (table.as_files is None)
+            if files is None or target is None:
+                return
+            assert all((files.path / file.name).stat().st_size == file.size for file in files.files())
+            staged = target.stage([changes(put(1, 0, b"a", b"", b"new"), delete(1, 0, b"c"))])
+            unused = target.stage([changes(put(1, 0, b"z", b"", b"never"))])
+            assert staged is not None
+            assert unused is not None
+            target.adopt(files.path, [1], files.files(), files.row_bytes)
+            version = other.version(1)
+            staged.apply()
+            unused.discard()
+            unused.discard()
+            target.resume_compaction()
+            assert other.version(1) > version
+            assert other.get_many(0, [1, 1, 2, 1], [b"a", b"c", b"b", b"z"]) == [b"new", None, None, None]
+            with pytest.raises(Invalid):
+                target.adopt(files.path, [1])
+            assert content(snapshot, [1, 2])[(1, 0, b"a", b"")] == b"old"
+
     def test_restoring_replaces(self, table: StateTable) -> None:
         """Twice the same is once; nothing of the old content stays; other key groups are not touched."""
         table.apply(

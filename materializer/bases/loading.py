@@ -19,7 +19,7 @@ from handles.materialized_handle import KeyGroupBase
 from materializer.bases.key_group_file import open_key_group
 from materializer.bases.source import BaseSource
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
-from materializer.tables import RocksDBStateTable, RocksDBTableSnapshot, StateTable
+from materializer.tables import FileTable, RocksDBTableSnapshot, StateTable
 from materializer.thread_call import call_in_thread
 
 __all__ = ["LoadedBases", "load_bases"]
@@ -67,7 +67,7 @@ async def load_bases(
     """Load the owned key groups of one operator into its empty table.
 
     Neighbouring parts of a file are fetched together, several fetches ahead within a fixed budget of bytes, and decoded
-    in threads. A RocksDB table opens the first base that is files as it is; any other table, and further such bases,
+    in threads. A table in files opens the first base that is files as it is; any other table, and further such bases,
     are read key group by key group. What is damaged or missing is replaced by the next older base of its key groups.
 
     Args:
@@ -134,8 +134,8 @@ class _Loading:
         except UnusableObject as error:
             self.result.damaged.add(error.name)
             return [base.key_group for base in bases]
-        table = self._table
-        if isinstance(table, RocksDBStateTable) and not self.result.loaded:
+        table = self._table.as_files
+        if table is not None and not self.result.loaded:
             failed = await self._adopt(table, bases, fetched, newest)
         else:
             failed = await self._copy(bases, fetched, newest)
@@ -143,7 +143,7 @@ class _Loading:
         return failed
 
     async def _adopt(
-        self, table: RocksDBStateTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool
+        self, table: FileTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool
     ) -> list[KeyGroup]:
         groups = [base.key_group for base in bases]
         try:

@@ -21,7 +21,7 @@ from materializer.bases.base_cache import BaseCache
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
 from materializer.scratch_directory import ScratchDirectory
-from materializer.tables import RocksDBTableSnapshot, SnapshotFile
+from materializer.tables import FileSnapshot, SnapshotFile
 from materializer.thread_call import call_in_thread
 
 __all__ = ["FetchedFiles", "FileBases", "StoreObject", "UnusableObject", "write_table_files"]
@@ -51,7 +51,7 @@ class UnusableObject(CorruptData):
 async def write_table_files(
     operator: str,
     plan: MaterializationPlan,
-    snapshot: RocksDBTableSnapshot,
+    snapshot: FileSnapshot,
     stored: Mapping[str, TableFile],
     store: StoreObject,
     cache: BaseCache | None = None,

@@ -52,7 +52,7 @@ class LogPiece:
     def discard(self) -> None:
         """Delete what was staged."""
         for staged in self.staged.values():
-            staged.file.delete()
+            staged.discard()
 
 
 async def join_segments(

@@ -23,7 +23,7 @@ from materializer.bases.table_directory import FileBases
 from materializer.restore.log_pieces import LogPiece, join_segments
 from materializer.restore.log_replay import ReplayStep, replay, replay_steps
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
-from materializer.tables import RocksDBStateTable, StagedChanges, StateTable
+from materializer.tables import FileTable, StagedChanges, StateTable
 from materializer.thread_call import call_in_thread
 
 __all__ = ["LogSizes", "RestoredTables", "restore_tables"]
@@ -129,7 +129,9 @@ def _explained(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
     what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
     if isinstance(error, (CorruptData, MissingState)):
         what += ". Bring the object back from a replica, or go back to an older checkpoint"
-    return type(error)(what)
+    # Of an error with more arguments than what it says, the kind that callers know.
+    kind: type[DstlError] = next(kind for kind in type(error).__mro__ if kind.__module__ == DstlError.__module__)
+    return kind(what)
 
 
 class _Restore:
@@ -259,12 +261,8 @@ class _Restore:
         async with aclosing(pieces):
             async for piece in pieces:
                 for operator, batches in list(piece.changes.items()):
-                    table = self._table(operator)
-                    if (
-                        self._loading
-                        and isinstance(table, RocksDBStateTable)
-                        and piece.nbytes >= self._log_sizes.staged
-                    ):
+                    table = self._table(operator).as_files
+                    if self._loading and table is not None and piece.nbytes >= self._log_sizes.staged:
                         staged = await call_in_thread(_stage, table, batches)
                         if staged is not None:
                             piece.stage(operator, staged)
@@ -274,10 +272,8 @@ class _Restore:
         for operator, batches in piece.changes.items():
             _resume(self._table(operator))
             await call_in_thread(_apply, self._table(operator), batches)
-        for operator, staged in piece.staged.items():
-            table = self._table(operator)
-            assert isinstance(table, RocksDBStateTable), "no other table stages"
-            await call_in_thread(table.take, staged)
+        for staged in piece.staged.values():
+            await call_in_thread(staged.apply)
         now = self._runtime.clock.now()
         for step, rows in piece.steps:
             self.restored.changes += sum(rows.values())
@@ -303,8 +299,8 @@ async def _same(piece: LogPiece, _: Share) -> LogPiece:
 
 def _resume(table: StateTable) -> None:
     """Let a table merge its files: whatever is put one by one may be so much that it must keep up with it."""
-    if isinstance(table, RocksDBStateTable):
-        table.resume_compaction()
+    if table.as_files is not None:
+        table.as_files.resume_compaction()
 
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
@@ -313,7 +309,7 @@ def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
         table.apply(batch)
 
 
-def _stage(table: RocksDBStateTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
+def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
     """Runs in a thread."""
     return table.stage(list(_together(batches)))
 

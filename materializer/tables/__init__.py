@@ -6,16 +6,28 @@ from pathlib import Path
 from typing import Literal
 
 from dstl.errors import Invalid
-from materializer.tables.base import ENTRY_SCHEMA, Expired, StateEntry, StateTable, TableSize, TableSnapshot
+from materializer.tables.base import (
+    ENTRY_SCHEMA,
+    Expired,
+    FileSnapshot,
+    FileTable,
+    SnapshotFile,
+    StagedChanges,
+    StateEntry,
+    StateTable,
+    TableSize,
+    TableSnapshot,
+)
 from materializer.tables.heap import HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
-from materializer.tables.rocksdb_ingestion import StagedChanges
 from materializer.tables.rocksdb_options import RocksDBOptions
-from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SnapshotFile
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = [
     "ENTRY_SCHEMA",
     "Expired",
+    "FileSnapshot",
+    "FileTable",
     "HeapStateTable",
     "RocksDBOptions",
     "RocksDBStateTable",

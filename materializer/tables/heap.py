@@ -46,6 +46,7 @@ class HeapStateTable:
     """
 
     kind = "heap"
+    as_files = None
 
     def __init__(self) -> None:
         self._states: dict[int, dict[KeyGroup, HeapGroup]] = {}
@@ -269,6 +270,7 @@ class HeapTableSnapshot:
     only."""
 
     kind = "heap"
+    as_files = None
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from handles.key_group import KeyGroup
-from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, StateEntry, TableSize
+from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StagedChanges, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
@@ -35,9 +35,9 @@ from materializer.tables.rocksdb_engine import (
     translated_errors,
     walk,
 )
-from materializer.tables.rocksdb_ingestion import SortedFile, StagedChanges, write_changes
+from materializer.tables.rocksdb_ingestion import SortedFile, write_changes
 from materializer.tables.rocksdb_options import RocksDBOptions
-from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SnapshotFile
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = ["RocksDBStateTable"]
 
@@ -79,24 +79,18 @@ class RocksDBStateTable:
         self._flushing = threading.Lock()
         self._open({})
 
+    @property
+    def as_files(self) -> RocksDBStateTable:
+        """This table."""
+        return self
+
     def adopt(
         self, files: Path, key_groups: Collection[KeyGroup], known: Iterable[SnapshotFile] = (), row_bytes: int = 0
     ) -> None:
-        """Go on with the files of a :class:`RocksDBTableSnapshot`, without reading their entries.
+        """Go on with the files of a :class:`RocksDBTableSnapshot`, linked, or copied from another file system.
 
         Files are not merged until :meth:`resume_compaction`: a base may have waited for that for long, and a restore
         has better use for the processor.
-
-        Args:
-            files: Directory that holds all of the snapshot's files. They are linked, or copied from another file
-                system, and stay where they are.
-            key_groups: Key groups to keep; the others are dropped.
-            known: Ids and checksums of the files, so that they are recognised in later snapshots.
-            row_bytes: Mean bytes of an entry.
-
-        Raises:
-            Invalid: The table is not empty.
-            CorruptData: The files are not a RocksDB checkpoint; the table is empty then.
         """
         self._check_open()
         if self._versions:
@@ -270,29 +264,19 @@ class RocksDBStateTable:
         self._touch(key_group)
 
     def stage(self, changes: Sequence[pa.RecordBatch]) -> StagedChanges | None:
-        """Write changes to a file which :meth:`take` puts over the table later, in no time.
+        """Write changes to a file, each call to another; reads must look into it until it is merged.
 
-        From any thread, beside any other call: the database itself is not touched, and need not be there yet. Each
-        call makes a file that reads must look into until it is merged. What is never taken is deleted with the table.
-
-        Args:
-            changes: As for :meth:`apply`, in their order.
-
-        Returns:
-            None where only :meth:`apply` can do it, because a clear is among them.
-
-        Raises:
-            Invalid: As for :meth:`apply`.
-            Unavailable: The disk cannot be written.
+        The database itself is not touched, and need not be there yet. A clear cannot be staged.
         """
-        return write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
+        made = write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
+        return _Staged(self, *made) if made is not None else None
 
-    def take(self, staged: StagedChanges) -> None:
-        """Apply staged changes; they are used up."""
+    def take(self, file: SortedFile, key_groups: Iterable[KeyGroup]) -> None:
+        """Take in staged changes; the file is used up."""
         self._check_open()
         with translated_errors(self._path):
-            self._take(staged.file)
-        for key_group in staged.key_groups:
+            self._take(file)
+        for key_group in key_groups:
             self._touch(key_group)
 
     def _take(self, file: SortedFile) -> None:
@@ -421,3 +405,16 @@ def _link(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+class _Staged:
+    """Changes in a sorted file beside the table that it is for."""
+
+    def __init__(self, table: RocksDBStateTable, file: SortedFile, key_groups: frozenset[KeyGroup]) -> None:
+        self._table, self._file, self._key_groups = table, file, key_groups
+
+    def apply(self) -> None:
+        self._table.take(self._file, self._key_groups)
+
+    def discard(self) -> None:
+        self._file.delete()

@@ -7,7 +7,6 @@ hard link and an entry of the database's own manifest, whatever the file's size.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from materializer.tables.rocksdb_engine import (
 )
 from materializer.tables.rocksdb_options import RocksDBOptions
 
-__all__ = ["SortedFile", "StagedChanges", "write_changes"]
+__all__ = ["SortedFile", "write_changes"]
 
 
 class SortedFile:
@@ -103,21 +102,10 @@ class SortedFile:
         self.path.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class StagedChanges:
-    """Changes that a table can take in at once.
-
-    Attributes:
-        file: The last change of each of their keys.
-        key_groups: Key groups that are changed.
-    """
-
-    file: SortedFile
-    key_groups: frozenset[KeyGroup]
-
-
-def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions) -> StagedChanges | None:
-    """Write change records, in their order, to a sorted file.
+def write_changes(
+    changes: Sequence[pa.RecordBatch], path: Path, options: RocksDBOptions
+) -> tuple[SortedFile, frozenset[KeyGroup]] | None:
+    """Write change records, in their order, to a sorted file; returns it and the key groups that they change.
 
     Args:
         changes: Batches of change records; of several changes of one key the last stays.
@@ -148,7 +136,7 @@ def write_changes(changes: Sequence[pa.RecordBatch], path: Path, options: RocksD
         except BaseException:
             file.delete()
             raise
-    return StagedChanges(file, frozenset(key_groups))
+    return file, frozenset(key_groups)
 
 
 def _records(run: ChangeRun) -> Iterator[tuple[bytes, bytes | None]]:

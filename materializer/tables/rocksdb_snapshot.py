@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow as pa
 
 from dstl.errors import Closed, Unavailable
 from handles.key_group import KeyGroup
-from materializer.tables.base import PAGE_BYTES, PAGE_ROWS
+from materializer.tables.base import PAGE_BYTES, PAGE_ROWS, SnapshotFile
 from materializer.tables.columns import PageBuilder, binary_column
 from materializer.tables.rocksdb_engine import (
     decode_key,
@@ -26,28 +25,10 @@ from materializer.tables.rocksdb_engine import (
 )
 from materializer.tables.rocksdb_options import RocksDBOptions
 
-__all__ = ["RocksDBTableSnapshot", "SnapshotFile", "file_checksum"]
+__all__ = ["RocksDBTableSnapshot", "file_checksum"]
 
 _READ_BYTES = 1 << 20
 _CHUNK_ROWS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotFile:
-    """One file of a snapshot.
-
-    Attributes:
-        name: File name in the snapshot's directory.
-        size: In bytes.
-        checksum: CRC-32C of the file.
-        id: Of a file that never changes, and that later snapshots may name again: equal ids are equal bytes, whichever
-            table has the file. Empty for the others, which are small.
-    """
-
-    name: str
-    size: int
-    checksum: int
-    id: str = ""
 
 
 class RocksDBTableSnapshot:
@@ -87,6 +68,11 @@ class RocksDBTableSnapshot:
     def versions(self) -> Mapping[KeyGroup, int]:
         """Version of each key group at that moment."""
         return self._versions
+
+    @property
+    def as_files(self) -> RocksDBTableSnapshot:
+        """This snapshot."""
+        return self
 
     def files(self) -> list[SnapshotFile]:
         """Return what must be in the store for this moment to be opened again, ordered by name.

@@ -19,6 +19,7 @@ from dstl.testing.table_changes import Change, changes, clear, delete, put
 from dstl.testing.virtual_time import run_in_virtual_time
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
+from materializer.bases.table_directory import UnusableObject
 from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
 from materializer.tables import HeapStateTable, StateTable
 
@@ -402,3 +403,17 @@ async def test_a_table_is_not_closed_while_a_thread_still_writes_to_it() -> None
     with pytest.raises(asyncio.CancelledError):
         await running
     assert order == ["written", "closed"]
+
+
+async def test_an_error_of_more_than_a_message_keeps_its_kind_and_names_the_checkpoint() -> None:
+    log = Log(MemoryStore())
+    log.add_log("log-a", "a")
+    await log.add({"log-a": [put(1, 0, b"k", b"", b"v")]})
+
+    class Table(HeapStateTable):
+        def apply(self, changes: pa.RecordBatch) -> None:
+            raise UnusableObject("00/q/w/base", "it is damaged")
+
+    with pytest.raises(CorruptData, match=r"checkpoint 1 .*it is damaged\. Bring the object back") as raised:
+        await restore(log.checkpoint(), log.store, ALL, lambda _: Table())
+    assert isinstance(raised.value.__cause__, UnusableObject)

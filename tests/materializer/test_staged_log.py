@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -44,7 +45,7 @@ def test_staged_changes_are_the_same_as_applied_ones(tmp_path: Path, seed: int) 
             if n % 3:
                 made = staged.stage(batches)
                 assert made is not None
-                staged.take(made)
+                made.apply()
             else:
                 for batch in batches:
                     staged.apply(batch)
@@ -68,7 +69,7 @@ def test_only_deletes_can_be_staged(tmp_path: Path) -> None:
         table.apply(changes(put(1, 0, b"a", b"", b"1"), put(1, 0, b"b", b"", b"2")))
         staged = table.stage([changes(delete(1, 0, b"a"))])
         assert staged is not None
-        table.take(staged)
+        staged.apply()
         assert table.get_many(0, [1, 1], [b"a", b"b"]) == [None, b"2"]
 
 
@@ -98,9 +99,9 @@ class Counted:
             self.refused += made is None
             return made
 
-        def counting_take(table: RocksDBStateTable, staged: StagedChanges) -> None:
+        def counting_take(table: RocksDBStateTable, *staged: Any) -> None:
             self.taken += 1
-            take(table, staged)
+            take(table, *staged)
 
         monkeypatch.setattr(RocksDBStateTable, "stage", counting_stage)
         monkeypatch.setattr(RocksDBStateTable, "take", counting_take)
