@@ -2,8 +2,7 @@
 
 Appends column batches in record order and persists them into a local directory through the real writer, storage and
 uploader; then reads all key groups, and one (the median of five), through the real reader. Medians of the rounds.
-Records are the issue's: a value and a key group, no key; ``--key-bytes 8`` adds distinct keys. ``record_api_s`` is the
-loop of one-record appends alone.
+Records are the issue's: a value and a key group, no key; ``--key-bytes 8`` adds distinct keys.
 
 ``--flink DIR`` runs Flink's own log on the same records, round by round in turn, and adds ``flink_append_persist_s``,
 ``flink_replay_s`` (its defaults, which upload while the records are appended) and the same with ``_at_once``
@@ -15,14 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any
@@ -32,7 +29,7 @@ import pyarrow as pa
 
 from bench._figures import add_json, print_figures
 from bench._flink_append import FlinkAppend
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.changelog.segment.reader import SegmentReader
 from dstl.options import BatchingOptions
 from dstl.runtime import system_runtime
@@ -96,29 +93,15 @@ async def persist(
         await changelog.close()
 
 
-async def replay(
-    store: LocalStore, handles: list[SegmentHandle], threads: ThreadPoolExecutor, wanted: KeyGroupRange | None
-) -> tuple[float, int]:
+async def replay(store: LocalStore, handles: list[SegmentHandle], wanted: KeyGroupRange | None) -> tuple[float, int]:
     """Read segments into columns; seconds, and how many changes came."""
     count = 0
     started = time.perf_counter()
     for handle in handles:
-        async with aclosing(SegmentReader(store, handle, executor=threads).read(wanted)) as found:
+        async with aclosing(SegmentReader(store, handle).read(wanted)) as found:
             async for _, _, _, batch in found:
                 count += batch.num_rows
     return time.perf_counter() - started, count
-
-
-def record_api(args: argparse.Namespace, distinct: list[bytes]) -> float:
-    """Seconds to append the same records one by one."""
-    keys = [i.to_bytes(8, "big")[8 - args.key_bytes :] for i in range(args.records)]
-    groups = [31 * i % args.key_groups for i in range(args.records)]
-    ours = [distinct[i % DISTINCT] for i in range(args.records)]
-    append = ChangeSet().append
-    started = time.perf_counter()
-    for group, key, value in zip(groups, keys, ours, strict=True):
-        append(group, 0, OP_PUT, key, b"", value)
-    return time.perf_counter() - started
 
 
 async def check(
@@ -139,7 +122,7 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
     distinct = values(args.value_bytes, args.seed)
     data = batches(args, distinct)
     figures: dict[str, list[float]] = {}
-    with ThreadPoolExecutor(os.cpu_count()) as threads, ExitStack() as peers:
+    with ExitStack() as peers:
         flink = {
             suffix: peers.enter_context(
                 FlinkAppend(args.flink, args.records, args.value_bytes, args.key_groups, ahead=not suffix)
@@ -151,11 +134,11 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
             try:
                 store = LocalStore(directory)
                 seconds, handles = await persist(args, data, store)
-                all_s, count = await replay(store, handles, threads, None)
+                all_s, count = await replay(store, handles, None)
                 if count != args.records:
                     raise SystemExit(f"{count} of {args.records} records came back")
                 ones = [KeyGroupRange(group, group) for group in range(min(5, args.key_groups))]
-                one_s = statistics.median([(await replay(store, handles, threads, one))[0] for one in ones])
+                one_s = statistics.median([(await replay(store, handles, one))[0] for one in ones])
                 if number == 0:
                     await check(store, handles, args, distinct)
             finally:
@@ -165,7 +148,6 @@ async def run(args: argparse.Namespace) -> dict[str, float]:
                 "replay_s": all_s,
                 "replay_one_group_s": one_s,
                 "file_bytes": float(sum(handle.size for handle in handles)),
-                "record_api_s": record_api(args, distinct),
             }
             for suffix, peer in flink.items():
                 result.update({f"flink_{name}{suffix}": value for name, value in peer.round().items()})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +78,6 @@ class BaseWriter:
         reserve: Holds bytes of the budget.
         discard: Deletes objects that nobody refers to, best effort, in the background.
         options: Size of files, compression.
-        executor: Threads that encode; by default the loop's.
         cache: Keeps what was stored for a restart on this host.
     """
 
@@ -91,7 +89,6 @@ class BaseWriter:
         reserve: Callable[[int], AbstractAsyncContextManager[None]],
         discard: Callable[[list[str]], None],
         options: MaterializationOptions,
-        executor: Executor | None = None,
         cache: BaseCache | None = None,
     ) -> None:
         self._cache = cache
@@ -100,7 +97,6 @@ class BaseWriter:
         self._reserve = reserve
         self.discard = discard
         self._options = options
-        self._executor = executor
 
     async def write(
         self, operator: str, plan: MaterializationPlan, snapshot: TableSnapshot, expired: Expired | None
@@ -125,7 +121,7 @@ class BaseWriter:
         encoding: asyncio.Future[_Pack | None] | None = None
         try:
             while True:
-                encoding = loop.run_in_executor(self._executor, partial(next, packs, None))
+                encoding = loop.run_in_executor(None, partial(next, packs, None))
                 pack = await encoding
                 if pack is None:
                     snapshot.close()

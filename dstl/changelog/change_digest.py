@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dstl.changelog.value_offsets import value_offsets
+
 __all__ = ["ChangeDigest"]
 
 _U64 = np.uint64
@@ -66,7 +68,7 @@ def _hashed(changes: pa.RecordBatch) -> _Hashes:
 
 def _with_column(hashes: _Hashes, values: pa.Array) -> _Hashes:
     """Return the hashes of rows with one more binary column."""
-    offsets = np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, 4 * values.offset).astype(np.int64)
+    offsets = value_offsets(values).astype(np.int64)
     lengths = np.diff(offsets)
     hashes ^= lengths.astype(_U64)
     hashes *= _FACTOR

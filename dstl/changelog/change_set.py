@@ -1,18 +1,14 @@
 """The changes of one log under one sequence number, while they are being collected.
 
-A change is one row of :data:`CHANGE_SCHEMA`. Column batches are kept as they come (no copy); single records are
-kept as references in one flat list, a quarter of a microsecond each, and become columns when somebody reads them.
+A change is one row of :data:`CHANGE_SCHEMA`. Batches are kept as they come, without a copy.
 """
 
 from __future__ import annotations
 
-from array import array
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from dstl.changelog.value_offsets import value_offsets
 from dstl.errors import Invalid
 from handles.key_group import MAX_MAX_PARALLELISM
 
@@ -25,7 +21,6 @@ __all__ = [
     "OP_META",
     "OP_PUT",
     "ChangeSet",
-    "binary_offsets",
 ]
 
 CHANGE_SCHEMA: pa.Schema = pa.schema(
@@ -56,9 +51,7 @@ MAX_CHANGE_BYTES = 64 << 20
 """Most bytes of key, user key and value of one change together: a decoder must be ready to hold as much."""
 
 _FIXED_BYTES = 5
-_FIELDS = len(CHANGE_SCHEMA)
 _MAX_KEY_GROUP = MAX_MAX_PARALLELISM - 1
-_MAX_STATE = 0xFFFF
 
 
 class ChangeSet:
@@ -69,23 +62,20 @@ class ChangeSet:
            spoils a checkpoint later.
         2. Reading (:meth:`batches`, :meth:`columns`) changes nothing that is observable.
 
-    Not thread-safe. Whoever closes a set (the writer) stops appending to it; once :meth:`batches` has then been
-    called, several threads may read it.
+    Not thread-safe. Whoever closes a set (the writer) stops appending to it; then several threads may read it.
     """
 
-    __slots__ = ("_batches", "_payload", "_records", "_sealed")
+    __slots__ = ("_batches", "_num_changes", "_payload")
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
-        self._sealed = 0
+        self._num_changes = 0
         self._payload = 0
-        # Six entries a record: one list of references costs half of what six lists or a packed buffer cost.
-        self._records: list[Any] = []
 
     @property
     def num_changes(self) -> int:
         """How many changes were appended, metadata included."""
-        return self._sealed + len(self._records) // _FIELDS
+        return self._num_changes
 
     @property
     def nbytes(self) -> int:
@@ -95,35 +85,7 @@ class ChangeSet:
     @property
     def is_empty(self) -> bool:
         """True until the first append."""
-        return not self._sealed and not self._records
-
-    def append(self, key_group: int, state: int, op: int, key: bytes, user_key: bytes, value: bytes) -> None:
-        """Append one change.
-
-        Args:
-            key_group: In ``[0, 32768)``; ignored when ``op`` is :data:`OP_META`.
-            state: Number of the state within its backend, in ``[0, 65536)``.
-            op: One of the ``OP_`` constants.
-            key: The grouping key.
-            user_key: The key within a map state; empty for others.
-            value: The new value; empty unless ``op`` is :data:`OP_PUT` or :data:`OP_META`.
-
-        Raises:
-            Invalid: A number is out of range, a field is not ``bytes``, or the change is above
-                :data:`MAX_CHANGE_BYTES`. Nothing was appended.
-        """
-        # This is the one hot path that is Python per change: no call, no loop, no temporary but the tuple.
-        if op == 3:
-            key_group = META_KEY_GROUP
-        elif not (0 <= key_group <= _MAX_KEY_GROUP and 0 <= op < 3):
-            raise Invalid(f"not a change: key group {key_group}, op {op}; see dstl.changelog.change_set")
-        if not (0 <= state <= _MAX_STATE and key.__class__ is user_key.__class__ is value.__class__ is bytes):
-            raise Invalid(f"not a change: state {state}, or key, user key or value is not bytes")
-        size = len(key) + len(user_key) + len(value)
-        if size > MAX_CHANGE_BYTES:
-            raise Invalid(f"a change of {size} bytes is above {MAX_CHANGE_BYTES}: split the value")
-        self._payload += size
-        self._records += (key_group, state, op, key, user_key, value)
+        return not self._num_changes
 
     def append_metadata(self, blob: bytes) -> None:
         """Append non-keyed metadata (state schemas); a reader sees it whatever key groups it asks for.
@@ -131,7 +93,11 @@ class ChangeSet:
         Raises:
             Invalid: Not ``bytes``, or above :data:`MAX_CHANGE_BYTES`.
         """
-        self.append(META_KEY_GROUP, 0, OP_META, b"", b"", blob)
+        if not isinstance(blob, bytes):
+            raise Invalid(f"metadata is not bytes: {type(blob).__name__}")
+        row = (META_KEY_GROUP, 0, OP_META, b"", b"", blob)
+        columns = [pa.array([value], field.type) for value, field in zip(row, CHANGE_SCHEMA, strict=True)]
+        self.append_batch(pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA))
 
     def append_batch(self, batch: pa.RecordBatch) -> None:
         """Append a batch of changes without copying it; it must not change afterwards.
@@ -145,14 +111,12 @@ class ChangeSet:
         if batch.num_rows == 0:
             return
         checked, payload = _checked(batch)
-        self._seal()
         self._batches.append(checked)
-        self._sealed += checked.num_rows
+        self._num_changes += checked.num_rows
         self._payload += payload
 
     def batches(self) -> list[pa.RecordBatch]:
         """Return the changes as batches of :data:`CHANGE_SCHEMA`, in the order of their appends, not copied."""
-        self._seal()
         return list(self._batches)
 
     def columns(self) -> pa.RecordBatch:
@@ -168,22 +132,6 @@ class ChangeSet:
         if bool(np.all(key_groups[1:] >= key_groups[:-1])):
             return whole
         return whole.take(pa.array(np.argsort(key_groups, kind="stable")))
-
-    def _seal(self) -> None:
-        """Turn the single records into columns."""
-        if not self._records:
-            return
-        flat, self._records = self._records, []
-        numbers = [
-            np.frombuffer(array("H", flat[0::_FIELDS]), np.uint16),
-            np.frombuffer(array("H", flat[1::_FIELDS]), np.uint16),
-            np.frombuffer(bytes(flat[2::_FIELDS]), np.uint8),
-        ]
-        payloads = [pa.array(flat[column::_FIELDS], type=pa.binary()) for column in (3, 4, 5)]
-        # A table, for above 2 GiB Arrow answers with several chunks.
-        table = pa.Table.from_arrays([*map(pa.array, numbers), *payloads], schema=CHANGE_SCHEMA)
-        self._batches.extend(table.to_batches())
-        self._sealed += table.num_rows
 
 
 def _checked(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
@@ -207,16 +155,10 @@ def _checked(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
         key_groups = key_groups[ops != OP_META]
     if len(key_groups) and int(key_groups.max()) > _MAX_KEY_GROUP:
         raise Invalid(f"not a batch of changes: key group {int(key_groups.max())} is above {_MAX_KEY_GROUP}")
-    offsets = [binary_offsets(column) for column in columns[3:]]
+    offsets = [value_offsets(column) for column in columns[3:]]
     payload = sum(int(each[-1]) - int(each[0]) for each in offsets)
     if payload > MAX_CHANGE_BYTES:
         largest = int(np.sum([np.diff(each) for each in offsets], axis=0, dtype=np.int64).max())
         if largest > MAX_CHANGE_BYTES:
             raise Invalid(f"a change of {largest} bytes is above {MAX_CHANGE_BYTES}: split the value")
     return pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA), payload
-
-
-def binary_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
-    """Return the ``len + 1`` offsets of a binary array into its data buffer, as a view."""
-    buffer = column.buffers()[1]
-    return np.frombuffer(buffer, np.int32, len(column) + 1, 4 * column.offset)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
@@ -64,7 +63,6 @@ class Seals:
         options: Thresholds.
         runtime: Clock and ids.
         recorder: ``uploadBatchSizes`` and ``segmentsInlined``.
-        executor: See :class:`StateChangelogStorage`.
         batcher: Told how uploads end.
         references: Told which objects there are.
         touched: Called with each writer that a seal's end has changed.
@@ -81,7 +79,6 @@ class Seals:
         options: BatchingOptions,
         runtime: Runtime,
         recorder: Recorder,
-        executor: Executor | None,
         batcher: Batcher,
         references: SegmentReferences,
         touched: Callable[[StateChangelogWriter], None],
@@ -92,7 +89,6 @@ class Seals:
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._executor = executor
         self._batcher = batcher
         self._references = references
         self._touched = touched
@@ -185,7 +181,7 @@ class Seals:
         )
         if seal.nbytes <= _BYTES_ON_LOOP and len(seal.sets) <= _SETS_ON_LOOP:
             return work()
-        return await self._loop.run_in_executor(None, partial(work, executor=self._executor))
+        return await self._loop.run_in_executor(None, work)
 
     def _may_inline(self, seal: _Seal) -> bool:
         waiting = [writer.ledger for writer in seal.writers if writer.ledger.needs(seal.id)]

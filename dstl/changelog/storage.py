@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -72,7 +71,6 @@ class StateChangelogStorage:
         recorder: Flink's ``uploadBatchSizes`` (change sets of one segment) and ``uploadQueueSize`` (logs waiting for a
             seal); ours ``seals.<reason>``, ``segmentsInlined``, ``segmentsDeleted``, ``segmentsLeftToCleaner``,
             ``changelogBytesHeld``, ``segmentsInFlight``, ``backpressureSeconds``, ``backpressuredAppends``.
-        executor: Threads that encode the blocks of large segments; without it one thread per segment does.
     """
 
     def __init__(
@@ -84,7 +82,6 @@ class StateChangelogStorage:
         options: BatchingOptions,
         runtime: Runtime,
         recorder: Recorder = NullRecorder(),
-        executor: Executor | None = None,
     ) -> None:
         self.budget = ByteBudget(options.byte_budget)
         self.references = SegmentReferences()
@@ -102,7 +99,6 @@ class StateChangelogStorage:
             options=options,
             runtime=runtime,
             recorder=recorder,
-            executor=executor,
             batcher=self._batcher,
             references=self.references,
             touched=self.touched,

@@ -42,7 +42,7 @@ class StateChangelogWriter:
     """One log: append changes, persist them, truncate them. Made by ``StateChangelogStorage.create_writer``.
 
     Invariants:
-        1. ``append`` never moves the sequence number; ``next_sequence_number`` and ``persist`` move it by one, and
+        1. Appends never move the sequence number; ``next_sequence_number`` and ``persist`` move it by one, and
            only when something was appended since. A pre-emptive upload closes change sets too, between appends.
         2. A change set's bytes are kept until a stored object or a completed checkpoint holds them.
         3. Every future that ``persist`` returned is settled at the latest by ``close``.
@@ -63,19 +63,6 @@ class StateChangelogWriter:
         self._touched = False
         self._closed = False
         self._futures: dict[PersistTicket, asyncio.Future[tuple[LogSegment, ...]]] = {}
-
-    def append(self, key_group: int, state: int, op: int, key: bytes, user_key: bytes, value: bytes) -> None:
-        """Append one change; see :meth:`ChangeSet.append <dstl.changelog.change_set.ChangeSet.append>`.
-
-        Raises:
-            Closed: The writer was closed; the change is not taken and its task must fail (Flink drops it silently).
-            Invalid: Not a change. Nothing was appended.
-        """
-        if self._closed:
-            raise self._closed_error()
-        self._open.append(key_group, state, op, key, user_key, value)
-        if not self._touched:
-            self._touch()
 
     def append_batch(self, batch: pa.RecordBatch) -> None:
         """Append changes as columns of ``CHANGE_SCHEMA``; the batch must not change afterwards.

@@ -30,6 +30,7 @@ import pyarrow as pa
 import zstandard
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.changelog.value_offsets import value_offsets
 from dstl.errors import CorruptData, Invalid
 from dstl.store.zstd_frame import decompress
 from handles.key_group import KeyGroup
@@ -197,8 +198,7 @@ def _raw_block(page: pa.RecordBatch) -> bytes:
     lengths: list[bytes] = []
     payloads: list[bytes | memoryview] = []
     for column in page.columns[1:]:
-        _, offset_buffer, payload = column.buffers()
-        offsets = np.frombuffer(offset_buffer, np.int32, len(column) + 1, column.offset * 4)
+        offsets, payload = value_offsets(column), column.buffers()[2]
         lengths.append(np.diff(offsets).astype("<u4").tobytes())
         payloads.append(b"" if payload is None else memoryview(payload)[int(offsets[0]) : int(offsets[-1])])
     return b"".join([page.column(0).to_numpy().astype("<u2").tobytes(), *lengths, *payloads])

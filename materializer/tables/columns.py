@@ -10,11 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR
+from dstl.changelog.value_offsets import common_width, value_offsets
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
 
-__all__ = ["ChangeRun", "PageBuilder", "binary_column", "change_runs", "common_width", "is_all_empty", "key_group_runs"]
+__all__ = ["ChangeRun", "PageBuilder", "binary_column", "change_runs", "is_all_empty", "key_group_runs"]
 
 _CHUNK = 1 << 10
 
@@ -90,7 +91,7 @@ def _runs(
     keys, values = key_column.to_pylist(), value_column.to_pylist()
     ops = op_column.tolist() if op_column.any() else None
     user_keys = None if is_all_empty(user_key_column) else user_key_column.to_pylist()
-    width = common_width(value_column)
+    width = common_width(value_offsets(value_column))
     for owner, start, stop in runs:
         run_ops = None if ops is None else ops[start:stop]
         run_user_keys = None if user_keys is None else user_keys[start:stop]
@@ -105,21 +106,9 @@ def _runs(
         )
 
 
-def common_width(values: pa.Array) -> int | None:
-    """Return the length of every value of a binary column without nulls; None where they differ or there is none."""
-    offsets = _offsets(values)
-    if len(offsets) < 2:
-        return None
-    # The whole must have the width of the first, which is quick to refuse; then each must.
-    width = int(offsets[1] - offsets[0])
-    if int(offsets[-1] - offsets[0]) != width * len(values):
-        return None
-    return width if bool((np.diff(offsets) == width).all()) else None
-
-
 def is_all_empty(values: pa.Array) -> bool:
     """Return whether every value of a binary column without nulls has no bytes."""
-    offsets = _offsets(values)
+    offsets = value_offsets(values)
     return bool(offsets[0] == offsets[-1])
 
 
@@ -162,7 +151,7 @@ class PageBuilder:
             order: Positions of the rows in their right order; None: they are in order.
         """
         columns = [keys, values] if user_keys is None else [keys, user_keys, values]
-        sizes = np.sum([_lengths(column) for column in columns], axis=0)
+        sizes = np.sum([np.diff(value_offsets(column)) for column in columns], axis=0)
         ends = np.cumsum(sizes if order is None else sizes[order])
         start, stop = 0, len(keys)
         while start < stop:
@@ -189,20 +178,6 @@ class PageBuilder:
         page = self._parts[0] if len(self._parts) == 1 else pa.concat_batches(self._parts)
         self._parts, self._rows, self._bytes = [], 0, 0
         return page
-
-
-def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    return np.diff(_offsets(column))
-
-
-def _offsets(column: pa.Array) -> npt.NDArray[np.integer]:
-    """Return where the values of a binary column begin and end. (Arrow's own functions let go of the interpreter for
-    each call, which costs more than these.)"""
-    dtype = np.dtype(np.int64 if pa.types.is_large_binary(column.type) else np.int32)
-    found = column.buffers()[1]
-    if found is None:
-        return np.zeros(1, dtype)
-    return np.frombuffer(found, dtype, len(column) + 1, column.offset * dtype.itemsize)
 
 
 def _part(state: int, columns: list[pa.Array], rows: slice | pa.Array) -> pa.RecordBatch:

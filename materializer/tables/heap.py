@@ -15,6 +15,7 @@ from itertools import repeat
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
+from dstl.changelog.value_offsets import common_width, value_offsets
 from dstl.errors import Closed, Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
@@ -27,7 +28,7 @@ from materializer.tables.base import (
     StateEntry,
     TableSize,
 )
-from materializer.tables.columns import ChangeRun, PageBuilder, change_runs, common_width, is_all_empty, key_group_runs
+from materializer.tables.columns import ChangeRun, PageBuilder, change_runs, is_all_empty, key_group_runs
 from materializer.tables.heap_group import HeapGroup
 
 __all__ = ["HeapStateTable", "HeapTableSnapshot"]
@@ -170,7 +171,7 @@ class HeapStateTable:
                     for key, user_key, value in zip(keys, user_keys, values, strict=True):
                         content.put(key, user_key, value)
                 else:
-                    content.put_all(keys, values, common_width(part.column("value")))
+                    content.put_all(keys, values, common_width(value_offsets(part.column("value"))))
         self.drop_key_group(key_group)
         for state, content in restored.items():
             self._states.setdefault(state, {})[key_group] = content

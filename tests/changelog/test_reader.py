@@ -115,8 +115,7 @@ async def test_a_segment_inside_a_manifest_is_read_like_any_other(threads: bool,
     sets = many_blocks(seed)
     data = encode_segment(sets, writer_id="w")
     store, handle = await stored(data, b"manifest" * 5, b"more of it")
-    with ThreadPoolExecutor(2) as pool:
-        assert await read(SegmentReader(store, handle, executor=pool, sizes=sizes)) == expected(sets)
+    assert await read(SegmentReader(store, handle, sizes=sizes)) == expected(sets)
     assert all(40 <= start < stop <= 40 + len(data) for start, stop in store.asked)
 
 
@@ -144,12 +143,13 @@ async def test_readers_that_share_a_turn_decode_no_more_at_once(seed: int) -> No
 
     found = []
     with Pool(8) as pool:
+        asyncio.get_running_loop().set_default_executor(pool)
         for turn in (None, asyncio.Semaphore(2)):
             most = 0
             readers = []
             for _ in range(6):
                 store, handle = await stored(encode_segment(sets, writer_id="w"))
-                readers.append(SegmentReader(store, handle, executor=pool, turn=turn, sizes=ReadSizes(inline=-1)))
+                readers.append(SegmentReader(store, handle, turn=turn, sizes=ReadSizes(inline=-1)))
             assert await asyncio.gather(*map(read, readers)) == [expected(sets)] * 6
             found.append(most)
     assert found[0] > 2 >= found[1]

@@ -12,6 +12,7 @@ from dstl.changelog.segment.decoder import decode_segment
 from dstl.errors import Closed, Invalid, Unavailable
 from dstl.testing.virtual_time import run_in_virtual_time
 from worlds.changelog import put, turn, virtual, world
+from worlds.segment_samples import batch_of
 
 
 class TestSequenceNumbers:
@@ -81,7 +82,7 @@ async def test_a_refused_append_leaves_nothing():
     async with world() as w:
         writer = w.writer()
         with pytest.raises(Invalid):
-            writer.append(1 << 20, 0, OP_PUT, b"", b"", b"")
+            writer.append_batch(batch_of([(40_000, 0, OP_PUT, b"", b"", b"")]))
         with pytest.raises(Invalid):
             writer.append_batch(pa.RecordBatch.from_pydict({"other": [1]}))
         assert writer.next_sequence_number() == 0

@@ -16,6 +16,7 @@ from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
 from materializer.restore.log_replay import replay, replay_steps
+from worlds.segment_samples import batch_of
 
 SEGMENTS, ROWS, VALUE = 12, 24, 1 << 20
 
@@ -50,7 +51,7 @@ async def stored_log(store: MemoryStore, segments: Sequence[ChangeSet]) -> Compl
 def change_set(values: Iterable[bytes]) -> ChangeSet:
     changes = ChangeSet()
     for row, value in enumerate(values):
-        changes.append(0, 1, OP_PUT, b"%08d" % row, b"", value)
+        changes.append_batch(batch_of([(0, 1, OP_PUT, b"%08d" % row, b"", value)]))
     return changes
 
 

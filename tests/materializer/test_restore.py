@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from dstl.changelog.change_set import META_KEY_GROUP, OP_META, ChangeSet
+from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.errors import Closed, CorruptData, DstlError, MissingState, ObjectNotFound, Unavailable
 from dstl.runtime import LoopClock, Runtime
@@ -48,7 +48,7 @@ class Log:
         sets, ranges = [], []
         for log_id, rows in sorted(written.items()):
             each = ChangeSet()
-            each.append(META_KEY_GROUP, 0, OP_META, b"", b"", b"metadata" + b"\0" * padding)
+            each.append_metadata(b"metadata" + b"\0" * padding)
             each.append_batch(changes(*rows))
             sqn = self.sqns[log_id]
             sets.append((log_id, sqn, each))

@@ -20,6 +20,7 @@ from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
 from dstl.testing.virtual_time import run_in_virtual_time
 from handles.segment_handle import SegmentHandle
+from worlds.segment_samples import batch_of
 
 
 @dataclass(eq=False)
@@ -165,7 +166,7 @@ def decoded(log_id: str, segment: LogSegment, data: bytes) -> list[bytes]:
 
 def put(writer: StateChangelogWriter, value: bytes, key_group: int = 1) -> None:
     """Append one change whose value says which it is."""
-    writer.append(key_group, 0, OP_PUT, b"k", b"", value)
+    writer.append_batch(batch_of([(key_group, 0, OP_PUT, b"k", b"", value)]))
 
 
 async def turn(seconds: float = 0.0) -> None:

@@ -17,6 +17,7 @@ from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
+from worlds.segment_samples import batch_of
 
 QUERY = "real-query"
 GROUPS = 4
@@ -27,7 +28,7 @@ def changes(sqn: int, groups: tuple[int, ...]) -> ChangeSet:
     made = ChangeSet()
     made.append_metadata(b'{"states":[]}')
     for group in groups:
-        made.append(group, 1, OP_PUT, b"key-%d" % group, b"", b"value-%d" % sqn * 3)
+        made.append_batch(batch_of([(group, 1, OP_PUT, b"key-%d" % group, b"", b"value-%d" % sqn * 3)]))
     return made
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_META, OP_PUT, ChangeSet
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_PUT, ChangeSet
 from dstl.changelog.segment.decoder import decode_segment
 
 Row = tuple[int, int, int, bytes, bytes, bytes]
@@ -18,8 +18,8 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
 
 def change_set(rows: list[Row]) -> ChangeSet:
     changes = ChangeSet()
-    for row in rows:
-        changes.append(*row)
+    for row in rows:  # one by one: small batches are joined when they are encoded
+        changes.append_batch(batch_of([row]))
     return changes
 
 
@@ -72,9 +72,9 @@ def feature_sets() -> list[tuple[str, int, ChangeSet]]:
     third = change_set([(5, 65535, OP_PUT, b"", b"", bytes(range(256)))])
     other = ChangeSet()
     other.append_batch(batch_of([(group, 7, OP_PUT, group.to_bytes(8, "big"), b"", b"same") for group in (3, 1, 2, 1)]))
-    other.append(1, 7, OP_PUT, b"after", b"", b"the batch")
+    other.append_batch(batch_of([(1, 7, OP_PUT, b"after", b"", b"the batch")]))
     meta = ChangeSet()
-    meta.append(0, 0, OP_META, b"", b"", b"only metadata")
+    meta.append_metadata(b"only metadata")
     return [
         ("log-b", 0, other),
         ("log-a", 3, first),

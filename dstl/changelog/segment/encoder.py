@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from itertools import accumulate, groupby, islice, repeat
+from itertools import accumulate, groupby, islice
 from operator import itemgetter
 from typing import Any
 
@@ -29,11 +28,9 @@ _SMALL_BLOCK = 256 << 10
 them, and a restore decodes 128 blocks of 70 KiB in twice the time of the same bytes in blocks of up to 256. A reader of
 one key group decodes at most that much more."""
 _LARGE_BLOCK = 4 << 20
-"""A key group's changes are split at this many raw bytes, so that they are compressed and prefetched in parallel."""
+"""A key group's changes are split at this many raw bytes, so that a reader can fetch and decode them side by side."""
 _SMALL_BATCH = 1 << 15
 """Batches are joined up to this many changes, or the bytes above, before they are grouped."""
-_TASK_BYTES = 2 << 20
-"""What one task of the pool encodes at least: handing over costs some 50 us."""
 _SCRATCH = 8 << 20
 
 _Sets = list[tuple[SequenceNumber, ChangeSet]]
@@ -51,7 +48,6 @@ def encode_segment(
     writer_id: str,
     metadata: Mapping[str, str] | None = None,
     compression_level: int = 1,
-    executor: Executor | None = None,
 ) -> bytes:
     """Return a segment that holds these change sets.
 
@@ -62,7 +58,6 @@ def encode_segment(
         writer_id: Who writes: for people, and for the cleaner.
         metadata: Further notes for the index; small.
         compression_level: Of zstd, see ``BatchingOptions.compression_level``.
-        executor: Threads that encode blocks (zstd, numpy and CRC release the GIL); without one the caller does.
 
     Raises:
         Invalid: No sets, an empty one, or one twice.
@@ -77,7 +72,7 @@ def encode_segment(
             plans = list(_plan_blocks(list(_grouped_batches(run)), first))
             heads.append((log_id, SequenceNumberRange(first, last + 1), len(plans)))
             work += plans
-    encoded = _encode_all(work, compression_level, executor)
+    encoded = _encode_blocks(work, compression_level)
     offsets = accumulate((len(stored) for _, stored in encoded), initial=HEADER_SIZE)
     entries = (entry._replace(offset=at) for (entry, _), at in zip(encoded, offsets, strict=False))
     logs = [
@@ -178,21 +173,7 @@ class _BlockPlan:
         ), stored
 
 
-def _encode_all(work: list[_BlockPlan], level: int, executor: Executor | None) -> list[tuple[BlockEntry, bytes]]:
-    if executor is None or sum(plan.nbytes for plan in work) < 2 * _TASK_BYTES:
-        return _encode_some(work, level)
-    tasks: list[list[_BlockPlan]] = [[]]
-    size = 0
-    for plan in work:
-        if size >= _TASK_BYTES:
-            tasks.append([])
-            size = 0
-        tasks[-1].append(plan)
-        size += plan.nbytes
-    return [each for done in executor.map(_encode_some, tasks, repeat(level)) for each in done]
-
-
-def _encode_some(work: list[_BlockPlan], level: int) -> list[tuple[BlockEntry, bytes]]:
+def _encode_blocks(work: list[_BlockPlan], level: int) -> list[tuple[BlockEntry, bytes]]:
     mine: dict[str, Any] = _local.__dict__
     if mine.get("level") != level:
         mine["level"], mine["compressor"] = level, zstandard.ZstdCompressor(level=level)

@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import binary_offsets
 from dstl.changelog.segment.block_codec import RUN, BlockLayout, Bytes
+from dstl.changelog.value_offsets import common_width, value_offsets
 
 __all__ = ["BlockColumns", "GroupedBatch", "Piece", "Runs"]
 
 _RECORD_BYTES = 8
 """Counted for each change beside its payload: about what its numbers and lengths take."""
-_SCAN = 1 << 15
 _ALL = slice(0, None)
 _PACKED_ROWS = 1 << 16
 
@@ -37,10 +36,10 @@ class _BinaryColumn:
 
     def __init__(self, column: pa.Array) -> None:
         self.array = column
-        self.offsets = binary_offsets(column)
+        self.offsets = value_offsets(column)
         data = column.buffers()[2]
         self.data: Bytes = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-        self.width = _common_width(self.offsets)
+        self.width = common_width(self.offsets)
         self.values: npt.NDArray[np.void] | None = None
         if self.width:
             start, stop = int(self.offsets[0]), int(self.offsets[-1])
@@ -65,21 +64,10 @@ class _BinaryColumn:
             return 0
         else:
             taken = self.array.take(pa.array(rows))
-            offsets = binary_offsets(taken)
+            offsets = value_offsets(taken)
             found = np.frombuffer(taken.buffers()[2], np.uint8)[int(offsets[0]) : int(offsets[-1])]
         out[: len(found)] = found
         return len(found)
-
-
-def _common_width(offsets: npt.NDArray[np.int32]) -> int | None:
-    first = int(offsets[1] - offsets[0])
-    if int(offsets[-1]) - int(offsets[0]) != first * (len(offsets) - 1):
-        return None
-    # Piece by piece, so that the differences stay in the cache.
-    for at in range(0, len(offsets) - 1, _SCAN):
-        if not bool((np.diff(offsets[at : at + _SCAN + 1]) == first).all()):
-            return None
-    return first
 
 
 class _NumberColumn:

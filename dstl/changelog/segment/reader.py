@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import aclosing, nullcontext
 
 import google_crc32c
@@ -51,7 +50,6 @@ class SegmentReader:
         store: ObjectStore,
         handle: SegmentHandle,
         *,
-        executor: Executor | None = None,
         max_bytes_in_memory: int = 64 << 20,
         turn: asyncio.Semaphore | None = None,
         sizes: ReadSizes = _SIZES,
@@ -61,14 +59,12 @@ class SegmentReader:
         Args:
             store: Where the handle's object is.
             handle: Which bytes are the segment.
-            executor: Threads that decompress; by default those of the loop.
             max_bytes_in_memory: More: more requests and threads at once; less: less memory while restoring.
             turn: Held while a unit is decoded; shared by readers that should not take all threads at once.
             sizes: What is fetched and decoded at once.
         """
         self._store = store
         self._handle = handle
-        self._executor = executor
         self._turn = turn or nullcontext()
         self._sizes = sizes
         self._budget = max_bytes_in_memory
@@ -152,7 +148,7 @@ class SegmentReader:
         if unit.stored <= self._sizes.inline:
             return _decode_unit(*work)
         async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(self._executor, _decode_unit, *work)
+            return await asyncio.get_running_loop().run_in_executor(None, _decode_unit, *work)
 
     async def _index_of_whole(self) -> SegmentIndex:
         data = await self._get(0, self._handle.size)
