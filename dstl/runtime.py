@@ -13,13 +13,15 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, Protocol, TypeVar
 
-__all__ = ["Clock", "IoLoop", "LoopClock", "Runtime", "SystemClock", "system_runtime"]
+__all__ = ["Clock", "IoLoop", "LoopClock", "Runtime", "SystemClock", "call_in_thread", "system_runtime"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -159,6 +161,22 @@ class IoLoop:
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
+
+
+async def call_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run something in one of the loop's threads; a cancelled caller waits for it all the same.
+
+    So what the thread writes to (a table) or reads from (a snapshot) may be closed as soon as this has ended.
+    """
+    running = asyncio.get_running_loop().run_in_executor(None, partial(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if not running.done():
+            await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # looked at, so that asyncio does not report it as lost
+        raise
 
 
 async def _cancel_all() -> None:

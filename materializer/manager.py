@@ -23,14 +23,13 @@ from typing import Protocol
 from dstl.errors import Closed, DstlError
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import MaterializationOptions
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, call_in_thread
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
 from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
 from materializer.expiry_sweep import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
 from materializer.tables import Expired, StateTable
-from materializer.thread_call import call_in_thread
 from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
 
 __all__ = ["MaterializationSource", "PeriodicMaterializationManager"]

@@ -15,6 +15,7 @@ import numpy as np
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.upload.uploader import StoredObject
 from dstl.options import MaterializationOptions
+from dstl.runtime import call_in_thread
 from handles.key_group import KeyGroup
 from handles.materialized_handle import MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
@@ -22,7 +23,6 @@ from materializer.bases.key_group_file import encode_in_pieces
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_directory import write_table_files
 from materializer.tables import Expired, FileSnapshot, TableSnapshot
-from materializer.thread_call import call_in_thread
 
 __all__ = ["BaseUploader", "BaseWriter", "WrittenBases"]
 

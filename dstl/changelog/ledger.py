@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from dstl.changelog.log_segment import InlineSegment, LogSegment, join_segments
-from dstl.changelog.segment_references import SegmentReferences
+from dstl.changelog.log_segment import InlineSegment, LogSegment, SegmentReferences, join_segments
 from dstl.changelog.throttle import ByteBudget
 from dstl.errors import Closed, Invalid
 from handles.segment_handle import SegmentHandle

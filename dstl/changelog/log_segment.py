@@ -1,4 +1,4 @@
-"""What a persist returns: which change sets of a log lie where."""
+"""Segments as the logs see them: where change sets lie, and how many of a segment are still needed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
 
-__all__ = ["InlineSegment", "LogSegment", "join_segments"]
+__all__ = ["InlineSegment", "LogSegment", "SegmentReferences", "join_segments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +63,59 @@ def join_segments(
         else:
             joined.append(LogSegment(SequenceNumberRange(sqn, sqn + 1), place, nbytes))
     return tuple(joined)
+
+
+@dataclass(slots=True)
+class _Count:
+    left: int
+    kept: bool = False
+
+
+class SegmentReferences:
+    """Counts the change sets of each unconfirmed segment that are still needed, over all logs of a storage.
+
+    One object holds change sets of many writers, so none of them may delete it alone (Flink 2.6-c does, and FLINK-28440
+    counted wrongly). Pure: the storage deletes what :meth:`take_deletable` returns. Objects that were never tracked
+    (manifests) are not counted.
+
+    Invariants:
+        1. Each change set of a tracked object ends exactly once: released, or given up to the coordinator.
+        2. An object becomes deletable when its last change set ended and none was given up.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, _Count] = {}
+        self._deletable: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def track(self, name: str, change_sets: int) -> None:
+        """An object was stored that holds this many change sets (at least one)."""
+        self._counts[name] = _Count(change_sets)
+
+    def release(self, name: str) -> None:
+        """Nobody needs one of its change sets, and no checkpoint can reference it."""
+        self._end(name, kept=False)
+
+    def give_up(self, name: str) -> None:
+        """One of its change sets belongs, or may belong, to a checkpoint: the object is no longer ours to delete."""
+        self._end(name, kept=True)
+
+    def take_deletable(self) -> list[str]:
+        """Return the objects that became deletable since the last call."""
+        taken, self._deletable = self._deletable, []
+        return taken
+
+    def _end(self, name: str, *, kept: bool) -> None:
+        count = self._counts.get(name)
+        if count is None:
+            return
+        count.left -= 1
+        count.kept |= kept
+        if count.left == 0:
+            del self._counts[name]
+            if not count.kept:
+                self._deletable.append(name)

@@ -1,7 +1,7 @@
 """The changelog storage of one TaskManager: all writers, one batcher, one uploader (FLIP-158).
 
 The thin shell around the pure parts: the ledgers say who owns what, the batcher says when to seal, the budget says who
-waits. Here their decisions are executed; what becomes of a seal is in ``segment_sealing.py``.
+waits. Here their decisions are executed; what becomes of a seal is in ``segments_in_flight.py``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from dstl.changelog.batcher import Batcher, SealDecision
-from dstl.changelog.log_segment import InlineSegment, LogSegment
+from dstl.changelog.log_segment import InlineSegment, LogSegment, SegmentReferences
 from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.segment_references import SegmentReferences
-from dstl.changelog.segment_sealing import Picked, Seals
+from dstl.changelog.segments_in_flight import Picked, SegmentsInFlight
 from dstl.changelog.throttle import ByteBudget, Throttle
 from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
@@ -93,7 +92,7 @@ class StateChangelogStorage:
         self._throttle = Throttle(self.budget, runtime.clock, recorder, self._changed)
         self._writers: dict[str, StateChangelogWriter] = {}
         self._touched: dict[StateChangelogWriter, None] = {}
-        self._seals = Seals(
+        self._seals = SegmentsInFlight(
             uploader=uploader,
             names=names,
             options=options,

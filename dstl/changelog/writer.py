@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.ledger import LogLedger, PersistTicket
-from dstl.changelog.log_segment import LogSegment
-from dstl.changelog.segment_references import SegmentReferences
+from dstl.changelog.log_segment import LogSegment, SegmentReferences
 from dstl.changelog.throttle import ByteBudget
 from dstl.errors import Closed, DstlError, Invalid
 from handles.segment_handle import SegmentHandle

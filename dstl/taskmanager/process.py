@@ -15,7 +15,7 @@ from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
-from dstl.runtime import Runtime, system_runtime
+from dstl.runtime import Runtime, call_in_thread, system_runtime
 from dstl.store import open_store
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
@@ -23,7 +23,6 @@ from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from materializer.scratch_directory import ScratchDirectory, sweep_scratch_directories
-from materializer.thread_call import call_in_thread
 
 __all__ = ["SWITCH_INTERVAL_S", "run"]
 

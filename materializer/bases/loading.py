@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from dstl.errors import CorruptData, DstlError, MissingState
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
 from dstl.store.look_ahead import LookAhead, Share
 from dstl.store.patience import Patience
 from handles.base_generations import Generations
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import KeyGroupBase
+from materializer.bases.base_cache import BaseSource
 from materializer.bases.key_group_file import open_key_group
-from materializer.bases.source import BaseSource
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
 from materializer.tables import FileTable, RocksDBTableSnapshot, StateTable
-from materializer.thread_call import call_in_thread
 
 __all__ = ["LoadedBases", "load_bases"]
 

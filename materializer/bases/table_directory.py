@@ -13,7 +13,7 @@ from typing import Any
 import google_crc32c
 
 from dstl.errors import CorruptData, MissingState, Unavailable
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.patience import Patience
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
@@ -22,7 +22,6 @@ from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
 from materializer.scratch_directory import ScratchDirectory
 from materializer.tables import FileSnapshot, SnapshotFile
-from materializer.thread_call import call_in_thread
 
 __all__ = ["FetchedFiles", "FileBases", "StoreObject", "UnusableObject", "write_table_files"]
 

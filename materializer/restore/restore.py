@@ -10,7 +10,7 @@ from functools import partial
 import pyarrow as pa
 
 from dstl.errors import CorruptData, DstlError, MissingState
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
 from dstl.store.look_ahead import LookAhead, Share
 from handles.base_generations import Generations, generations_of
@@ -24,7 +24,6 @@ from materializer.restore.log_pieces import LogPiece, join_segments
 from materializer.restore.log_replay import ReplayStep, replay, replay_steps
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import FileTable, StagedChanges, StateTable
-from materializer.thread_call import call_in_thread
 
 __all__ = ["LogSizes", "RestoredTables", "restore_tables"]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from dstl.changelog.ledger import InlineSegment, LogLedger, Ownership
-from dstl.changelog.segment_references import SegmentReferences
+from dstl.changelog.log_segment import SegmentReferences
 from dstl.changelog.throttle import ByteBudget
 from dstl.errors import Closed, Invalid, Unavailable
 from handles.segment_handle import SegmentHandle

@@ -126,7 +126,10 @@ class SegmentReader:
                 async def decode(unit: Unit, _: Share, data: bytes = data, start: int = fetch.start) -> list[Changes]:
                     return await self._decode(data, start, unit, key_groups, logs)
 
-                decoded = LookAhead(fetch.units, decode, cost=lambda u: u.cost, max_bytes=half, max_count=_MAX_UNITS)
+                # What is decoded on the loop gains nothing by being decoded early.
+                threads = any(unit.stored > self._sizes.inline for unit in fetch.units)
+                count = _MAX_UNITS if threads else 1
+                decoded = LookAhead(fetch.units, decode, cost=lambda u: u.cost, max_bytes=half, max_count=count)
                 async with aclosing(decoded):
                     async for found in decoded:
                         for changes in found:

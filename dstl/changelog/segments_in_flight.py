@@ -10,10 +10,9 @@ from functools import partial
 
 from dstl.changelog.batcher import Batcher
 from dstl.changelog.change_set import ChangeSet
-from dstl.changelog.log_segment import InlineSegment
+from dstl.changelog.log_segment import InlineSegment, SegmentReferences
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
-from dstl.changelog.segment_references import SegmentReferences
 from dstl.changelog.upload.uploader import StoredObject, Upload, Uploader
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed
@@ -23,7 +22,7 @@ from dstl.runtime import Runtime
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber
 
-__all__ = ["Picked", "Seals"]
+__all__ = ["Picked", "SegmentsInFlight"]
 
 # Up to this, handing over to a thread costs more than the encoding (0.3 ms a change set, 1 ms a megabyte).
 _BYTES_ON_LOOP = 128 << 10
@@ -52,7 +51,7 @@ class _Seal:
         return any(writer.ledger.critical(self.id) for writer in self.writers)
 
 
-class Seals:
+class SegmentsInFlight:
     """The seals of one storage that are on their way. One event loop.
 
     Invariant: a seal ends exactly once, as stored, handed out or failed, and each ledger in it is told.
