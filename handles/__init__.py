@@ -1,1 +1,1 @@
-"""What checkpoints are made of: pure frozen values, no I/O."""
+"""The parts of checkpoints: pure frozen values, no I/O."""

@@ -1,4 +1,4 @@
-"""Which bases of each key group are kept, newest first: pure, the same for the coordinator and the TaskManagers.
+"""Bases of each key group, newest first: pure, the same for the coordinator and the TaskManagers.
 
 Two generations are kept, in different objects, and the log is kept back to the older one: a damaged base costs time,
 not the job (Flink keeps one). A key group that no longer changes has the same content in both generations, and both

@@ -1,4 +1,4 @@
-"""What one completed checkpoint is made of: the body of a manifest.
+"""The completed checkpoint: the body of a manifest.
 
 A checkpoint names, per key group, everything that its state is made of: the materialized part of each operator first,
 then the change sets that later checkpoints logged, in the order of :attr:`CompletedCheckpoint.segments`. Models are

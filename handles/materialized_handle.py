@@ -42,7 +42,7 @@ class TableFile(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """What the table calls it."""
+        """The table's name for it."""
         return self.id.partition("-")[2]
 
 
@@ -172,7 +172,7 @@ class KeyGroupBase:
 
 
 class MaterializationReport(BaseModel):
-    """What one TaskManager says of one finished materialization of one operator.
+    """The report of a TaskManager on one finished materialization of one operator.
 
     Invariants:
         1. Every key group of the range is in ``unchanged``, or in ``handles``, or in both (a second copy).

@@ -1,4 +1,4 @@
-"""What an operator may be called. Names come back from manifests, and become directories."""
+"""The grammar of operators' names, which come back from manifests and become directories."""
 
 from __future__ import annotations
 

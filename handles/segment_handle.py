@@ -1,4 +1,4 @@
-"""Where a piece of stored state lies, and what it must look like when it is read back."""
+"""The handle of a stored segment: its place, its length and its checksum."""
 
 from __future__ import annotations
 

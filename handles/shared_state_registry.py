@@ -1,4 +1,4 @@
-"""Who still needs which object: reference counts by object name over all retained checkpoints."""
+"""Reference counts of objects over all retained checkpoints."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Tables and their recovery: what the log protects."""
+"""Tables, their materialization and their recovery."""

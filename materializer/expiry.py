@@ -1,4 +1,4 @@
-"""Which stored values have outlived their time to live: read off the value itself, without its schema.
+"""Expiry of stored values: read off the value itself, without its schema.
 
 A value whose first byte has the high bit set says in the next eight bytes (little-endian, Unix milliseconds) when it
 was written; ``dstl.state.codec.value_codec`` writes it so.

@@ -1,4 +1,4 @@
-"""Dropping what has expired from live tables, between batches: a base that is files holds whatever its table holds."""
+"""The sweep of expired entries out of live tables, between batches."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class PeriodicMaterializationManager:
         self._triggers: dict[str, MaterializationTrigger] = {}
         self._running: tuple[str, asyncio.Task[None]] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._barked: set[str] = set()
+        self._warned: set[str] = set()
         self._demanded: set[str] = set()
         self._offered: dict[str, FinishedMaterialization] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -142,7 +142,7 @@ class PeriodicMaterializationManager:
             oldest = max(oldest, now - log.oldest_at if log.bytes else 0.0)
             replay = max(replay, log.replay_seconds(self._options))
             self._watch(operator, trigger.overdue(now, log), now - log.oldest_at)
-            if log.bytes > 0 and operator not in self._barked:
+            if log.bytes > 0 and operator not in self._warned:
                 # No batch may come that would look again.
                 ask_again_at = min(ask_again_at, log.oldest_at + self._options.overdue_s)
             if bases.finished is not None:
@@ -169,7 +169,7 @@ class PeriodicMaterializationManager:
         """The tables were replaced: what runs is given up, and every trigger begins anew."""
         self._triggers.clear()
         self._sweep.reset()
-        self._barked.clear()
+        self._warned.clear()
         self._demanded.clear()
         if self._running is not None:
             _, task = self._running
@@ -210,9 +210,9 @@ class PeriodicMaterializationManager:
 
     def _watch(self, operator: str, overdue: bool, age: float) -> None:
         if not overdue:
-            self._barked.discard(operator)
-        elif operator not in self._barked:
-            self._barked.add(operator)
+            self._warned.discard(operator)
+        elif operator not in self._warned:
+            self._warned.add(operator)
             _log.warning(
                 "the log of %s is %.0f s old and in no base: materializations fail or find no batch; recovery gets "
                 "longer",

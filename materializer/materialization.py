@@ -28,7 +28,7 @@ __all__ = ["BaseUploader", "BaseWriter", "WrittenBases"]
 
 
 class BaseUploader(Protocol):
-    """What is needed of the uploader that the log uses."""
+    """The part of the log's uploader that writes base files."""
 
     def upload(
         self, name_of: Callable[[int], str], data: bytes | memoryview, *, critical: bool, checksum: int | None
@@ -39,7 +39,7 @@ class BaseUploader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenBases:
-    """What a materialization has stored.
+    """The files that a materialization has stored.
 
     Attributes:
         handles: The files.
@@ -189,17 +189,17 @@ class BaseWriter:
             pieces += encoded
             size += length
             if size >= self._options.file_bytes:
-                yield _sealed(pack, pieces, size)
+                yield _join_pieces(pack, pieces, size)
                 pieces, size, pack = [], 0, _Pack(_EMPTY, 0, [], 0, [])
         if pack.parts:
-            yield _sealed(pack, pieces, size)
+            yield _join_pieces(pack, pieces, size)
 
 
 _EMPTY = memoryview(b"")
 _NOTHING = _Pack(_EMPTY, 0, [(0, 0, 0)], 0, [])
 
 
-def _sealed(pack: _Pack, pieces: list[bytes], size: int) -> _Pack:
+def _join_pieces(pack: _Pack, pieces: list[bytes], size: int) -> _Pack:
     # numpy lets other threads run while it copies; to join 16 MiB would stop the loop for as long as it takes.
     whole = np.empty(size, np.uint8)
     at = 0

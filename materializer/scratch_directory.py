@@ -1,4 +1,4 @@
-"""Directories for what a process needs only while it lives: private, and removed by the next one if it is killed."""
+"""Scratch directories of a process: private, and removed by the next one if it is killed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ScratchDirectory:
     def __init__(self, prefix: str = "dstl-") -> None:
         for _ in range(_ATTEMPTS):
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            held = _locked(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
+            held = _try_lock(self.path / _LOCK, os.O_RDWR | os.O_CREAT)
             if held is not None:
                 self._lock = held
                 return
@@ -77,7 +77,7 @@ def _remove_if_left(path: Path) -> bool:
         return False
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.geteuid():
         return False
-    lock = _locked(path / _LOCK, os.O_RDWR)
+    lock = _try_lock(path / _LOCK, os.O_RDWR)
     if lock is None:
         return False
     try:
@@ -88,7 +88,7 @@ def _remove_if_left(path: Path) -> bool:
     return True
 
 
-def _locked(path: Path, flags: int) -> int | None:
+def _try_lock(path: Path, flags: int) -> int | None:
     """Return a descriptor of a file that this process has locked; None where another has it, or it is not there."""
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

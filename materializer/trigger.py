@@ -1,4 +1,4 @@
-"""When an operator's table is materialized: a pure decision over the length of its log, with back-off after failures.
+"""The trigger of materializations: a pure decision over the length of an operator's log, with back-off after failures.
 
 Flink knows a timer alone (``state.changelog.periodic-materialize.interval``), so a busy job's log outgrows its state
 between two ticks and a restored idle operator keeps its log for ever. Here the timer is one reason among five.
@@ -26,7 +26,7 @@ __all__ = [
 
 
 class Phase(StrEnum):
-    """Where the materialization of one operator stands. ``WAITING`` and ``BACKING_OFF`` lead to ``RUNNING``; that to
+    """The phase of one operator's materialization. ``WAITING`` and ``BACKING_OFF`` lead to ``RUNNING``; that to
     ``WAITING`` (success) or ``BACKING_OFF`` (failure)."""
 
     WAITING = "waiting"
@@ -35,7 +35,7 @@ class Phase(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a materialization starts; also a metric's label."""
+    """The reason of a materialization; also a metric's label."""
 
     LOG_TO_STATE = "log_to_state"
     REPLAY = "replay"
@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 
 class Action(StrEnum):
-    """What the caller does now."""
+    """The caller's next action."""
 
     WAIT = "wait"
     START = "start"
@@ -80,7 +80,7 @@ class UnmaterializedLog:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do, and when to ask again.
+    """A decision, and the time to ask again.
 
     Attributes:
         action: What to do now.
@@ -121,7 +121,7 @@ class MaterializationTrigger:
 
     @property
     def phase(self) -> Phase:
-        """Where the materialization stands."""
+        """The phase of the materialization."""
         return self._phase
 
     @property
@@ -148,7 +148,7 @@ class MaterializationTrigger:
         return Decision(Action.WAIT, ask_again_at=due)
 
     def overdue(self, now: float, log: UnmaterializedLog) -> bool:
-        """Return whether the watchdog barks: the log is older than ``overdue_s``, whoever is to blame."""
+        """Return whether the log is older than ``overdue_s``, whoever is to blame."""
         return log.bytes > 0 and now - log.oldest_at > self._options.overdue_s
 
     def started(self, now: float) -> None:

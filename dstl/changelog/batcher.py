@@ -1,4 +1,4 @@
-"""When to seal a segment: the batching rules of the FLIP as pure decisions, given the time.
+"""Batching rules of the FLIP: pure decisions, given the time, when a segment is sealed.
 
 A seal is due on the first of: every writer with data has asked (at once; the FLIP's rule that Flink never built), the
 oldest ask is ``persist_delay_s`` old, the asked bytes reach ``persist_size_threshold``. A writer that holds
@@ -19,7 +19,7 @@ _SLACK_S = 1e-6  # a sleep may end a rounding error early
 
 
 class SealReason(enum.Enum):
-    """Why a segment was sealed; the metric ``seals.<value>`` counts them."""
+    """The rule by which a segment was sealed; the metric ``seals.<value>`` counts them."""
 
     ALL_ASKED = "allAsked"
     DELAY = "delay"
@@ -73,7 +73,7 @@ class Batcher:
 
     @property
     def queued(self) -> int:
-        """How many logs wait for a seal."""
+        """The number of logs that wait for a seal."""
         return sum(1 for log in self._logs.values() if log.since is not None)
 
     def update(self, log_id: str, *, held: int, asked: int, now: float) -> None:

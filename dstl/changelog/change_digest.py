@@ -1,4 +1,4 @@
-"""Tells change sets apart: equal changes have equal digests, in whatever order and parts they come.
+"""Digests of change sets: equal changes have equal digests, in whatever order and parts they come.
 
 A shuffle promises no order of rows, so two attempts at one partition write the same changes in different orders. Each
 change has a hash of 64 bits, and the digest is made of their sums, which know no order. Columns are hashed eight bytes
@@ -44,11 +44,11 @@ class ChangeDigest:
         """Add changes: columns of ``CHANGE_SCHEMA``, without nulls."""
         one, other = self._sums
         for at in range(0, changes.num_rows, _ROWS):
-            hashes = _hashed(changes.slice(at, _ROWS))
+            hashes = _hash_rows(changes.slice(at, _ROWS))
             # Of two sums of the same hashes, so that neither a lost nor a repeated change is made up for by chance.
             one += int(hashes.sum())
             hashes ^= _OTHER
-            other += int(_mixed(hashes).sum())
+            other += int(_mix(hashes).sum())
         self._sums = one & _MASK, other & _MASK
 
     def digest(self) -> bytes:
@@ -56,17 +56,17 @@ class ChangeDigest:
         return b"".join(number.to_bytes(8, "little") for number in self._sums)
 
 
-def _hashed(changes: pa.RecordBatch) -> _Hashes:
+def _hash_rows(changes: pa.RecordBatch) -> _Hashes:
     key_groups, states, ops = (np.asarray(changes.column(name)) for name in ("key_group", "state", "op"))
     hashes = key_groups.astype(_U64)
     hashes <<= _U64(32)
     hashes |= states.astype(np.uint32) << np.uint32(8) | ops
     for name in ("key", "user_key", "value"):
-        hashes = _with_column(hashes, changes.column(name))
-    return _mixed(hashes)
+        hashes = _hash_column(hashes, changes.column(name))
+    return _mix(hashes)
 
 
-def _with_column(hashes: _Hashes, values: pa.Array) -> _Hashes:
+def _hash_column(hashes: _Hashes, values: pa.Array) -> _Hashes:
     """Return the hashes of rows with one more binary column."""
     offsets = value_offsets(values).astype(np.int64)
     lengths = np.diff(offsets)
@@ -120,7 +120,7 @@ def _stir(hashes: _Hashes) -> _Hashes:
     return hashes
 
 
-def _mixed(hashes: _Hashes) -> _Hashes:
+def _mix(hashes: _Hashes) -> _Hashes:
     """Mix numbers in place, so that each bit depends on all: the finalizer of splitmix64 (Steele et al. 2014)."""
     hashes ^= hashes >> _U64(30)
     hashes *= _U64(0xBF58476D1CE4E5B9)

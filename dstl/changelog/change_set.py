@@ -74,7 +74,7 @@ class ChangeSet:
 
     @property
     def num_changes(self) -> int:
-        """How many changes were appended, metadata included."""
+        """The number of changes, metadata included."""
         return self._num_changes
 
     @property
@@ -110,7 +110,7 @@ class ChangeSet:
         """
         if batch.num_rows == 0:
             return
-        checked, payload = _checked(batch)
+        checked, payload = _check(batch)
         self._batches.append(checked)
         self._num_changes += checked.num_rows
         self._payload += payload
@@ -134,7 +134,7 @@ class ChangeSet:
         return whole.take(pa.array(np.argsort(key_groups, kind="stable")))
 
 
-def _checked(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+def _check(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
     """Return the batch as it will be stored, and how many payload bytes it holds."""
     if batch.schema.names != CHANGE_SCHEMA.names or batch.schema.types != CHANGE_SCHEMA.types:
         raise Invalid(f"not a batch of changes: columns {batch.schema.names} of {batch.schema.types}")

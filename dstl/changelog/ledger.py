@@ -1,4 +1,4 @@
-"""Who owns each sequence number of one log: the pure decisions behind the writer (FLIP-158, "DSTL writer").
+"""Ownership of the sequence numbers of one log: the pure decisions behind the writer (FLIP-158, "DSTL writer").
 
 A change set is *buffered* (its bytes wait here), *in flight* (sealed into a segment that is being stored), *handed
 out* (sealed small and given to the coordinator, which writes it inside its manifest) or *durable* (a stored object

@@ -1,4 +1,4 @@
-"""Segments on their way out: what was sealed is encoded, then stored or handed out, and settled with its ledgers."""
+"""Segments in flight: sealed change sets are encoded, stored or handed out, and settled with their ledgers."""
 
 from __future__ import annotations
 

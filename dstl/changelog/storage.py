@@ -32,7 +32,7 @@ __all__ = ["PersistResult", "StateChangelogStorage"]
 
 @dataclass(frozen=True, slots=True)
 class PersistResult:
-    """What :meth:`StateChangelogStorage.persist_all` made durable, or hands over to be made so.
+    """The answer of :meth:`StateChangelogStorage.persist_all`: durable segments, and segments to be made durable.
 
     Attributes:
         ranges: What was asked of each log, by log id; may be empty ranges.

@@ -1,4 +1,4 @@
-"""One byte budget over everything that is not durable yet: back-pressure, never a failure and never a deadlock.
+"""The byte budget of all that is not durable yet: appends wait for it, and never fail because of it.
 
 :class:`ByteBudget` is the pure accounting; :class:`Throttle` lets coroutines wait for it. An append reserves its bytes
 first (``async with throttle.reserve(n)``), then the change set's own bytes take the reservation's place. Bytes leave
@@ -23,7 +23,7 @@ __all__ = ["ByteBudget", "Reservation", "Throttle"]
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """A wish for bytes, granted in the order of asking."""
+    """Bytes that were asked for, granted in the order of asking."""
 
     nbytes: int
     granted: bool = False
@@ -64,36 +64,36 @@ class ByteBudget:
 
     def ask(self, nbytes: int) -> Reservation:
         """Reserve bytes: granted when this returns, or queued behind those that came before."""
-        wish = Reservation(nbytes)
-        if not self._queue and self._fits(wish):
-            self._let(wish)
+        reservation = Reservation(nbytes)
+        if not self._queue and self._fits(reservation):
+            self._hold(reservation)
         else:
-            self._queue.append(wish)
-        return wish
+            self._queue.append(reservation)
+        return reservation
 
     def grant(self) -> list[Reservation]:
         """Grant from the head of the queue what fits now, and return it."""
         granted = []
         while self._queue and self._fits(self._queue[0]):
-            wish = self._queue.popleft()
-            self._let(wish)
-            granted.append(wish)
+            reservation = self._queue.popleft()
+            self._hold(reservation)
+            granted.append(reservation)
         return granted
 
-    def end(self, wish: Reservation) -> None:
+    def end(self, reservation: Reservation) -> None:
         """Give a reservation back, or take it out of the queue. Idempotent."""
-        if wish.granted:
-            wish.granted = False
-            self.give_back(wish.nbytes)
-        elif wish in self._queue:
-            self._queue.remove(wish)
+        if reservation.granted:
+            reservation.granted = False
+            self.give_back(reservation.nbytes)
+        elif reservation in self._queue:
+            self._queue.remove(reservation)
 
-    def _fits(self, wish: Reservation) -> bool:
-        return not self.used or self.used + wish.nbytes <= self.limit
+    def _fits(self, reservation: Reservation) -> bool:
+        return not self.used or self.used + reservation.nbytes <= self.limit
 
-    def _let(self, wish: Reservation) -> None:
-        wish.granted = True
-        self.used += wish.nbytes
+    def _hold(self, reservation: Reservation) -> None:
+        reservation.granted = True
+        self.used += reservation.nbytes
 
 
 class Throttle:
@@ -123,19 +123,19 @@ class Throttle:
         """
         if self._closed:
             raise Closed("the changelog storage is closed: the TaskManager is shutting down")
-        wish = self._budget.ask(nbytes)
+        reservation = self._budget.ask(nbytes)
         try:
-            if not wish.granted:
-                await self._wait(wish)
+            if not reservation.granted:
+                await self._wait(reservation)
             yield
         finally:
-            self._budget.end(wish)
+            self._budget.end(reservation)
             self._changed()
 
     def wake(self) -> None:
         """Let through what fits now."""
-        for wish in self._budget.grant():
-            waiting = self._waiting.pop(wish, None)
+        for reservation in self._budget.grant():
+            waiting = self._waiting.pop(reservation, None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
 
@@ -147,13 +147,13 @@ class Throttle:
                 waiting.set_exception(Closed("the changelog storage was closed while an append waited for memory"))
         self._waiting.clear()
 
-    async def _wait(self, wish: Reservation) -> None:
+    async def _wait(self, reservation: Reservation) -> None:
         since = self._clock.now()
-        waiting = self._waiting[wish] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[reservation] = asyncio.get_running_loop().create_future()
         self._recorder.increment("backpressuredAppends")
         self._changed()
         try:
             await waiting
         finally:
-            self._waiting.pop(wish, None)
+            self._waiting.pop(reservation, None)
             self._recorder.increment("backpressureSeconds", self._clock.now() - since)

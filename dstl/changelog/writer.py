@@ -1,4 +1,4 @@
-"""The changelog writer: what one operator and partition owner sees of the log (FLIP-158, ``StateChangelogWriter``)."""
+"""The changelog writer of one operator and partition (FLIP-158, ``StateChangelogWriter``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["StateChangelogWriter", "WriterHost"]
 
 
 class WriterHost(Protocol):
-    """What a writer needs of its storage."""
+    """The part of a storage that its writers call."""
 
     budget: ByteBudget
     references: SegmentReferences

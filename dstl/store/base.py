@@ -1,4 +1,4 @@
-"""The one door to stored bytes: what every object store must do, and the grammar of names."""
+"""The contract of object stores, and the grammar of names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of an object.
+    """The facts that a store gives of an object.
 
     Attributes:
         name: Relative to the store's location.

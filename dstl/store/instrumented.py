@@ -15,7 +15,7 @@ __all__ = ["InstrumentedStore", "StoreTotals", "VerbTotals"]
 
 @dataclass(frozen=True, slots=True)
 class VerbTotals:
-    """What one verb has done so far.
+    """The counts of one verb so far.
 
     Attributes:
         calls: Calls, successful or not. A list is one call, however many pages the store needs.
@@ -38,7 +38,7 @@ class VerbTotals:
 
 @dataclass(frozen=True, slots=True)
 class StoreTotals:
-    """What a store has done so far, by verb. Two of them subtract: what happened in between."""
+    """The counts of a store so far, by verb; the difference of two is what happened in between."""
 
     put: VerbTotals = VerbTotals()
     get: VerbTotals = VerbTotals()
@@ -86,33 +86,33 @@ class InstrumentedStore:
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
-        with self._measured("put") as done:
+        with self._measure("put") as done:
             info = await self.inner.put(name, data, if_absent=if_absent)
             done.bytes = info.size
         return info
 
     async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
         """Return an object's bytes, or a range of them."""
-        with self._measured("get") as done:
+        with self._measure("get") as done:
             body = await self.inner.get(name, byte_range)
             done.bytes = len(body)
         return body
 
     async def head(self, name: str) -> ObjectInfo:
         """Return size and age of an object."""
-        with self._measured("head"):
+        with self._measure("head"):
             return await self.inner.head(name)
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
         """Yield objects in name order. The seconds include the caller's between two objects."""
-        with self._measured("list") as done:
+        with self._measure("list") as done:
             async for info in self.inner.list(prefix, start_after=start_after):
                 done.bytes += 1
                 yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; a name that is already gone is a success."""
-        with self._measured("delete") as done:
+        with self._measure("delete") as done:
             await self.inner.delete(names)
             done.bytes = len(names)
 
@@ -121,7 +121,7 @@ class InstrumentedStore:
         await self.inner.close()
 
     @contextmanager
-    def _measured(self, verb: str) -> Iterator[_Call]:
+    def _measure(self, verb: str) -> Iterator[_Call]:
         call, started, errors = _Call(), self._clock.now(), 0
         # At once: a list that is left early ends when the collector gets to it.
         self._add(verb, VerbTotals(calls=1))

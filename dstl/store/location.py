@@ -1,4 +1,4 @@
-"""From the location that a user writes to the store behind it.
+"""Locations: a URL that a user writes, and the store behind it.
 
 This is the one place that takes a location apart. A comma separates two locations where an absolute one follows it:
 ``scheme:``, ``/`` or ``~/``. Every other comma belongs to the name of a directory. So ``/disk1/s,/disk2/s`` is two
@@ -92,7 +92,7 @@ def is_in_memory(location: str | os.PathLike[str]) -> bool:
     Raises:
         Invalid: Not a location.
     """
-    return any(_parsed(one)[0] == "memory" for one in split_locations(location))
+    return any(_parse(one)[0] == "memory" for one in split_locations(location))
 
 
 def has_scheme(location: str) -> bool:
@@ -101,7 +101,7 @@ def has_scheme(location: str) -> bool:
 
 
 def _absolute(location: str) -> str:
-    scheme, path, _ = _parsed(location)
+    scheme, path, _ = _parse(location)
     if scheme:
         return location
     path = os.path.abspath(os.path.expanduser(path))
@@ -111,7 +111,7 @@ def _absolute(location: str) -> str:
 
 
 def _open_one(location: str, options: S3Options) -> ObjectStore:
-    scheme, name, prefix = _parsed(location)
+    scheme, name, prefix = _parse(location)
     if not scheme:
         return LocalStore(name)
     if scheme == "memory":
@@ -120,7 +120,7 @@ def _open_one(location: str, options: S3Options) -> ObjectStore:
     return S3Store(name, prefix, options)
 
 
-def _parsed(location: str) -> tuple[str, str, str]:
+def _parse(location: str) -> tuple[str, str, str]:
     """Return (scheme, name, prefix) of one location; of a directory ("", path, "")."""
     found = _SCHEME.fullmatch(location)
     if found is None:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Share:
-    """What the work on one item holds of the look-ahead's bytes beside the item's cost.
+    """The bytes that the work on one item holds beside the item's cost.
 
     Given back when the next result is asked for, or by the work itself.
     """

@@ -1,4 +1,4 @@
-"""Find out before a query starts whether a location can carry it."""
+"""The probe of a location before a query starts: whether its store keeps the contract."""
 
 from __future__ import annotations
 

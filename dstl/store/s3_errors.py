@@ -1,4 +1,4 @@
-"""What an error of the SDK means for the object: the one place that decides between failed and unknown."""
+"""Errors of the SDK translated: the one place that decides between failed and unknown."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _translated(error: Exception, what: str, *, writes: bool) -> DstlError:
         return Unavailable(f"{reason}; it did not arrive whole, nothing was stored")
     if status >= 500:
         return _lost(reason, writes)
-    return Invalid(f"{reason}: {_shortened(error)}")
+    return Invalid(f"{reason}: {_shorten(error)}")
 
 
 def _without_answer(error: Exception, what: str, writes: bool) -> DstlError:
@@ -113,7 +113,7 @@ def _without_answer(error: Exception, what: str, writes: bool) -> DstlError:
         SSLError,
     )
 
-    reason = f"{what}: {_shortened(error)}"
+    reason = f"{what}: {_shorten(error)}"
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return AccessDenied(f"{what}: no AWS credentials found; give them to the SDK (environment, profile or role)")
     if isinstance(error, ConnectTimeoutError | ProxyConnectionError | SSLError):
@@ -132,5 +132,5 @@ def _lost(reason: str, writes: bool) -> DstlError:
     return Unavailable(reason)
 
 
-def _shortened(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]

@@ -16,7 +16,7 @@ from dstl.store.s3_errors import sdk_errors, translating
 
 __all__ = ["MultipartUploader", "checksum_of"]
 
-_MOST_PARTS = 10_000
+_MAX_PARTS = 10_000
 
 
 def checksum_of(body: bytes) -> str:
@@ -80,7 +80,7 @@ class MultipartUploader:
         await asyncio.gather(*self._aborts)
 
     async def _parts(self, upload: Mapping[str, str], body: memoryview, what: str) -> list[dict[str, Any]]:
-        size = max(self._part_size, -(-len(body) // _MOST_PARTS))
+        size = max(self._part_size, -(-len(body) // _MAX_PARTS))
         free = asyncio.Semaphore(self._concurrency)
 
         async def send(number: int, at: int) -> dict[str, Any]:

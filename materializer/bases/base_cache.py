@@ -1,4 +1,4 @@
-"""A directory on the host that keeps objects of bases, so that a restart there need not fetch them again.
+"""The cache of base objects in a directory of the host, for restarts there.
 
 It is never needed: whatever goes wrong with it counts as not found. It may be used by several processes at once.
 """

@@ -61,7 +61,7 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class KeyGroupFile:
-    """What a base file holds.
+    """The contents of a base file.
 
     Attributes:
         key_group: The key group.
@@ -167,7 +167,7 @@ def open_key_group(
 
     Nothing is decoded yet; the errors are the same.
     """
-    info, blocks = _checked(data, name)
+    info, blocks = _check_file(data, name)
     if info.key_group != key_group:
         raise CorruptData(f"{name} holds key group {info.key_group}, not {key_group}: restore from an older base")
     return info.raw_bytes, _pages(blocks, name)
@@ -180,7 +180,7 @@ def inspect_key_group(data: bytes | memoryview, *, name: str = "a base file") ->
         CorruptData: As for :func:`decode_key_group`.
         Invalid: The file was written by a newer version.
     """
-    return replace(_checked(data, name)[0], data=bytes(data))
+    return replace(_check_file(data, name)[0], data=bytes(data))
 
 
 def _without_expired(page: pa.RecordBatch, expired: Expired) -> pa.RecordBatch:
@@ -204,7 +204,7 @@ def _raw_block(page: pa.RecordBatch) -> bytes:
     return b"".join([page.column(0).to_numpy().astype("<u2").tobytes(), *lengths, *payloads])
 
 
-def _checked(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list[_Block]]:
+def _check_file(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list[_Block]]:
     view = memoryview(data)
 
     def corrupt(what: str, at: int) -> NoReturn:

@@ -33,7 +33,7 @@ loaded: what is stored as some kilobytes may be gigabytes."""
 
 @dataclass(slots=True)
 class LoadedBases:
-    """What was loaded of one operator.
+    """The bases that were loaded of one operator.
 
     Attributes:
         loaded: Per key group, the base that it was loaded from; none where no base could be read.

@@ -1,4 +1,4 @@
-"""What one TaskManager knows of one operator's bases and of the log behind them: pure bookkeeping."""
+"""The bases of one operator in one TaskManager, and the log behind them: pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["FinishedMaterialization", "LoggedChanges", "MaterializationPlan", "O
 
 @dataclass(frozen=True, slots=True)
 class LoggedChanges:
-    """What one checkpoint added to an operator's log here.
+    """The changes that one checkpoint added to an operator's log here.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -34,7 +34,7 @@ class LoggedChanges:
 
 @dataclass(frozen=True, slots=True)
 class MaterializationPlan:
-    """What a materialization of one operator writes.
+    """The plan of a materialization of one operator.
 
     Attributes:
         checkpoint: The checkpoint that the tables hold.

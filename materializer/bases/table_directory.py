@@ -76,7 +76,7 @@ async def write_table_files(
         if again is not None and (again.size, again.checksum) == (file.size, file.checksum):
             return again
         async with turn:
-            data = await call_in_thread(_mapped, snapshot.path / file.name)
+            data = await call_in_thread(_map_file, snapshot.path / file.name)
             name, size, checksum = await store(data, file.checksum)
             if cache is not None:
                 await call_in_thread(cache.link, name, size, snapshot.path / file.name)
@@ -265,7 +265,7 @@ def _read(path: Path) -> bytes:
         raise Unavailable(f"cannot read {path}: {error.strerror}; check the disk") from error
 
 
-def _mapped(path: Path) -> memoryview:
+def _map_file(path: Path) -> memoryview:
     """Return a file's bytes without reading them: the system may let go of them at any time."""
     try:
         with path.open("rb") as file:

@@ -38,7 +38,7 @@ _SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-[0-9]+|OPTIONS-[0-9]+|rocks
 
 @dataclass(frozen=True, slots=True)
 class TableIndex:
-    """What an index holds.
+    """The contents of an index.
 
     Attributes:
         contents: The small files by name.

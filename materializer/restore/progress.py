@@ -1,4 +1,4 @@
-"""How far a restore has come: a pure tracker, and thin ways of showing it."""
+"""Progress of a restore: a pure tracker, and listeners that show it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WINDOW_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RestoreStatus:
-    """How far a restore has come at one moment.
+    """The progress of a restore at one moment.
 
     Attributes:
         done: Bytes of base files and segments that were read and applied.

@@ -1,4 +1,4 @@
-"""Rebuilding tables from a checkpoint: bases first, then the log after them, for the key groups that are owned."""
+"""The restore of tables from a checkpoint: bases first, then the log after them, for the owned key groups."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LOG_SIZES = LogSizes()
 
 @dataclass(slots=True)
 class RestoredTables:
-    """What a restore has built.
+    """The tables that a restore has built.
 
     Attributes:
         tables: By operator; an operator whose owned key groups are empty may be missing.
@@ -117,14 +117,14 @@ async def restore_tables(
         for table in restore.restored.tables.values():
             table.close()
         if isinstance(error, DstlError):
-            raise _explained(checkpoint, error) from error
+            raise _explain(checkpoint, error) from error
         raise
     finally:
         if fetcher is not files:
             await fetcher.close()
 
 
-def _explained(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
+def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
     what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
     if isinstance(error, (CorruptData, MissingState)):
         what += ". Bring the object back from a replica, or go back to an older checkpoint"
@@ -304,16 +304,16 @@ def _resume(table: StateTable) -> None:
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
     """Runs in a thread."""
-    for batch in _together(batches):
+    for batch in _join_batches(batches):
         table.apply(batch)
 
 
 def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
     """Runs in a thread."""
-    return table.stage(list(_together(batches)))
+    return table.stage(list(_join_batches(batches)))
 
 
-def _together(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _join_batches(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield many small batches, which the blocks of segments are cut into, as few larger ones."""
     few: list[pa.RecordBatch] = []
     rows = 0

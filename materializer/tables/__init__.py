@@ -1,4 +1,4 @@
-"""State tables: where the committed state of an operator lives between checkpoints."""
+"""State tables: the committed state of an operator between checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every state table must do: opaque bytes by (key group, state, key, user key), in bulk.
+"""The contract of state tables: opaque bytes by (key group, state, key, user key), in bulk.
 
 A value state keeps one entry per key, under the empty user key; list and map states keep one entry per
 element. The table knows nothing of codecs, schemas or time.
@@ -71,7 +71,7 @@ class StateEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """How much a table holds.
+    """The size of a table.
 
     Attributes:
         entries: Number of entries, counting each element of a list or map.

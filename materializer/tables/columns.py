@@ -1,4 +1,4 @@
-"""Between columns and rows: change batches cut into runs of one owner, ordered rows cut into pages."""
+"""Runs and pages: change batches are cut into runs of one owner, ordered rows into pages."""
 
 from __future__ import annotations
 

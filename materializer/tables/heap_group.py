@@ -1,4 +1,4 @@
-"""What the heap table holds of one state in one key group: a base, and a layer of changes while a snapshot shows it."""
+"""The entries of one state in one key group of a heap table: a base, and a layer of changes beside a snapshot."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ class HeapGroup:
     def settle(self) -> None:
         """Fold the layers into the base; only while no snapshot is open."""
         if self.point_layer:
-            self.points = _folded(self.points, self.point_layer)
+            self.points = _fold(self.points, self.point_layer)
         if self.element_layer:
-            self.elements = _folded(self.elements, self.element_layer)
+            self.elements = _fold(self.elements, self.element_layer)
         self.point_layer = self.element_layer = None
 
     def get(self, key: bytes) -> bytes | None:
@@ -240,10 +240,10 @@ class HeapGroup:
         yield from builder.add(state, *map(binary_column, rows))
 
     def _merged_points(self) -> dict[bytes, bytes]:
-        return _folded(self.points.copy(), self.point_layer) if self.point_layer else self.points
+        return _fold(self.points.copy(), self.point_layer) if self.point_layer else self.points
 
     def _merged_elements(self) -> dict[bytes, dict[bytes, bytes]]:
-        return _folded(self.elements.copy(), self.element_layer) if self.element_layer else self.elements
+        return _fold(self.elements.copy(), self.element_layer) if self.element_layer else self.elements
 
     def _owned_elements(self, key: bytes) -> dict[bytes, bytes]:
         """Return the key's own inner dictionary to write to, made or copied if need be."""
@@ -266,7 +266,7 @@ def _remove(key: bytes, base: dict[bytes, T], layer: dict[bytes, T | None] | Non
         del layer[key]
 
 
-def _folded(base: dict[bytes, T], layer: Mapping[bytes, T | None]) -> dict[bytes, T]:
+def _fold(base: dict[bytes, T], layer: Mapping[bytes, T | None]) -> dict[bytes, T]:
     """Write a layer into a base, and return it."""
     for key, value in layer.items():
         if value is None:

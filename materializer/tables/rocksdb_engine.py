@@ -1,4 +1,4 @@
-"""How the tables speak to RocksDB: options, keys, walks, batches and errors; the only module that imports rocksdict."""
+"""RocksDB for the tables: options, keys, walks, batches and errors; the only module that imports rocksdict."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _MIN_COMPRESSED = 64
 
 
 class BlockLayout:
-    """Where the columns of a block to be written lie in its raw bytes: sized first, then filled in place.
+    """The places of a block's columns in its raw bytes: sized first, then filled.
 
     Gathered values are thus written once, straight to where the compressor reads them.
     """
@@ -147,12 +147,12 @@ def decode_block(stored: bytes, entry: BlockEntry, base_sqn: SequenceNumber, whe
         raw = stored
         if entry.codec != CODEC_STORED:
             raw = decompress(stored, entry.raw_length, max_size=MAX_BLOCK_BYTES)
-        return _parsed(pa.py_buffer(raw), entry, base_sqn)
+        return _parse(pa.py_buffer(raw), entry, base_sqn)
     except (struct.error, ValueError, IndexError, OverflowError, pa.ArrowException) as error:
         raise CorruptData(f"{where}: the block at byte {entry.offset} contradicts itself: {error}") from None
 
 
-def _parsed(raw: pa.Buffer, entry: BlockEntry, base_sqn: SequenceNumber) -> Block:
+def _parse(raw: pa.Buffer, entry: BlockEntry, base_sqn: SequenceNumber) -> Block:
     (num_runs,) = _NUM_RUNS.unpack_from(raw)
     at = _NUM_RUNS.size
     if num_runs > entry.records:

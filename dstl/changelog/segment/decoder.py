@@ -1,4 +1,4 @@
-"""A whole segment in memory, checked from end to end: for small segments, offline tools and tests."""
+"""Decoding of a whole segment in memory, checked from end to end: for small segments, offline tools and tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def verify_segment(data: bytes, where: str) -> SegmentIndex:
     index = parse_index(data, where)
     for log in index.logs:
         for entry in log.blocks:
-            decode_block(_stored(data, entry), entry, log.sqns.from_sqn, where)
+            decode_block(_stored_bytes(data, entry), entry, log.sqns.from_sqn, where)
     return index
 
 
@@ -54,10 +54,10 @@ def decode_segment(data: bytes, where: str) -> Iterator[tuple[str, SequenceNumbe
     index = verify_segment(data, where)
     for log in index.logs:
         for entry in log.blocks:
-            block = decode_block(_stored(data, entry), entry, log.sqns.from_sqn, where)
+            block = decode_block(_stored_bytes(data, entry), entry, log.sqns.from_sqn, where)
             for key_group, sqn, batch in block.slices():
                 yield log.log_id, sqn, key_group, batch
 
 
-def _stored(data: bytes, entry: BlockEntry) -> bytes:
+def _stored_bytes(data: bytes, entry: BlockEntry) -> bytes:
     return data[entry.offset : entry.offset + entry.length]

@@ -1,4 +1,4 @@
-"""Change sets of many logs into the bytes of one segment."""
+"""Encoding of change sets of many logs as the bytes of one segment."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _plan_blocks(batches: list[GroupedBatch], base_sqn: SequenceNumber) -> Itera
 
 
 class _BlockPlan:
-    """Which rows make up one block."""
+    """The rows of one block."""
 
     def __init__(self, base_sqn: SequenceNumber) -> None:
         self._base_sqn = base_sqn

@@ -217,7 +217,7 @@ class BlockColumns:
             if constant is not None:
                 layout.add_numbers(np.full(1, constant, dtype))
             else:
-                layout.add_numbers(_joined([batch.numbers[column].values[rows] for batch, rows in self._parts]))
+                layout.add_numbers(_join([batch.numbers[column].values[rows] for batch, rows in self._parts]))
         records = sum(count for _, _, count in self._runs)
         for column in range(3):
             widths = {batch.binaries[column].width for batch, _ in self._parts}
@@ -225,7 +225,7 @@ class BlockColumns:
             if width is not None:
                 layout.add_fixed(width, records)
             else:
-                layout.add_variable(_joined([b.binaries[column].lengths(rows) for b, rows in self._parts]))
+                layout.add_variable(_join([b.binaries[column].lengths(rows) for b, rows in self._parts]))
         raw, holes = layout.allocate(scratch)
         for column, hole in enumerate(holes):
             at = 0
@@ -234,6 +234,6 @@ class BlockColumns:
         return raw
 
 
-def _joined(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _join(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Concatenate, or return the only one."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""What a segment holds and where: the footer index as values, and the limits of the format."""
+"""The index in a segment's footer as values, and the limits of the format."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class LogIndex:
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """What a footer says.
+    """The contents of a footer.
 
     Attributes:
         writer_id: Who wrote the segment.

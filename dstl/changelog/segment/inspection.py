@@ -1,4 +1,4 @@
-"""What an operator wants to know of one segment, as plain values: behind ``dstl segment show`` and ``dump``."""
+"""A segment described in plain values: behind ``dstl segment show`` and ``dump``."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Fetch:
 
     @property
     def size(self) -> int:
-        """How many bytes."""
+        """The number of bytes."""
         return self.stop - self.start
 
 

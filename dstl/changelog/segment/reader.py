@@ -1,4 +1,4 @@
-"""Reads the changes of some key groups and sequence numbers out of one stored segment."""
+"""The reader of one stored segment, by key groups and sequence numbers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class SegmentReader:
         index = await self.index()
         if logs is not None:
             self._check_holds(index, logs)
-        fetches = plan_fetches(_wanted(index, key_groups, logs), self._sizes)
+        fetches = plan_fetches(_select_blocks(index, key_groups, logs), self._sizes)
         if self._whole is not None:
             for fetch in fetches:
                 for unit in fetch.units:
@@ -191,7 +191,7 @@ class SegmentReader:
                 )
 
 
-def _wanted(
+def _select_blocks(
     index: SegmentIndex, key_groups: KeyGroupRange | None, logs: Mapping[str, SequenceNumberRange] | None
 ) -> Iterator[Wanted]:
     """Yield the blocks that hold anything wanted, by offset."""

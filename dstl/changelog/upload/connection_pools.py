@@ -1,4 +1,4 @@
-"""Which connections a request goes over: hedges have their own, kept warm by first attempts."""
+"""Connections of first attempts and of hedges, which first attempts keep warm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps hedging from doing harm: the budget, the breaker and the pause after a 503. All pure."""
+"""Limits of hedging: the budget, the breaker and the pause after a 503. All pure."""
 
 from __future__ import annotations
 
@@ -74,9 +74,8 @@ class Breaker:
     """Opens when first attempts outlive the delay far more often than expected: then everything is slow, and another
     request would only add to it.
 
-    It also opens at a few in a row (four of a hundred are late, so four in a row are no accident): what 20 processes
-    send until they have noticed a slow period stands in its queue for long. With 2 % of room in slow periods
-    (``odd-queue-brownout``) p99 of all PUTs was 12 % worse than without hedging with the share alone, 5 % with the row.
+    It also opens at a few in a row: four of a hundred are late, so four in a row are no accident (measurements: DESIGN
+    section 13, hedging).
     """
 
     __slots__ = ("_in_a_row", "_open", "share")
@@ -112,14 +111,11 @@ class Breaker:
 
 
 class ThrottlePause:
-    """What follows a 503: no hedge for a while, and for minutes few.
+    """The pause after a 503: no hedge for a while, and few for minutes.
 
-    A store that throttles near its load has little room. Each hedge beyond it costs some first attempt a 503 and a
-    back-off, round after round until the excess is worked off: with 0.5 % of room, 140 hedges in the first 9 s made 730
-    503s in the next 24 s. So each 503 leaves a quarter of what was left, trust returns the more slowly the more often
-    it was lost, and the first 10 s have a quarter, too. On that set (``odd-throttled``, 240 s) 503s went from 0.65 to
-    0.12 % of requests. 30 s of a quarter cost a calm store 1 point of its gain at p999; an eighth instead of a quarter
-    meets the limit too late (0.36 %).
+    A store that throttles near its load has little room, and each hedge beyond it costs some first attempt a 503 and a
+    back-off. So each 503 leaves a quarter of the hedging that was left, trust returns the more slowly the more often it
+    was lost, and the first 10 s have a quarter, too (measurements: DESIGN section 13, hedging).
 
     Args:
         first_s: Seconds of the first pause; doubles while 503s go on.
@@ -136,17 +132,17 @@ class ThrottlePause:
 
     @property
     def until(self) -> float:
-        """When hedging may resume, on the clock given to :meth:`throttled`."""
+        """The time at which hedging may resume, on the clock given to :meth:`throttled`."""
         return self._until
 
     @property
     def storm(self) -> int:
-        """How many pauses have followed each other closely, up to 7; each doubles the pause and the back-off of
+        """The number of pauses in close succession, up to 7; each doubles the pause and the back-off of
         retries, but a lone 503 after a calm time costs the first back-off only."""
         return self._storm
 
     def portion(self, now: float) -> float:
-        """How much of the usual hedging is sensible between pauses, from 1/256 to 1."""
+        """Return the share of the usual hedging that is sensible between pauses, from 1/256 to 1."""
         if self._since is None:
             self._since = now + _START_S - 2.0 * _CALM_S
         while self._level and now - self._since > _CALM_S * 2.0**self._level:

@@ -1,4 +1,4 @@
-"""One object on its way into the store: its attempts, its one timer, and how it is settled."""
+"""The upload of one object: its attempts, its one timer and its end."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class UploadContext:
-    """What all uploads of an uploader share.
+    """The parts that all uploads of an uploader share.
 
     Attributes:
         loop: That everything runs on.
@@ -97,7 +97,7 @@ class _Attempt:
 
 
 class Upload:
-    """One object on its way: awaitable; its result is the :class:`StoredObject`.
+    """The upload of one object: awaitable; its result is the :class:`StoredObject`.
 
     Cancelling an ``await`` of it does not stop it; :meth:`cancel` does. Made by ``Uploader.submit`` only.
     """

@@ -1,4 +1,4 @@
-"""When a second request is sent for an object whose first is late: a pure policy; :mod:`.uploader` executes it.
+"""The hedging policy: a second request for an object whose first is late. Pure; :mod:`.uploader` executes it.
 
 The delay is what only a share ``target`` of PUTs of that size outlives, here and now (:mod:`.latency_estimate`), and it
 is worked out again when its timer fires, for the store may have turned slow meanwhile. A hedge is then sent unless
@@ -44,7 +44,7 @@ _LATE_QUANTILE = 0.95
 
 
 class Verdict(Enum):
-    """What to do about an upload that is not finished."""
+    """The policy's answer about an upload that is not finished."""
 
     SEND = "send"
     WAIT = "wait"

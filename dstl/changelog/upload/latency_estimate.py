@@ -1,4 +1,4 @@
-"""How long a PUT takes here and now: the estimate that hedging compares an upload's age with.
+"""The estimate of a PUT's latency, which hedging compares an upload's age with.
 
 A latency is taken apart into three factors, each learnt at its own speed, because they change at different speeds:
 
@@ -127,7 +127,7 @@ class LatencyEstimate:
 
     @property
     def scale(self) -> float:
-        """How many times the long-run median the median of the last seconds is."""
+        """The median of the last seconds, as a multiple of the long-run median."""
         return exp(self._scale)
 
     def median(self, size: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Is a late PUT late alone, or does it wait in a queue with the others? Told by who overtakes it.
+"""Detection of queues: a PUT that no younger one overtakes waits with the others, and is not late alone.
 
 When latencies are independent, nearly all PUTs that began a little after a late one are finished before it. When the
 store is at its capacity they queue behind it, and hardly any are: then a hedge only lengthens the queue. No absolute
@@ -75,7 +75,7 @@ class Overtaking:
 
     @property
     def portion(self) -> float:
-        """How much of the usual hedging is sensible: a power of two in [1/64, 1]."""
+        """The share of the usual hedging that is sensible: a power of two in [1/64, 1]."""
         wanted = (self.share - _NONE_BELOW) / (_ALL_ABOVE - _NONE_BELOW)
         portion = 1.0
         while portion > _LEAST and wanted < portion:

@@ -1,4 +1,4 @@
-"""Gets one frozen body into the store under a name of its own: retries, hedges, verifies, cleans up behind itself.
+"""The uploader: stores frozen bodies under names of their own, with retries, hedges and deletion of what lost.
 
 The :class:`~dstl.changelog.upload.hedging.HedgePolicy` decides; this and :mod:`.hedged_put` execute it.
 """
