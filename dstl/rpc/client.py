@@ -135,6 +135,7 @@ class Connection:
         handshake = ClientHandshake(secret, role, dialled, reached)
         challenge, _ = self._receive(MAX_HANDSHAKE)
         self._send(self._framing.encode(handshake.answer(challenge)))
+        handshake.check_version()
         answer, _ = self._receive(MAX_HANDSHAKE)
         return handshake.finish(answer, vouched=vouched)
 
@@ -278,6 +279,7 @@ class AsyncConnection:
             handshake = ClientHandshake(secret, role, *_names(address, sock))
             challenge, _ = await connection._receive(MAX_HANDSHAKE)
             writer.writelines(connection._framing.encode(handshake.answer(challenge)))
+            handshake.check_version()
             answer, _ = await connection._receive(MAX_HANDSHAKE)
             connection._framing = handshake.finish(answer, vouched=vouched)
         except BaseException:

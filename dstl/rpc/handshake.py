@@ -1,6 +1,7 @@
 """The handshake of every socket: who is there, for what, at which address; and the keys of the connection. No I/O.
 
-The server sends its version and a nonce. The client answers with its own, the role in which it comes, and the address
+The server sends its version and a nonce. A client of another version answers with its own and goes, so that both sides
+know of it. Any other answers with a nonce, the role in which it comes, and the address
 that it dialled, twice: as it knows it, and as its socket names it. Both then prove that they know the application's
 secret, by HMAC-SHA256 over all of that, without sending it; from the same the keys of both directions are derived. So
 
@@ -46,6 +47,7 @@ __all__ = [
 
 NONCE_BYTES = 32
 _MAX_NAME = 512
+_SAME_VERSION = "run the same version of DSTL on both sides"
 
 
 class Role(StrEnum):
@@ -122,8 +124,11 @@ class ServerHandshake:
         """
         nonce, role, dialled, reached = (answer.get(name) for name in ("nonce", "role", "dialled", "reached"))
         if answer.get("version") != PROTOCOL_VERSION:
-            theirs = answer.get("version")
-            raise Refusal("version", f"a client speaks protocol {_number(theirs)}, this service {PROTOCOL_VERSION}")
+            theirs = _number(answer.get("version"))
+            raise Refusal(
+                "version",
+                f"a client speaks protocol {theirs}, this service {PROTOCOL_VERSION}: {_SAME_VERSION}",
+            )
         if (
             not isinstance(nonce, bytes)
             or len(nonce) != NONCE_BYTES
@@ -163,6 +168,7 @@ class ClientHandshake:
         self._dialled = dialled[:_MAX_NAME]
         self._reached = reached
         self._agreed: _Agreed | None = None
+        self._version: object = None
 
     def answer(self, challenge: dict[str, Any]) -> dict[str, Any]:
         """Return the client's header, given the server's first.
@@ -170,17 +176,14 @@ class ClientHandshake:
         Raises:
             Unavailable: It is no DSTL service, or has no room for now.
             AccessDenied: It does not want this process.
-            Invalid: It is one of another version.
         """
         self._raise_refusal(challenge)
         nonce, version = challenge.get("nonce"), challenge.get("version")
         if not isinstance(nonce, bytes) or len(nonce) != NONCE_BYTES:
             raise no_service(self._dialled)
+        self._version = version
         if version != PROTOCOL_VERSION:
-            raise Invalid(
-                f"the service at {self._dialled} speaks protocol {_number(version)}, this process {PROTOCOL_VERSION}: "
-                "run the same version of DSTL on both sides"
-            )
+            return {"version": PROTOCOL_VERSION}
         own = secrets.token_bytes(NONCE_BYTES)
         self._agreed = _Agreed(self._role, self._dialled, self._reached, nonce, own)
         return {
@@ -191,6 +194,18 @@ class ClientHandshake:
             "reached": self._reached,
             "proof": self._agreed.proof(self._secret, "client"),
         }
+
+    def check_version(self) -> None:
+        """Refuse a server of another version, once the answer was sent: then its log says the same.
+
+        Raises:
+            Invalid: Names both versions.
+        """
+        if self._version != PROTOCOL_VERSION:
+            raise Invalid(
+                f"the service at {self._dialled} speaks protocol {_number(self._version)}, this process "
+                f"{PROTOCOL_VERSION}: {_SAME_VERSION}"
+            )
 
     def finish(self, answer: dict[str, Any], *, vouched: bool) -> Framing:
         """Check the server's last header and return how frames are written from then on.

@@ -129,17 +129,17 @@ async def test_a_batch_runs_again_with_the_times_and_the_sequence_that_it_had() 
     await driver.batch("run-1", 0, {"a": {KEYS[0]: b"0"}}, {"a": 500})
     first = await driver.begun(driver.who("run-1", "a", 1, 0))
     await driver.batch("run-1", 1, {"a": {KEYS[1]: b"1"}}, {"a": 700})
-    same = ("parent", "watermark", "late_watermark", "sequence", "processing_time_ms")
+    same = ("parent", "watermark_ms", "late_watermark_ms", "sequence", "processing_time_ms")
     # A second action of the batch.
     await asyncio.sleep(0.005)
     again = await driver.begun(driver.who("run-1", "a", 1, 0, stage=2))
-    assert [again[name] for name in same] == [first[name] for name in same]
+    assert [getattr(again, name) for name in same] == [getattr(first, name) for name in same]
     await driver.close()
     # The sink has the batch, and Spark runs it again in another process, twice.
     for number in (2, 3):
         driver = await Timed(store, seed=number, operators={"a": 2}).start()
         replayed = await driver.begun(driver.who(f"run-{number}", "a", 1, 0))
-        assert [replayed[name] for name in same] == [first[name] for name in same]
+        assert [getattr(replayed, name) for name in same] == [getattr(first, name) for name in same]
         await driver.batch(f"run-{number}", 1, {"a": {KEYS[1]: b"1"}}, {"a": 700})
         following = await driver.begun(driver.who(f"run-{number}", "a", 2, 0))
         assert following.sequence > first.sequence

@@ -367,15 +367,34 @@ async def test_a_peer_may_call_only_what_is_for_its_role() -> None:
 async def test_a_client_of_another_version_is_told_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     bank = Bank()
     address = Address("127.0.0.1", await bank.server.listen_tcp("127.0.0.1"))
-    monkeypatch.setattr("dstl.rpc.handshake.PROTOCOL_VERSION", 3)
-    shake = ServerHandshake(SECRET, frozenset(), "")
+    monkeypatch.setattr(ServerHandshake, "challenge", lambda self: {"version": 7, "nonce": self._nonce})
+    own = protocol.PROTOCOL_VERSION
+    for blocking in (False, True):
+        opening = asyncio.to_thread(Connection, address, SECRET) if blocking else AsyncConnection.open(address, SECRET)
+        with pytest.raises(Invalid, match=f"speaks protocol 7, this process {own}: run the same version of DSTL"):
+            await opening
     monkeypatch.undo()
+    await bank.server.close()
+
+
+async def test_a_service_says_in_its_log_of_which_version_a_client_is(caplog: pytest.LogCaptureFixture) -> None:
+    """The client that finds another version goes, but says its own first."""
+    bank = Bank()
+    address = Address("127.0.0.1", await bank.server.listen_tcp("127.0.0.1"))
+    own = protocol.PROTOCOL_VERSION
+    reader, writer = await asyncio.open_connection(address.host, address.port)
     client_side = handshake.ClientHandshake(SECRET, Role.WORKER, str(address), "")
-    with pytest.raises(Invalid, match=f"speaks protocol 3, this process {protocol.PROTOCOL_VERSION}"):
-        client_side.answer({**shake.challenge(), "version": 3})
-    answer = client_side.answer({"version": protocol.PROTOCOL_VERSION, "nonce": os.urandom(32)})
-    with pytest.raises(AccessDenied, match=f"speaks protocol 1, this service {protocol.PROTOCOL_VERSION}"):
-        shake.accept({**answer, "version": 1}, vouched=False)
+    frame = await reader.readexactly(4)
+    challenge, _ = Framing().decode(await reader.readexactly(struct.unpack(">I", frame)[0]))
+    answer = client_side.answer({**challenge, "version": own + 1})
+    with pytest.raises(Invalid, match=f"speaks protocol {own + 1}, this process {own}"):
+        client_side.check_version()
+    writer.writelines(encode_frame({**answer, "version": own + 1}))
+    writer.close()
+    async with asyncio.timeout(5):
+        while "refused" not in caplog.text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert f"a client speaks protocol {own + 1}, this service {own}: run the same version of DSTL" in caplog.text
     await bank.server.close()
 
 
