@@ -1,4 +1,4 @@
-"""The calling side of a socket: blocking for a Spark worker, asynchronous for the coordinator."""
+"""Connections call services: a Spark worker over a blocking one, the coordinator over an asynchronous one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
+from dstl.rpc.frame_socket import CLOSED, FrameSocket
 from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
 from dstl.rpc.protocol import (
@@ -24,9 +26,10 @@ from dstl.rpc.protocol import (
 )
 from dstl.runtime import Clock, SystemClock
 
-__all__ = ["Address", "AsyncConnection", "Connection", "Transport"]
+__all__ = ["Address", "AsyncConnection", "Connection", "Pending", "Reply", "Transport"]
 
-_CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
+MAX_IN_FLIGHT = 32
+"""Most requests of a blocking connection whose replies were not read yet."""
 _OPEN_SECONDS = 30.0
 """What a process has for connecting and for the handshake, however long its calls may take then."""
 
@@ -73,8 +76,31 @@ class Address:
         return self.path or f"{self.host}:{self.port}"
 
 
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Reply(Protocol[R_co]):
+    """The reply to a request that was sent: a :class:`Pending`, or a simulated one."""
+
+    @property
+    def is_done(self) -> bool:
+        """True once the reply is there, or will never be."""
+        ...
+
+    def result(self) -> R_co:
+        """Return the reply, or raise its error; waits for it. Another call returns, or raises, the same."""
+        ...
+
+
 class Transport(Protocol):
-    """A blocking connection as its caller sees it: :class:`Connection`, or a simulated one."""
+    """A blocking connection as its caller sees it: :class:`Connection`, or a simulated one.
+
+    Requests are handled in their order, one after the other.
+    """
+
+    def send(self, message: Call[R]) -> Reply[R]:
+        """Send a request without waiting for its reply; see :meth:`Connection.send`."""
+        ...
 
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply; see :meth:`Connection.call`."""
@@ -83,6 +109,8 @@ class Transport(Protocol):
 
 class Connection:
     """A blocking connection of one worker to one service. Not thread-safe; make it after any fork.
+
+    Several requests may be sent before the first reply is read: see :meth:`send`.
 
     Attributes:
         pid: The process that made it; no other may use it.
@@ -112,35 +140,42 @@ class Connection:
         self.pid = os.getpid()
         self.is_broken = False
         self._framing = Framing()
-        self._clock = clock if clock is not None else SystemClock()
-        self._deadline: float | None = self._clock.now() + min(timeout, _OPEN_SECONDS)
-        self._socket = _connect(address, min(timeout, _OPEN_SECONDS))
+        self._waiting: deque[Pending[Any]] = deque()
+        clock = clock if clock is not None else SystemClock()
+        deadline = clock.now() + min(timeout, _OPEN_SECONDS)
+        sock = _connect(address, min(timeout, _OPEN_SECONDS))
+        self._frames = FrameSocket(sock, clock)
+        self._frames.set_deadline(deadline)
         try:
-            self._framing = self._handshake(secret, role)
-            self._deadline = None
-            self._socket.settimeout(timeout)
+            self._framing = self._handshake(sock, secret, role)
+            self._frames.set_timeout(timeout)
         except CorruptData as error:
-            self._socket.close()
+            sock.close()
             raise no_service(str(address)) from error
         except OSError as error:
-            self._socket.close()
+            sock.close()
             raise Unavailable(f"the service at {address} ended the handshake: {error}") from error
         except BaseException:
-            self._socket.close()
+            sock.close()
             raise
 
-    def _handshake(self, secret: Secret, role: Role) -> Framing:
-        vouched = is_vouched_for(self._socket)
-        dialled, reached = _names(self.address, self._socket)
+    @property
+    def in_flight(self) -> int:
+        """How many requests were sent whose replies were not read yet."""
+        return len(self._waiting)
+
+    def _handshake(self, sock: socket.socket, secret: Secret, role: Role) -> Framing:
+        vouched = is_vouched_for(sock)
+        dialled, reached = _names(self.address, sock)
         handshake = ClientHandshake(secret, role, dialled, reached)
         challenge, _ = self._receive(MAX_HANDSHAKE)
-        self._send(self._framing.encode(handshake.answer(challenge)))
+        self._frames.send(self._framing.encode(handshake.answer(challenge)))
         handshake.check_version()
         answer, _ = self._receive(MAX_HANDSHAKE)
         return handshake.finish(answer, vouched=vouched)
 
     def call(self, message: Call[R]) -> R:
-        """Send a request, wait for its reply and return it.
+        """Send a request, wait for its reply and return it; replies of requests before it are kept.
 
         Raises:
             DstlError: Whatever the other side raised.
@@ -149,54 +184,100 @@ class Connection:
             CorruptData: The reply is not one to this request.
             Closed: Another process made the connection.
         """
+        return self.send(message).result()
+
+    def send(self, message: Call[R]) -> Pending[R]:
+        """Send a request and return its reply to come; waits while too many are in flight.
+
+        Requests are handled in their order, one after the other, also behind one that fails.
+
+        Raises:
+            Unavailable: The connection broke or timed out; it cannot be used any more.
+            Invalid: The request is too long to be sent.
+            Closed: Another process made the connection.
+        """
         if os.getpid() != self.pid:
             raise Closed(f"the connection to {self.address} was made before a fork: make another one")
+        while len(self._waiting) >= MAX_IN_FLIGHT:
+            self._take()
+        pending = Pending(self, message)
         frame = None
         try:
+            if self.is_broken:
+                raise ConnectionResetError("it was closed before")
             frame = self._framing.encode(*encode_call(message))
-            self._send(frame)
-            header, data = self._receive()
+            self._frames.send(frame, receiving=bool(self._waiting))
         except BaseException as error:
             if frame is None and isinstance(error, Invalid):
                 raise  # nothing was sent, and nothing will come
-            # Whatever it is: a reply may still come, and would be taken for the next call's.
-            self.is_broken = True
-            self._socket.close()
-            if isinstance(error, (OSError, CorruptData)):
-                raise Unavailable(f"the connection to {self.address} broke during {message.name}: {error}") from error
-            raise
-        raise_for(header)
-        return decode_reply(reply_of(type(message)), header, data)
+            raise self._broke(message.name, error) from error
+        self._waiting.append(pending)
+        return pending
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
-        self._socket.close()
+        self._frames.close()
 
-    def _send(self, frame: list[bytes | memoryview]) -> None:
-        if sum(map(len, frame)) < 1 << 16:
-            self._socket.sendall(b"".join(frame))
-        else:
-            for buffer in frame:
-                self._socket.sendall(buffer)
+    def _take(self) -> None:
+        """Read the next reply, which is the one to the oldest request."""
+        pending = self._waiting[0]
+        try:
+            answer = self._receive()
+        except BaseException as error:
+            raise self._broke(pending.name, error) from error
+        self._waiting.popleft()
+        pending.answer = answer
+
+    def _broke(self, during: str, error: BaseException) -> BaseException:
+        """Give the connection up, whatever the error is: replies may still come, and would be taken for others'."""
+        self.is_broken = True
+        self._frames.close()
+        what = f"the connection to {self.address} broke during {during}: {error}"
+        for pending in self._waiting:
+            pending.answer = Unavailable(what)
+        self._waiting.clear()
+        return Unavailable(what) if isinstance(error, (OSError, CorruptData)) else error
 
     def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
-        return self._framing.decode(self._exactly(frame_length(bytes(self._exactly(PREFIX_BYTES)), limit)))
+        return self._framing.decode(self._frames.receive(limit))
 
-    def _exactly(self, length: int) -> bytearray:
-        buffer = bytearray(length)
-        view, done = memoryview(buffer), 0
-        while done < length:
-            if self._deadline is not None:
-                # Whoever sends a byte now and then holds nobody up either.
-                left = self._deadline - self._clock.now()
-                if left <= 0:
-                    raise TimeoutError("timed out")
-                self._socket.settimeout(left)
-            got = self._socket.recv_into(view[done:])
-            if got == 0:
-                raise ConnectionResetError(_CLOSED)
-            done += got
-        return buffer
+
+class Pending(Generic[R]):
+    """The reply to a request that was sent: read when it is asked for, after those to the requests before it.
+
+    Attributes:
+        name: The call.
+        answer: The reply's header and payload, or why none will come; None while it was not read.
+    """
+
+    __slots__ = ("_connection", "_kind", "answer", "name")
+
+    def __init__(self, connection: Connection, message: Call[R]) -> None:
+        self._connection = connection
+        self._kind = reply_of(type(message))
+        self.name = message.name
+        self.answer: tuple[dict[str, Any], memoryview] | Unavailable | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """True once the reply was read, or will never be."""
+        return self.answer is not None
+
+    def result(self) -> R:
+        """Return the reply; waits for it. Another call returns, or raises, the same.
+
+        Raises:
+            DstlError: Whatever the other side raised.
+            Unavailable: The connection broke or timed out; it cannot be used any more.
+            CorruptData: The reply is not one to this request.
+        """
+        while self.answer is None:
+            self._connection._take()
+        if isinstance(self.answer, Unavailable):
+            raise self.answer
+        header, data = self.answer
+        raise_for(header)
+        return decode_reply(self._kind, header, data)
 
 
 def _names(address: Address, sock: socket.socket) -> tuple[str, str]:
@@ -311,7 +392,7 @@ class AsyncConnection:
                 # Whatever it is: a reply may still come, and would be taken for the next call's.
                 self._writer.close()
                 if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
-                    why = _CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
+                    why = CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
                     raise Unavailable(f"the connection to {self.address} broke during {message.name}: {why}") from error
                 raise
         raise_for(header)

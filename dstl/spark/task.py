@@ -103,6 +103,10 @@ def _task_attempt(operator: str) -> TaskAttempt:
 def _connection(address: Address, secret: Secret) -> Connection:
     """Return this process's connection to a service, a new one where the old one is broken or was the parent's."""
     held = _connections.get(address)
+    if held is not None and held.in_flight and held.pid == os.getpid():
+        # A task that failed has left requests behind: nobody waits for what becomes of them.
+        held.close()
+        held = None
     if held is None or held.is_broken or held.pid != os.getpid():
         held = _connections[address] = Connection(address, secret, timeout=_CALL_SECONDS)
     return held

@@ -92,6 +92,7 @@ def run_attempt(
             late_watermark_ms=begun.late_watermark_ms or 0,
         ),
     )
+    state.flush()
     declared = json.dumps(registry.to_wire()).encode()
     worker.connect(worker.coordinator).call(
         Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, declared)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgpack
@@ -13,9 +15,12 @@ import pyarrow.compute as pc
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
-from dstl.rpc.client import Transport
+from dstl.rpc.client import Reply, Transport
+from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from dstl.rpc.messages import (
+    Done,
+    Fetched,
     FetchEntries,
     FetchEntry,
     FetchMany,
@@ -40,11 +45,33 @@ Entry = tuple[bytes, bytes]
 Timer = tuple[int, bytes, bytes]
 
 
+@dataclass(slots=True)
+class _Read:
+    """A read of many keys from one TaskManager, in as many requests as it takes.
+
+    Attributes:
+        owner: The TaskManager's place.
+        count: How many keys there are.
+        ask: Makes the request for the keys from a place on.
+        take: Takes a reply, and returns how many keys it has answered.
+        at: How many keys were answered.
+    """
+
+    owner: int
+    count: int
+    ask: Callable[[int], Call[Fetched]]
+    take: Callable[[Payload], int]
+    at: int = 0
+
+
 class StateClient:
     """The state source of a task (``dstl.state.source.StateSource``), over sockets. Not thread-safe.
 
+    What has nothing to tell is not waited for: the replies to :meth:`open` and :meth:`write` are looked at when a later
+    read comes back, and by :meth:`flush`. An error among them is raised then, by that call and every later one.
+
     Args:
-        owners: Which connection serves which key groups; together they cover all.
+        owners: Which transport leads to the owner of which key groups; together they cover all.
         operator: The operator's uid.
         attempt: Spark's task attempt id.
     """
@@ -53,29 +80,21 @@ class StateClient:
         self._owners = list(owners)
         self._who = operator, attempt
         self._digest = ChangeDigest()
-        self._partition: int | None = None
+        self._has_written = False
+        self._unseen: list[deque[Reply[Done]]] = [deque() for _ in self._owners]
 
     def open(self, batch: int, parent: CheckpointId | None, parallelism: int) -> None:
-        """Begin the attempt on every TaskManager.
-
-        Raises:
-            Unavailable: One of them does not hold the parent's state.
-        """
-        for _, connection in self._owners:
-            connection.call(OpenAttempt(*self._who, batch, parent, parallelism))
+        """Begin the attempt on every TaskManager; one that does not hold the parent's state says so later."""
+        for owner in range(len(self._owners)):
+            self._send_unseen(owner, OpenAttempt(*self._who, batch, parent, parallelism))
 
     @property
     def digest(self) -> bytes:
         """Digest of everything written so far, whatever its order and parts; empty where nothing was."""
-        return self._digest.digest() if self._partition is not None else b""
-
-    @property
-    def partition(self) -> int | None:
-        """The partition that was written to; None before the first write."""
-        return self._partition
+        return self._digest.digest() if self._has_written else b""
 
     def write(self, partition: int, changes: pa.RecordBatch, metadata: bytes) -> None:
-        """Send a part of the change set, sorted by key group; waits while the TaskManager's log is over its budget.
+        """Send a part of the change set, sorted by key group; waits while too much was sent that nobody has taken.
 
         Args:
             partition: The operator's partition that all its keys belong to.
@@ -83,12 +102,12 @@ class StateClient:
             metadata: The operator's states, for the log's own record.
 
         Raises:
-            Fenced: Another attempt has taken this one's place.
+            DstlError: What was sent before has failed.
         """
-        self._partition = partition
+        self._has_written = True
         self._digest.update(changes)
         key_groups = changes.column("key_group")
-        for owned, connection in self._owners:
+        for owner, (owned, _) in enumerate(self._owners):
             part = changes
             if len(self._owners) > 1:
                 part = changes.filter(
@@ -98,36 +117,54 @@ class StateClient:
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, part.schema) as writer:
                     writer.write_batch(part)
-                connection.call(Write(*self._who, partition, metadata, memoryview(sink.getvalue())))
+                self._send_unseen(owner, Write(*self._who, partition, metadata, memoryview(sink.getvalue())))
+
+    def flush(self) -> None:
+        """Wait until every TaskManager has taken everything.
+
+        Raises:
+            Fenced: Another attempt has taken this one's place.
+            Unavailable: A TaskManager does not hold the parent's state, or is gone.
+        """
+        for owner in range(len(self._owners)):
+            self._see(owner)
 
     def fetch_many(
         self, states: Sequence[int], key_groups: Sequence[int], keys: Sequence[bytes]
     ) -> list[list[bytes | None]]:
         """Return, for each point state, the values of all keys."""
+        parts = self._split(key_groups, keys) if states else []
+        found: list[list[list[bytes | None]]] = [[[] for _ in states] for _ in parts]
+        self._read([self._read_of_many(tuple(states), *part, into) for part, into in zip(parts, found, strict=True)])
+        if len(parts) == 1 and parts[0][1] is None:
+            return found[0]
         columns: list[list[bytes | None]] = [[None] * len(keys) for _ in states]
-        for rows, groups, part, connection in self._split(key_groups, keys):
-            found = self._fetch_many(connection, list(states), groups, part)
-            if rows is None:
-                return found
-            for column, values in zip(columns, found, strict=True):
-                for row, value in zip(rows, values, strict=True):
+        for (_, rows, _, _), values_of in zip(parts, found, strict=True):
+            for column, values in zip(columns, values_of, strict=True):
+                for row, value in zip(rows or (), values, strict=True):
                     column[row] = value
         return columns
 
-    def _fetch_many(
-        self, connection: Transport, states: list[int], key_groups: Sequence[int], keys: Sequence[bytes]
-    ) -> list[list[bytes | None]]:
-        columns: list[list[bytes | None]] = [[] for _ in states]
-        at = 0
-        while states and at < len(keys):
+    def _read_of_many(
+        self,
+        states: tuple[int, ...],
+        owner: int,
+        rows: list[int] | None,
+        key_groups: Sequence[int],
+        keys: Sequence[bytes],
+        into: list[list[bytes | None]],
+    ) -> _Read:
+        def ask(at: int) -> Call[Fetched]:
             stop = at + _sendable(len(keys) - at, sum(map(len, keys[at:])))
-            asked = _pack(key_groups[at:stop], keys[at:stop])
-            found = connection.call(FetchMany(*self._who, tuple(states), asked))
-            # Values of fewer keys than were asked for are as many as fit a reply.
-            for column, values in zip(columns, msgpack.unpackb(found.data), strict=True):
+            return FetchMany(*self._who, states, _pack(key_groups[at:stop], keys[at:stop]))
+
+        def take(data: Payload) -> int:
+            columns = msgpack.unpackb(data)
+            for column, values in zip(into, columns, strict=True):
                 column += values
-            at = _further(at, len(columns[0]))
-        return columns
+            return len(columns[0])
+
+        return _Read(owner, len(keys), ask, take)
 
     def fetch_values(self, state: int, key_groups: npt.NDArray[np.uint16], keys: pa.Array) -> pa.Array:
         """Return the values of all keys of one point state as a binary array, null where there is none.
@@ -137,93 +174,139 @@ class StateClient:
             key_groups: One per key.
             keys: Binary, without nulls.
         """
-        parts: list[tuple[npt.NDArray[np.intp] | None, pa.Array]] = []
-        for owned, connection in self._owners:
-            rows = None
+        parts: list[npt.NDArray[np.intp]] = []
+        found: list[list[pa.Array]] = []
+        reads: list[_Read] = []
+        for owner, (owned, _) in enumerate(self._owners):
+            rows = np.arange(len(keys))
             groups, part = pa.array(key_groups), keys
             if len(self._owners) > 1:
                 rows = np.flatnonzero((key_groups >= owned.start) & (key_groups <= owned.end))
-                if not len(rows):
-                    continue
                 groups, part = groups.take(pa.array(rows)), part.take(pa.array(rows))
-            parts.append((rows, self._fetch_values(connection, state, groups, part)))
-        if len(parts) == 1:
-            return parts[0][1]
-        positions = np.concatenate([rows for rows, _ in parts if rows is not None] or [np.empty(0, np.intp)])
-        found = pa.concat_arrays([values for _, values in parts] or [pa.array([], pa.binary())])
-        return found.take(pa.array(np.argsort(positions)))
+            if len(rows):
+                parts.append(rows)
+                found.append([])
+                reads.append(self._read_of_values(state, owner, groups, part, found[-1]))
+        self._read(reads)
+        values = [each for of_owner in found for each in of_owner]
+        if not values:
+            return pa.array([], pa.binary())
+        whole = values[0] if len(values) == 1 else pa.concat_arrays(values)
+        return whole if len(parts) == 1 else whole.take(pa.array(np.argsort(np.concatenate(parts))))
 
-    def _fetch_values(self, connection: Transport, state: int, key_groups: pa.Array, keys: pa.Array) -> pa.Array:
-        found: list[pa.Array] = []
-        at = 0
-        while at < len(keys):
+    def _read_of_values(
+        self, state: int, owner: int, key_groups: pa.Array, keys: pa.Array, into: list[pa.Array]
+    ) -> _Read:
+        def ask(at: int) -> Call[Fetched]:
             count = _sendable(len(keys) - at, keys.slice(at).nbytes)
             asked = write_columns(KEY_COLUMNS, [key_groups.slice(at, count), keys.slice(at, count)])
-            reply = connection.call(FetchValues(*self._who, state, asked))
-            found.append(read_columns(memoryview(reply.data), VALUE_COLUMN)[0])
-            at = _further(at, at + len(found[-1]))
-        return found[0] if len(found) == 1 else pa.concat_arrays(found or [pa.array([], pa.binary())])
+            return FetchValues(*self._who, state, asked)
+
+        def take(data: Payload) -> int:
+            into.append(read_columns(memoryview(data), VALUE_COLUMN)[0])
+            return len(into[-1])
+
+        return _Read(owner, len(keys), ask, take)
 
     def fetch_entries(
         self, state: int, key_groups: Sequence[int], keys: Sequence[bytes], max_bytes: int
     ) -> list[list[Entry] | None]:
         """Return all entries of each key; None where they are more than ``max_bytes``."""
         result: list[list[Entry] | None] = [None] * len(keys)
-        for rows, groups, part, connection in self._split(key_groups, keys):
-            found = connection.call(FetchEntries(*self._who, state, max_bytes, _pack(groups, part)))
-            for row, entries in zip(rows or range(len(keys)), msgpack.unpackb(found.data, use_list=False), strict=True):
+        asked = [
+            (owner, rows, self._send(owner, FetchEntries(*self._who, state, max_bytes, _pack(groups, part))))
+            for owner, rows, groups, part in self._split(key_groups, keys)
+        ]
+        for owner, rows, reply in asked:
+            found = msgpack.unpackb(self._result(owner, reply).data, use_list=False)
+            for row, entries in zip(range(len(keys)) if rows is None else rows, found, strict=True):
                 result[row] = list(entries) if entries is not None else None
         return result
 
     def fetch_entry(self, state: int, key_group: int, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some user keys of one key."""
         asked = FetchEntry(*self._who, state, key_group, _pack(key, list(user_keys)))
-        return list(msgpack.unpackb(self._owner(key_group).call(asked).data))
+        return list(msgpack.unpackb(self._call(self._owner(key_group), asked)))
 
     def scan_entries(self, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int) -> list[Entry]:
         """Return the next entries of one key in user key order."""
         asked = ScanEntries(*self._who, state, key_group, max_bytes, _pack(key, after))
-        return list(msgpack.unpackb(self._owner(key_group).call(asked).data, use_list=False))
+        return list(msgpack.unpackb(self._call(self._owner(key_group), asked), use_list=False))
 
     def scan_timers(
         self, state: int, key_groups: Sequence[int], until: bytes, after: Timer | None, limit: int
     ) -> list[Timer]:
         """Return the next due timers of all owners, ordered by (expiry, key group, key)."""
-        due: list[Timer] = []
-        for owned, connection in self._owners:
+        asked = []
+        for owner, (owned, _) in enumerate(self._owners):
             groups = [group for group in key_groups if group in owned]
             if groups:
-                found = connection.call(ScanTimers(*self._who, state, limit, _pack(groups, until, after)))
-                due += msgpack.unpackb(found.data, use_list=False)
+                message = ScanTimers(*self._who, state, limit, _pack(groups, until, after))
+                asked.append((owner, self._send(owner, message)))
+        due: list[Timer] = []
+        for owner, reply in asked:
+            due += msgpack.unpackb(self._result(owner, reply).data, use_list=False)
         due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
         return due[:limit]
 
-    def _owner(self, key_group: int) -> Transport:
-        return next(connection for owned, connection in self._owners if key_group in owned)
+    def _read(self, reads: Sequence[_Read]) -> None:
+        """Carry reads out, those of several TaskManagers at the same time."""
+        while asked := [(read, self._send(read.owner, read.ask(read.at))) for read in reads if read.at < read.count]:
+            for read, reply in asked:
+                count = read.take(self._result(read.owner, reply).data)
+                # Fewer than were asked for are as many as fit a reply.
+                if count <= 0:
+                    raise CorruptData(
+                        "a TaskManager answered a request for values with none; run the same version everywhere"
+                    )
+                read.at += count
+
+    def _send(self, owner: int, message: Call[R]) -> Reply[R]:
+        return self._owners[owner][1].send(message)
+
+    def _send_unseen(self, owner: int, message: Call[Done]) -> None:
+        """Send a request whose reply is looked at later; what is known of those before is looked at now."""
+        unseen = self._unseen[owner]
+        while unseen and unseen[0].is_done:
+            unseen[0].result()
+            unseen.popleft()
+        unseen.append(self._send(owner, message))
+
+    def _see(self, owner: int) -> None:
+        """Look at the replies that were not waited for; one that is an error stays, and is raised every time."""
+        unseen = self._unseen[owner]
+        while unseen:
+            unseen[0].result()
+            unseen.popleft()
+
+    def _result(self, owner: int, reply: Reply[R]) -> R:
+        """Return a reply, once those before it were no errors."""
+        self._see(owner)
+        return reply.result()
+
+    def _call(self, owner: int, message: Call[Fetched]) -> Payload:
+        return self._result(owner, self._send(owner, message)).data
+
+    def _owner(self, key_group: int) -> int:
+        return next(owner for owner, (owned, _) in enumerate(self._owners) if key_group in owned)
 
     def _split(
         self, key_groups: Sequence[int], keys: Sequence[bytes]
-    ) -> list[tuple[list[int] | None, Sequence[int], Sequence[bytes], Transport]]:
+    ) -> list[tuple[int, list[int] | None, Sequence[int], Sequence[bytes]]]:
         """Return the rows that each owner answers; None for all rows where there is one owner."""
         if len(self._owners) == 1:
-            return [(None, key_groups, keys, self._owners[0][1])]
-        parts = []
-        for owned, connection in self._owners:
+            return [(0, None, key_groups, keys)]
+        parts: list[tuple[int, list[int] | None, Sequence[int], Sequence[bytes]]] = []
+        for owner, (owned, _) in enumerate(self._owners):
             rows = [row for row, group in enumerate(key_groups) if group in owned]
             if rows:
-                parts.append((rows, [key_groups[r] for r in rows], [keys[r] for r in rows], connection))
-        return parts  # type: ignore[return-value]
+                parts.append((owner, rows, [key_groups[r] for r in rows], [keys[r] for r in rows]))
+        return parts
 
 
 def _sendable(count: int, nbytes: int) -> int:
     """Return of how many of ``count`` keys, with ``nbytes`` together, one request is made."""
     return count if nbytes <= _REQUEST_BYTES else max(1, count * _REQUEST_BYTES // nbytes)
-
-
-def _further(at: int, reached: int) -> int:
-    if reached <= at:
-        raise CorruptData("a TaskManager answered a request for values with none; run the same version everywhere")
-    return reached
 
 
 def _pack(*fields: object) -> bytes:

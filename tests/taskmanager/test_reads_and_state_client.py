@@ -6,14 +6,17 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from dstl.errors import Fenced, Invalid
+from dstl.errors import Fenced, Invalid, Unavailable
 from dstl.rpc.client import Address, Connection
-from dstl.rpc.messages import FetchMany, Write
+from dstl.rpc.frame_columns import VALUE_COLUMN, write_columns
+from dstl.rpc.messages import Done, Fetched, FetchEntries, FetchMany, FetchValues, OpenAttempt, ScanTimers, Write
 from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime, SystemClock
 from dstl.taskmanager.reads import bounded_entries, entries_after, fitting
 from dstl.taskmanager.service import TaskManagerService
@@ -145,16 +148,89 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             due = TimerIndex(whole).due(3, every, until, None, 100)
             assert client.scan_timers(3, every, until, None, 9) == due[:9]
             assert client.scan_timers(3, every, until, due[8], 9) == due[9:18]
-            assert (client.digest, client.partition) == (b"", None)
+            assert client.digest == b""
             client.write(1, changes(put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")), b"{}")
             assert len(client.digest) == 16
-            with pytest.raises(Invalid, match="key groups"):
-                client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")
+            client.flush()
             with pytest.raises(Invalid, match="not an Arrow stream"):
                 connections[0][1].call(Write("b", 7, 1, b"", b"rubbish"))
             with pytest.raises(Invalid, match="not msgpack"):
                 connections[0][1].call(FetchMany("b", 7, (1,), b"\xc1"))
+            client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")
+            client.write(1, changes(put(3, 1, b"k", b"", b"w")), b"{}")
+            for late in (client.flush, lambda: client.fetch_many([1], [7], [b"k"]), client.flush):
+                with pytest.raises(Invalid, match="key groups"):
+                    late()
             for _, connection in connections:
                 connection.close()
 
         await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+@pytest.mark.parametrize("read", ["fetch_many", "fetch_values", "fetch_entries", "scan_timers"])
+async def test_every_owner_is_asked_before_any_is_waited_for(read: str) -> None:
+    """Each of them answers only once all of them were asked."""
+    together = {kind: asyncio.Barrier(3) for kind in (OpenAttempt, FetchMany, FetchValues, FetchEntries, ScanTimers)}
+
+    async def open_attempt(peer: Peer, call: OpenAttempt) -> Done:
+        await together[OpenAttempt].wait()
+        return Done()
+
+    async def fetch(peer: Peer, call: Any) -> Fetched:
+        await together[type(call)].wait()
+        if isinstance(call, FetchValues):
+            return Fetched(write_columns(VALUE_COLUMN, [pa.array([b"v"], pa.binary())]))
+        found = {FetchMany: [[b"v"]], FetchEntries: [[(b"u", b"v")]], ScanTimers: [(0, b"k", b"8 bytes.")]}
+        return Fetched(msgpack.packb(found[type(call)]))
+
+    secret = Secret.generate()
+    handlers = {OpenAttempt: open_attempt, **dict.fromkeys([FetchMany, FetchValues, FetchEntries, ScanTimers], fetch)}
+    servers = [RpcServer(secret, handlers) for _ in range(3)]
+    ports = [await server.listen_tcp("127.0.0.1") for server in servers]
+
+    def work() -> None:
+        connections = [Connection(Address("127.0.0.1", port), secret, timeout=10.0) for port in ports]
+        owners = [(range_of_partition(place, 3, 3), each) for place, each in enumerate(connections)]
+        client = StateClient(owners, "b", 7)
+        client.open(0, None, 3)
+        groups, keys = [0, 1, 2], [b"a", b"b", b"c"]
+        if read == "fetch_many":
+            assert client.fetch_many([1], groups, keys) == [[b"v"] * 3]
+        elif read == "fetch_values":
+            found = client.fetch_values(1, np.array(groups, np.uint16), pa.array(keys, pa.binary()))
+            assert found.to_pylist() == [b"v"] * 3
+        elif read == "fetch_entries":
+            assert client.fetch_entries(1, groups, keys, 100) == [[(b"u", b"v")]] * 3
+        else:
+            assert client.scan_timers(1, groups, b"9", None, 5) == [(0, b"k", b"8 bytes.")] * 3
+        client.flush()
+        for connection in connections:
+            connection.close()
+
+    async with asyncio.timeout(20):
+        await asyncio.to_thread(work)
+    for server in servers:
+        await server.close()
+
+
+async def test_an_attempt_that_could_not_be_opened_says_why_and_not_what_came_of_it(seed: int) -> None:
+    """What is sent behind the opening is refused too, as another error."""
+    secret, world = Secret.generate(), BackendWorld(seed)
+    service = TaskManagerService(lambda _: world.backend, world.store, Runtime.seeded(seed, SystemClock()), secret)
+    service._claimed = world.backend
+    address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
+
+    def work() -> None:
+        connection = Connection(address, secret, timeout=20.0)
+        client = StateClient([(KeyGroupRange.all(MAX_PARALLELISM), connection)], "b", 7)
+        client.open(0, 5, 4)
+        client.write(1, changes(put(2, 1, b"k", b"", b"v")), b"{}")
+        for late in (lambda: client.fetch_many([1], [2], [b"k"]), client.flush):
+            with pytest.raises(Unavailable, match="holds the state of checkpoint None, not of 5"):
+                late()
+        connection.close()
+
+    await asyncio.to_thread(work)
+    assert not world.backend._attempts
+    await service.server.close()
+    await world.close()

@@ -14,8 +14,8 @@ from dstl.spark.operators.grouping import group_rows
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.descriptor import StateKind
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-from dstl.state.task_input import TaskInput
 from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
 from dstl.testing.simulation.attempt import SimulatedAttempt
 from dstl.testing.simulation.blocking import Wait
 from dstl.testing.simulation.spark import DIFFERENCES, OPERATIONS, STATES, WRITERS, encode_value

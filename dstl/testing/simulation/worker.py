@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 from dstl.errors import DstlError, Unavailable
 from dstl.rpc.client import Address, AsyncConnection
@@ -107,6 +107,13 @@ class _Line:
         self._address = address
         self._wait = wait
 
+    def send(self, message: Call[R]) -> _Answered[R]:
+        """Make a call at once, and keep its error for who asks for the reply."""
+        try:
+            return _Answered(self.call(message))
+        except DstlError as error:
+            return _Answered(error)
+
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply, with the attempt's faults."""
         attempt = self._attempt
@@ -129,6 +136,21 @@ class _Line:
         for kind in (FaultKind.STALE_ACKNOWLEDGEMENT, FaultKind.DUPLICATE_ACKNOWLEDGEMENT):
             if attempt.has_fault(kind, count=False):
                 self._worker.acknowledge_later(acknowledgement, kind)
+
+
+class _Answered(Generic[R]):
+    """The reply to a request that was waited for."""
+
+    is_done = True
+
+    def __init__(self, answer: R | DstlError) -> None:
+        self._answer = answer
+
+    def result(self) -> R:
+        """Return the reply, or raise its error."""
+        if isinstance(self._answer, DstlError):
+            raise self._answer
+        return self._answer
 
 
 def _refuse_to_launch(member_id: str) -> None:

@@ -1,0 +1,122 @@
+"""A blocking socket that sends and receives whole frames, and receives while it sends."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from dstl.rpc.protocol import MAX_FRAME, PREFIX_BYTES, frame_length
+from dstl.runtime import Clock
+
+__all__ = ["CLOSED", "FrameSocket"]
+
+CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
+_JOINED = 1 << 16
+"""Frames below so many bytes are sent in one piece."""
+
+
+class FrameSocket:
+    """Frames over a connected socket. Not thread-safe.
+
+    Both sides of a connection may send much before they receive anything. A side that waited for room to send, and did
+    not receive meanwhile, would wait for ever for one that does the same: :meth:`send` receives.
+
+    Args:
+        sock: Connected.
+        clock: Measures deadlines.
+    """
+
+    def __init__(self, sock: socket.socket, clock: Clock) -> None:
+        self._socket = sock
+        self._clock = clock
+        self._timeout: float | None = None
+        self._deadline: float | None = None
+        self._buffer = bytearray(PREFIX_BYTES)
+        self._filled = 0
+        self._is_body = False
+        self._bodies: deque[bytearray] = deque()
+
+    def set_timeout(self, timeout: float) -> None:
+        """Fail after so many seconds of silence from now on, and by no deadline."""
+        self._timeout, self._deadline = timeout, None
+        self._socket.settimeout(timeout)
+
+    def set_deadline(self, deadline: float) -> None:
+        """Fail at this time of the clock: whoever sends a byte now and then holds nobody up either."""
+        self._deadline = deadline
+
+    def send(self, frame: Sequence[bytes | memoryview], *, receiving: bool = False) -> None:
+        """Send a frame, given as its buffers.
+
+        Args:
+            frame: The buffers.
+            receiving: Answers are due: take those that come meanwhile, for :meth:`receive`.
+
+        Raises:
+            OSError: The connection broke, or nothing moved for too long.
+        """
+        buffers = [b"".join(frame)] if sum(map(len, frame)) < _JOINED else frame
+        for buffer in buffers:
+            if receiving:
+                self._send_and_receive(memoryview(buffer))
+            else:
+                self._socket.sendall(buffer)
+
+    def receive(self, limit: int = MAX_FRAME) -> bytearray:
+        """Return the body of the next frame.
+
+        Raises:
+            CorruptData: Its length is above the limit.
+            OSError: The connection broke, or nothing came for too long.
+        """
+        while not self._bodies:
+            if self._deadline is not None:
+                left = self._deadline - self._clock.now()
+                if left <= 0:
+                    raise TimeoutError("timed out")
+                self._socket.settimeout(left)
+            self._read(limit)
+        return self._bodies.popleft()
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self._socket.close()
+
+    def _send_and_receive(self, view: memoryview) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | select.POLLOUT)
+        self._socket.setblocking(False)
+        try:
+            while len(view):
+                ready = poll.poll(None if self._timeout is None else self._timeout * 1000)
+                if not ready:
+                    raise TimeoutError("timed out")
+                if ready[0][1] & ~select.POLLOUT:
+                    self._read(MAX_FRAME)
+                if ready[0][1] & select.POLLOUT:
+                    try:
+                        view = view[self._socket.send(view) :]
+                    except BlockingIOError:
+                        continue
+        finally:
+            self._socket.settimeout(self._timeout)
+
+    def _read(self, limit: int) -> None:
+        """Receive once, and keep the body that is complete then."""
+        try:
+            got = self._socket.recv_into(memoryview(self._buffer)[self._filled :])
+        except BlockingIOError:
+            return
+        if got == 0:
+            raise ConnectionResetError(CLOSED)
+        self._filled += got
+        if self._filled < len(self._buffer):
+            return
+        if self._is_body:
+            self._bodies.append(self._buffer)
+            self._buffer = bytearray(PREFIX_BYTES)
+        else:
+            self._buffer = bytearray(frame_length(bytes(self._buffer), limit))
+        self._is_body, self._filled = not self._is_body, 0
