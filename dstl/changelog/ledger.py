@@ -4,7 +4,7 @@ A change set is *buffered* (its bytes wait here), *in flight* (sealed into a seg
 out* (sealed small and given to the coordinator, which writes it inside its manifest) or *durable* (a stored object
 holds it). Its bytes are kept until it is durable, so a failed upload only puts it back among the buffered ones.
 
-No I/O and no clock: each event returns the persists that it settled; ``segment_sealing.py`` and ``writer.py`` act on
+No I/O and no clock: each event returns the persists that it settled; ``segments_in_flight.py`` and ``writer.py`` act on
 them.
 """
 
