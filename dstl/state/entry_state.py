@@ -27,7 +27,7 @@ _MAX_POINTS = 10_000
 
 
 class EntryState:
-    """Entries of the window's keys.
+    """Holds the entries of the window's keys.
 
     Args:
         descriptor: What is stored under which number.

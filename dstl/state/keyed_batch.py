@@ -87,7 +87,7 @@ class KeyedBatch:
 
 
 class BatchReader:
-    """Cuts the batches of one task.
+    """Cuts the batches of one task into their keys.
 
     Args:
         keys: Codec of the grouping columns.

@@ -43,7 +43,7 @@ class EntryWrites:
 
 
 class Overlay:
-    """Own writes of one task, by state and key.
+    """Holds the writes of one task, by state and key.
 
     Invariants:
         1. Draining returns every write once, and forgets it: memory is bounded by the size at which parts are drained.

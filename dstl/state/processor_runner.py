@@ -67,7 +67,7 @@ def discover_states(
 
 
 class ProcessorRunner:
-    """One operator's processor in one task.
+    """Runs one operator's processor in one task.
 
     Args:
         processor: A ``pyspark.sql.streaming.stateful_processor.StatefulProcessor``, used for one run.

@@ -110,7 +110,7 @@ class StateRegistry:
         self._made_here.discard(name)
 
     def end_declarations(self) -> None:
-        """Say that ``init`` is over.
+        """Take the end of ``init``.
 
         Raises:
             Invalid: It has declared a state, and not deleted it again, that the driver has not seen when the query was

@@ -21,8 +21,8 @@ Timer = tuple[int, bytes, bytes]
 class StateSource(Protocol):
     """Reads of one operator's state, in bulk. One task's own; not thread-safe.
 
-    What it shows does not change while the task runs: the parent checkpoint, without the task's own writes (or with
-    those already sent, if the runner is told so). Sequences given together are of one length and belong together.
+    Its content does not change while the task runs: the parent checkpoint, without the task's own writes. Sequences given
+    together are of one length and belong together.
     Values are opaque bytes and never None; a missing one is None.
     """
 

@@ -72,7 +72,7 @@ class Timers(EntryState):
         return self._awaited.keys()
 
     def begin(self, until_ms: int, key_groups: Sequence[int]) -> None:
-        """Learn, before the first row, which stored timers are due at ``until_ms`` (milliseconds since 1970, included).
+        """Read, before the first row, which stored timers are due at ``until_ms`` (milliseconds since 1970, included).
 
         Args:
             until_ms: The batch's time or watermark.

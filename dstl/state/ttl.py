@@ -29,7 +29,7 @@ def is_expired(value: bytes, ttl_ms: int, now_ms: int) -> bool:
 
 
 class TimeToLive:
-    """One state's time to live at one batch's time.
+    """Tells which of a state's values are gone at one batch's time.
 
     Args:
         ttl_ms: 0 for states that live for ever.

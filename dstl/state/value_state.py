@@ -19,7 +19,7 @@ __all__ = ["PointState", "ValueState"]
 
 
 class PointState:
-    """One value per key. The window's values are slots in a list, so that a read is one index and no look-up.
+    """Holds one value per key. The window's values are slots in a list, so that a read is one index and no look-up.
 
     Args:
         descriptor: What is stored under which number.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -63,16 +63,30 @@ class WithoutBlocks(pd.DataFrame):
     def _constructor(self) -> Any:
         return WithoutBlocks
 
+    raises: ClassVar[type[Exception]] = AttributeError
+
     def copy(self, deep: bool | None = True) -> Any:
-        raise AttributeError("_mgr")
+        raise self.raises("_mgr")
 
 
-def test_another_pandas_is_sliced_by_its_public_face() -> None:
+@pytest.mark.parametrize("raises", [AttributeError, TypeError, NotImplementedError, IndexError, AssertionError])
+def test_another_pandas_is_sliced_and_left_unjoined_by_its_public_face(
+    raises: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WithoutBlocks, "raises", raises)
     frame = wide()
     odd = WithoutBlocks(frame)
     assert_frame_equal(pd.DataFrame(frame_slicer(odd)(3, 9)), frame.iloc[3:9].reset_index(drop=True))
-    with pytest.raises(AttributeError):
+    with pytest.raises(raises):
         odd.copy()
+
+    class Unjoinable:
+        @property
+        def columns(self) -> Any:
+            raise raises("_mgr")
+
+    frames = [Unjoinable(), Unjoinable()]
+    assert join_frames(frames) == frames
 
 
 def test_neighbours_of_one_layout_are_joined_in_their_order(seed: int) -> None:

@@ -45,7 +45,7 @@ _NUMPY_FORMATS: dict[str, Any] = {"?": "u1", "16s": ("<i8", (2,))}
 
 
 class FlatColumns:
-    """The rows of some types, as columns.
+    """Writes and splits the rows of some types as columns.
 
     Args:
         types: Spark types, one per field.

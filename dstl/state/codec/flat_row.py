@@ -79,7 +79,7 @@ def slot_format(data_type: DataType) -> str:
 
 
 class FlatRow:
-    """The layout of the rows of some types.
+    """Lays out the rows of some types.
 
     Rows are sequences of wire values (``dstl.state.codec.field_codec``), None for a null.
 

@@ -50,7 +50,7 @@ Convert = Callable[[Any], Any]
 
 
 class KeyCodec:
-    """Bytes of the tuples of one key schema.
+    """Turns the tuples of one key schema into bytes and back.
 
     Args:
         schema: The key's columns, in their order.

@@ -21,7 +21,7 @@ _REFUSED = (struct.error, TypeError, ValueError, OverflowError, AssertionError, 
 
 
 class RowCodec:
-    """The rows of one schema.
+    """Turns the tuples of one schema into flat rows and back.
 
     Args:
         schema: The fields.

@@ -82,7 +82,7 @@ class KeyedFunction(Protocol):
 
 
 class VectorisedRunner:
-    """One operator's function in one task.
+    """Runs one operator's function in one task.
 
     A key is in one call of the function per micro-batch, with all its rows, in the order in which they came.
 
