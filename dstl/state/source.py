@@ -21,9 +21,8 @@ Timer = tuple[int, bytes, bytes]
 class StateSource(Protocol):
     """Reads of one operator's state, in bulk. One task's own; not thread-safe.
 
-    Its content does not change while the task runs: the parent checkpoint, without the task's own writes. Sequences given
-    together are of one length and belong together.
-    Values are opaque bytes and never None; a missing one is None.
+    Its content does not change while the task runs: the parent checkpoint, without the task's own writes. Sequences
+    given together are of one length and belong together. Values are opaque bytes and never None; a missing one is None.
     """
 
     def fetch_many(
