@@ -1,4 +1,4 @@
-"""How the benchmarks take ``--json`` and print their figures."""
+"""The option ``--json`` of the benchmarks, and their figures' output."""
 
 from __future__ import annotations
 

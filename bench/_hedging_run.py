@@ -27,7 +27,7 @@ ROUND_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What both arms are asked to do.
+    """The work of both arms.
 
     Attributes:
         parameters: The store.
@@ -51,7 +51,7 @@ class Workload:
 
 @dataclass(slots=True)
 class Arm:
-    """What one arm measured with one seed.
+    """The figures of one arm with one seed.
 
     Attributes:
         latency: Milliseconds from the intended start, by PUT; a row is a round.

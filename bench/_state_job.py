@@ -239,7 +239,7 @@ def add_store_arguments(parser: argparse.ArgumentParser, *, store: str) -> None:
 
 
 def store_name(args: argparse.Namespace) -> str:
-    """What a benchmark's output says of the store that it measured."""
+    """Return the name of the measured store for a benchmark's output."""
     return f"latency model {args.model} over a local directory" if args.store == "latency" else "local directory"
 
 

@@ -1,4 +1,4 @@
-"""What hedging is worth: the tail of PUT latency with and without it, in virtual time over a latency model.
+"""The worth of hedging: the tail of PUT latency with and without it, in virtual time over a latency model.
 
 Both arms use the project's real uploader, with the same connections, timeouts and retries; PUTs start on schedule and
 are measured from their intended start, in ms, until they are stored, however often they had to be begun again. Requests

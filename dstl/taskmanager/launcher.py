@@ -31,11 +31,11 @@ _detached: list[subprocess.Popen[str]] = []
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a process must know to become a TaskManager; the coordinator tells it the rest.
+    """The facts with which a process becomes a TaskManager; the coordinator tells it the rest.
 
     Attributes:
         member_id: Its name in the fleet.
-        coordinator: Where to enlist.
+        coordinator: Address to enlist at.
         secret: The application's.
         host: Address of its host as others reach it.
         listen_tcp: Listen on a TCP port as well as on the unix socket.

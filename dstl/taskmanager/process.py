@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 _RETRY_S = 0.5
 SWITCH_INTERVAL_S = 0.001
-"""How long a thread that encodes or decodes may hold the interpreter while the loop wants to answer a task. Python's
-own 5 ms, several times per batch, would be the largest part of what a materialization costs a batch."""
+"""Seconds for which a thread that encodes or decodes holds the interpreter while the loop wants to answer a task.
+Python's own 5 ms, several times per batch, would be the largest part of what a materialization costs a batch."""
 
 
 async def run(invitation: Invitation, ended: asyncio.Event) -> None:

@@ -20,8 +20,8 @@ from dstl.runtime import Runtime
 from dstl.store import shard_names
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
+from dstl.taskmanager.background_share import BackgroundShare
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.materializing import BackgroundShare
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.operator_uid import is_operator_uid
@@ -58,7 +58,7 @@ class Changelog:
     Args:
         config: Says when the log is sealed and how it is uploaded.
         components: Store, runtime and recorder.
-        query_id: Whose log it is; a part of every object's name.
+        query_id: The query; a part of every object's name.
 
     Attributes:
         uploader: Gets objects into the store.
@@ -99,7 +99,7 @@ class QueryState:
         config: The options of all parts.
         components: Store, runtime and recorder.
         open_table: Opens an empty table for an operator.
-        query_id: Whose state it is.
+        query_id: The query.
 
     Attributes:
         changelog: The log.

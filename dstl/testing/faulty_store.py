@@ -22,7 +22,7 @@ _VERBS = frozenset({"put", "get", "head", "list", "delete"})
 
 
 class Fault(StrEnum):
-    """What happens to a call."""
+    """A fault of a call."""
 
     UNAVAILABLE = "unavailable"
     """Refused before anything was sent: ``Unavailable``, nothing done. Any verb."""
@@ -56,17 +56,17 @@ _FOR_VERBS: dict[Fault, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """When a fault happens: to calls of one verb, chosen by number, or else by chance.
+    """A rule that lets a fault happen to calls of one verb, chosen by number, or else by chance.
 
     Attributes:
-        fault: What happens.
+        fault: The fault.
         verb: ``put``, ``get``, ``head``, ``list`` or ``delete``.
         nth: The calls of this verb (and these names), counted from 1; empty: by ``chance``.
         chance: Probability per call, 0 to 1; drawn once per call that fits, so a plan is a function of the seed and of
             the order of calls.
         only: Part of the name (of the prefix, for a list; of any name, for a delete); empty for all.
-        most: How often at the most; None for no bound.
-        delay_s: How late, or how stale, in seconds of the clock.
+        most: Most times that it happens; None for no bound.
+        delay_s: Seconds of the clock by which a put is late, or a list stale.
     """
 
     fault: Fault

@@ -118,7 +118,7 @@ class _Connection:
 
 @dataclass(slots=True)
 class LatencyPlan:
-    """What one attempt will see, in seconds from its start.
+    """The course of one attempt, in seconds from its start.
 
     Attributes:
         body_from: The first byte of the body leaves.

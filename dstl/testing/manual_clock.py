@@ -42,7 +42,7 @@ class ManualClock:
 
     @property
     def sleepers(self) -> int:
-        """How many wait."""
+        """Number of callers that wait."""
         return sum(not woken.done() for _, _, woken in self._sleepers)
 
     async def sleep(self, seconds: float) -> None:

@@ -39,7 +39,7 @@ class ServerFault:
             whatever ``If-None-Match`` says, as some servers do.
         method: HTTP method it applies to; empty for all.
         path: Part of the request's path and query; empty for all.
-        times: How many requests it still applies to.
+        times: Number of requests that it still applies to.
         status: HTTP status.
         code: S3's error code.
         text: Body of the answer; empty for an error document with ``code``.

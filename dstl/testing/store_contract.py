@@ -1,4 +1,4 @@
-"""What every object store must do, as tests: subclass, give a ``store`` fixture, and inherit them all."""
+"""The contract of an object store, as tests: subclass, give a ``store`` fixture, and inherit them all."""
 
 # ruff: noqa: D102 - the names of the tests are the clauses of the contract
 

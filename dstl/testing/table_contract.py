@@ -1,4 +1,4 @@
-"""What every state table must do, as tests: subclass :class:`TableContract`, say how a table is opened, run
+"""The contract of a state table, as tests: subclass :class:`TableContract`, say how a table is opened, run
 pytest.
 
 ::

@@ -1,4 +1,4 @@
-"""What every state table must do about snapshots, restores, versions and expiry; a part of ``TableContract``."""
+"""The part of ``TableContract`` about snapshots, restores, versions and expiry."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from dstl.errors import Closed
 from dstl.options import BatchingOptions
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
+from dstl.taskmanager.background_share import BackgroundShare
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.materializing import BackgroundShare
 from dstl.taskmanager.task_manager import Changelog, Components
 from dstl.testing.virtual_time import run_in_virtual_time
 

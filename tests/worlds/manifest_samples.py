@@ -67,7 +67,7 @@ async def names(store: ObjectStore, prefix: str = "") -> list[str]:
 
 
 async def kinds(store: ObjectStore) -> dict[int, str]:
-    """What the manifest log holds, by number."""
+    """Return the records of the manifest log, by number."""
     log = ManifestLog(store, Runtime.seeded(0, LoopClock()))
     return {
         s: (await log.read(s)).kind for s in range(1, await log.tail() + 1) if manifest_name(s) in await names(store)

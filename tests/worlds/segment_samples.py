@@ -31,7 +31,7 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
 
 
 def expected(sets: list[tuple[str, int, ChangeSet]]) -> dict[Key, list[Row]]:
-    """What a reader must find: rows by log, number and key group, in the order of their appends."""
+    """Return the rows that a reader must find: by log, number and key group, in the order of their appends."""
     found: dict[Key, list[Row]] = {}
     for log_id, sqn, changes in sets:
         for batch in changes.batches():

@@ -100,7 +100,7 @@ class TaskManager:
 
 @dataclass(frozen=True)
 class Who:
-    """What Spark tells a task."""
+    """The identity of a task, as Spark tells it."""
 
     run: str
     operator: str

@@ -1,7 +1,7 @@
 """Deterministic simulation: one seed is one schedule of drivers, TaskManagers, tasks and faults, in virtual time.
 
-What runs is the real code: coordinator, manifest log, cleaner, TaskManager, changelog and uploader, over simulated
-sockets and a simulated store. The auditor checks the invariants at every step.
+The code is the product's own: coordinator, manifest log, cleaner, TaskManager, changelog, uploader, the task and its
+state client, over simulated sockets and a simulated store. The auditor checks the invariants at every step.
 """
 
 from dstl.testing.simulation.audit import Violation

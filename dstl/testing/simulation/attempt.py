@@ -22,7 +22,7 @@ class SimulatedAttempt:
     """One attempt, as its worker and its processor see it.
 
     Attributes:
-        spec: Who it is, and its rows.
+        spec: Its identity and its rows.
         differs: Its changes are not a function of its rows.
     """
 

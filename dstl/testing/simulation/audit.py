@@ -35,7 +35,7 @@ class Violation:
     Attributes:
         invariant: Its number in the reliability reference.
         at: Virtual seconds since the world began.
-        what: What was seen.
+        what: The observation.
     """
 
     invariant: str

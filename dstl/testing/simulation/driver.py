@@ -35,7 +35,7 @@ class QueryFailed(Exception):
 
 @dataclass(frozen=True)
 class DriverOptions:
-    """How one driver is started; parallelism and TaskManagers may differ from its predecessor's."""
+    """The options of one driver; parallelism and TaskManagers may differ from its predecessor's."""
 
     operators: tuple[str, ...]
     parallelism: int
@@ -352,7 +352,7 @@ class DriverActor:
             world.check.checkpoint_reported(self.process.name, self.epoch, report)
 
     def _died(self) -> None:
-        """What the operating system does after a driver: children see their input closed, executors end."""
+        """Do what the operating system does after a driver: children see their input closed, executors end."""
         world, rng = self._world, self._rng
         for actor in self.task_managers.values():
             actor.process.post(actor.parent_ended, delay=rng.uniform(0.0, 0.1))

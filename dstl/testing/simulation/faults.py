@@ -1,4 +1,4 @@
-"""What can go wrong in a simulated world, and how much of it does in one seed."""
+"""The faults of a simulated world, and how many of them happen in one seed."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dstl.testing.faulty_store import Fault
+
 __all__ = ["FaultKind", "FaultPlan", "draw_plan"]
 
 
 class FaultKind(StrEnum):
     """Every fault; the value is its name in reports."""
 
-    # The store.
-    SLOW_DOWN = "store-503"
-    UNAVAILABLE = "store-unavailable"
-    RESET = "store-reset"
-    LOST_RESPONSE = "store-lost-response"
-    LATE_PUT = "store-late-put"
+    # The store; those of a faulty store are called as there.
+    SLOW_DOWN = f"store-{Fault.SLOW_DOWN}"
+    UNAVAILABLE = f"store-{Fault.UNAVAILABLE}"
+    RESET = f"store-{Fault.RESET}"
+    LOST_RESPONSE = f"store-{Fault.LOST_RESPONSE}"
+    LATE_PUT = f"store-{Fault.LATE_PUT}"
     LATE_AFTER_CANCEL = "store-late-put-after-cancel"
     LATE_AFTER_DEATH = "store-put-of-a-dead-process"
     SLOW = "store-slow"
-    STUCK = "store-stuck"
-    STALE_LIST = "store-stale-list"
-    SHORT_GET = "store-short-get"
+    STUCK = f"store-{Fault.STUCK}"
+    STALE_LIST = f"store-{Fault.STALE_LIST}"
+    SHORT_GET = f"store-{Fault.SHORT_GET}"
     PARTIAL_DELETE = "store-partial-delete"
     OUTAGE = "store-outage"
     # Network.

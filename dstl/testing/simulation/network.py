@@ -19,7 +19,7 @@ ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
 
 class _Listener:
-    """What ``create_server`` returns; also its own only socket."""
+    """The server that ``create_server`` returns; also its own only socket."""
 
     def __init__(self, network: Network, process: Process | None, factory: ProtocolFactory, port: int) -> None:
         self.network = network

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class State(Enum):
-    """What a simulated process is doing."""
+    """The state of a simulated process."""
 
     RUNNING = "running"
     STOPPED = "stopped"

@@ -34,13 +34,13 @@ _COLLECT_EVERY = 20
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What one seed showed.
+    """The figures of one seed.
 
     Attributes:
         seed: The seed.
         violations: Invariants that did not hold; empty for a good run.
         trace_hash: The same for every run of this seed on the same code.
-        faults: How often each fault happened.
+        faults: Number of times that each fault has happened.
         batches: Batches that Spark has committed.
         checkpoints: Checkpoints committed, of any driver.
         restores: Starts of a query that found or did not find a checkpoint.
@@ -49,7 +49,7 @@ class SeedResult:
         cleanings: Passes of the cleaner that ended well while the job ran.
         given_up: Commits that were given up by an abort marker.
         replays: Batches that Spark ran again.
-        virtual_seconds: How long the world lasted.
+        virtual_seconds: Virtual seconds that the world lasted.
         trace: Its lines, where they were asked for.
     """
 
@@ -71,7 +71,7 @@ class SeedResult:
 
 @dataclass
 class Summary:
-    """What many seeds showed; figures as in :class:`SeedResult`, summed."""
+    """The figures of many seeds, as in :class:`SeedResult`, summed."""
 
     seeds: int = 0
     failed: list[SeedResult] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What of Spark matters to state: offsets are written before a batch runs, its commit after all its tasks ended well.
+"""A query's logs and tasks: offsets are written before a batch runs, its commit after all its tasks have ended well.
 
 The checkpoint directory of a query, its source, and the state that each batch must lead to.
 """
@@ -57,7 +57,7 @@ class TaskSpec:
 
     @property
     def writer(self) -> bytes:
-        """What the attempt leaves in the state of writers."""
+        """The attempt's name in the state of writers."""
         return f"{self.batch} {self.run} {self.operator} {self.attempt}".encode()
 
     @property

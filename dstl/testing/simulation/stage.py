@@ -27,7 +27,7 @@ class Stage:
         logs: Spark's checkpoint directory and the right state.
         operators: Uids of the query's operators.
         violated: Set with the first violation.
-        fired: How often each fault has happened.
+        fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
     """
 

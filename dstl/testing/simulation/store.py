@@ -41,7 +41,7 @@ class Stored(NamedTuple):
 
 
 class Audit(Protocol):
-    """Who is told of everything that happens to stored objects."""
+    """Hears of everything that happens to stored objects."""
 
     def sent(self, request: int, name: str, body: bytes) -> None:
         """A PUT is on its way and may be applied at any time from now on."""
@@ -66,7 +66,7 @@ class SimulatedStore:
     Args:
         loop: The world's.
         rng: Latencies and faults.
-        plan: Which faults.
+        plan: The faults.
         audit: Told of everything.
         count: Told the kind of each fault that happened.
         trace: Takes a line for each change.
