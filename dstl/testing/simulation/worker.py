@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,7 @@ class Worker:
         self._secret = secret
         self._rng = world.rng(process.name)
         self._connections: dict[Address, AsyncConnection] = {}
+        self._in_flight: Counter[AsyncConnection] = Counter()
 
     async def execute(self, spec: TaskSpec, done: Callable[[BaseException | None], None]) -> None:
         """Run an attempt and tell the driver how it ended."""
@@ -61,22 +63,34 @@ class Worker:
             pid=1,
             host="simulated",
             coordinator=self._coordinator,
-            connect=lambda address: _Line(self, attempt, address, wait),
+            connect=lambda address: _Line(self, attempt, wait(self.connect(address)), wait),
             launch=_refuse_to_launch,
         )
         for _ in run_attempt(operator, spec.task, attempt.rows(), process):
             pass
 
-    async def call(self, where: Address, message: Call[R]) -> R:
-        """Make a call over the cached connection, or a new one where there is none that works."""
+    async def connect(self, where: Address) -> AsyncConnection:
+        """Return the cached connection, or a new one where there is none that works."""
         connection = self._connections.get(where)
+        if connection is not None and self._in_flight[connection]:
+            # A task that failed has left requests behind: nobody waits for what becomes of them.
+            connection.close()
         if connection is None or connection.is_broken:
             connection = self._connections[where] = await AsyncConnection.open(where, self._secret)
+        return connection
+
+    async def call(self, connection: AsyncConnection, message: Call[R]) -> R | DstlError:
+        """Make a call behind those before it, and return its reply or its error."""
+        self._in_flight[connection] += 1
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 return await connection.call(message)
+        except DstlError as error:
+            return error
         except TimeoutError:
-            raise Unavailable(f"{message.name} at {where} took more than {_CALL_TIMEOUT_S} s") from None
+            return Unavailable(f"{message.name} at {connection.address} took more than {_CALL_TIMEOUT_S} s")
+        finally:
+            self._in_flight[connection] -= 1
 
     def acknowledge_later(self, acknowledgement: Acknowledgement, kind: FaultKind) -> None:
         """Send an acknowledgement once more over a connection of its own: at once, or when it is long over."""
@@ -101,28 +115,25 @@ class Worker:
 class _Line:
     """A blocking connection of one attempt to one service: a ``Transport`` that the loop serves."""
 
-    def __init__(self, worker: Worker, attempt: SimulatedAttempt, address: Address, wait: Wait) -> None:
+    def __init__(self, worker: Worker, attempt: SimulatedAttempt, connection: AsyncConnection, wait: Wait) -> None:
         self._worker = worker
         self._attempt = attempt
-        self._address = address
+        self._connection = connection
         self._wait = wait
 
-    def send(self, message: Call[R]) -> _Answered[R]:
-        """Make a call at once, and keep its error for who asks for the reply."""
-        try:
-            return _Answered(self.call(message))
-        except DstlError as error:
-            return _Answered(error)
+    def send(self, message: Call[R]) -> _Pending[R]:
+        """Send a request behind those before it, and return its reply to come."""
+        sent: Call[Any] = message
+        if isinstance(message, Write):
+            sent = replace(message, changes=mark_changes(message.changes, self._attempt.spec.writer))
+        elif isinstance(message, Acknowledgement):
+            self._before_acknowledging(message)
+        task = self._worker.process.spawn(self._worker.call(self._connection, sent), message.name)
+        return _Pending(task, self._wait)
 
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply, with the attempt's faults."""
-        attempt = self._attempt
-        sent: Call[Any] = message
-        if isinstance(message, Write):
-            sent = replace(message, changes=mark_changes(message.changes, attempt.spec.writer))
-        elif isinstance(message, Acknowledgement):
-            self._before_acknowledging(message)
-        reply: R = self._wait(self._worker.call(self._address, sent))
+        attempt, reply = self._attempt, self.send(message).result()
         if isinstance(reply, Begun):
             attempt.fail_at(2)
         elif isinstance(reply, Acknowledged):
@@ -138,19 +149,30 @@ class _Line:
                 self._worker.acknowledge_later(acknowledgement, kind)
 
 
-class _Answered(Generic[R]):
-    """The reply to a request that was waited for."""
+class _Pending(Generic[R]):
+    """The reply to a request that was sent."""
 
-    is_done = True
+    def __init__(self, task: asyncio.Task[R | DstlError], wait: Wait) -> None:
+        self._task = task
+        self._wait = wait
 
-    def __init__(self, answer: R | DstlError) -> None:
-        self._answer = answer
+    @property
+    def is_done(self) -> bool:
+        """True once the reply is there, or will never be."""
+        return self._task.done()
 
     def result(self) -> R:
-        """Return the reply, or raise its error."""
-        if isinstance(self._answer, DstlError):
-            raise self._answer
-        return self._answer
+        """Return the reply, or raise its error; waits for it."""
+        if not self._task.done():
+            self._wait(_ended(self._task))
+        answer = self._task.result()
+        if isinstance(answer, DstlError):
+            raise answer
+        return answer
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    await asyncio.wait([task])
 
 
 def _refuse_to_launch(member_id: str) -> None:
