@@ -60,7 +60,7 @@ class ChangeSet:
     Invariants:
         1. A change that was taken can be encoded: everything is checked on append, so that no bad change ever
            spoils a checkpoint later.
-        2. Reading (:meth:`batches`, :meth:`columns`) changes nothing that is observable.
+        2. Reading (:meth:`batches`) changes nothing that is observable.
 
     Not thread-safe. Whoever closes a set (the writer) stops appending to it; then several threads may read it.
     """
@@ -118,20 +118,6 @@ class ChangeSet:
     def batches(self) -> list[pa.RecordBatch]:
         """Return the changes as batches of :data:`CHANGE_SCHEMA`, in the order of their appends, not copied."""
         return list(self._batches)
-
-    def columns(self) -> pa.RecordBatch:
-        """Return all changes as one batch grouped by ascending key group (metadata last).
-
-        Inside a key group the order of appends is kept. Copies.
-        """
-        batches = self.batches()
-        if not batches:
-            return pa.RecordBatch.from_pylist([], schema=CHANGE_SCHEMA)
-        whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        key_groups = np.asarray(whole.column(0))
-        if bool(np.all(key_groups[1:] >= key_groups[:-1])):
-            return whole
-        return whole.take(pa.array(np.argsort(key_groups, kind="stable")))
 
 
 def _check(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:

@@ -42,7 +42,6 @@ __all__ = [
     "decode_key_group",
     "encode_in_pieces",
     "encode_key_group",
-    "inspect_key_group",
     "open_key_group",
 ]
 
@@ -171,16 +170,6 @@ def open_key_group(
     if info.key_group != key_group:
         raise CorruptData(f"{name} holds key group {info.key_group}, not {key_group}: restore from an older base")
     return info.raw_bytes, _pages(blocks, name)
-
-
-def inspect_key_group(data: bytes | memoryview, *, name: str = "a base file") -> KeyGroupFile:
-    """Check a base file whole and return what it holds, without decompressing it; for offline tools.
-
-    Raises:
-        CorruptData: As for :func:`decode_key_group`.
-        Invalid: The file was written by a newer version.
-    """
-    return replace(_check_file(data, name)[0], data=bytes(data))
 
 
 def _without_expired(page: pa.RecordBatch, expired: Expired) -> pa.RecordBatch:

@@ -134,11 +134,6 @@ class TableSnapshot(Protocol):
     """
 
     @property
-    def kind(self) -> str:
-        """The table's kind."""
-        ...
-
-    @property
     def versions(self) -> Mapping[KeyGroup, int]:
         """Version of each key group at that moment; see :meth:`StateTable.version`."""
         ...
@@ -228,11 +223,6 @@ class StateTable(Protocol):
     A key group that was never written or restored is simply empty: who owns what is the TaskManager's
     business.
     """
-
-    @property
-    def kind(self) -> str:
-        """``heap`` or ``rocksdb``."""
-        ...
 
     @property
     def as_files(self) -> FileTable | None:

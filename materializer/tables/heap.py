@@ -46,7 +46,6 @@ class HeapStateTable:
     snapshot when its last page was read, not when that is uploaded.
     """
 
-    kind = "heap"
     as_files = None
 
     def __init__(self) -> None:
@@ -270,7 +269,6 @@ class HeapTableSnapshot:
     """One moment of a heap table. Reading sorts one state of one key group at a time, and copies references
     only."""
 
-    kind = "heap"
     as_files = None
 
     def __init__(

@@ -68,7 +68,6 @@ class RocksDBStateTable:
         Unavailable: The directory cannot be written.
     """
 
-    kind = "rocksdb"
     _db: Any = None
     _compacting: bool
 

@@ -42,8 +42,6 @@ class RocksDBTableSnapshot:
         row_bytes: Mean bytes of keys and value of an entry; 0 where it is not known.
     """
 
-    kind = "rocksdb"
-
     def __init__(
         self,
         path: Path,
