@@ -83,10 +83,10 @@ def names_shared_by_attempts(patch: Patch) -> None:
 def commit_given_up_without_a_marker(patch: Patch) -> None:
     """Number 7: a late request commits what was declared aborted."""
 
-    async def given_up(self: ManifestLog, record: object) -> bool:
+    async def abort(self: ManifestLog, record: object) -> bool:
         return True
 
-    patch.setattr(ManifestLog, "_given_up", given_up)
+    patch.setattr(ManifestLog, "_abort", abort)
 
 
 def hole_in_the_recovered_prefix(patch: Patch) -> None:
