@@ -1,8 +1,8 @@
-"""Sums of doubles by group that do not depend on the order of the rows.
+"""Sums of doubles by group that do not depend on the order of the rows, nor on the other groups.
 
 A sum of doubles is rounded at each step, so its last digits depend on the order, and a shuffle keeps none. Here every
-number is cut into slices of a few dozen bits at places that are the same for all numbers (Rump, Ogita and Oishi 2008).
-Within one place a group's slices add up without any rounding; only the few sums of the places are rounded, in order.
+number is cut into slices of 27 bits at places that are the same for all numbers (Rump, Ogita and Oishi 2008). Within
+one place a group's slices add up without any rounding; only the few sums of the places are rounded, in order.
 """
 
 from __future__ import annotations
@@ -14,68 +14,89 @@ import numpy.typing as npt
 
 __all__ = ["exact_sums"]
 
-_BITS = 53
+_BITS = 26
+"""Bits of the number of rows that a group may have."""
+_STEP = 53 - _BITS
+"""Powers of two between two places, which is what a slice holds."""
 _HIGHEST, _LOWEST = 1022, -1022
 """Powers of two between which the place of a cut is an ordinary double."""
+_LARGE = math.ldexp(1.0, _HIGHEST - _BITS)
+"""From here on a cut would overflow."""
 
 _Doubles = npt.NDArray[np.float64]
+_Codes = npt.NDArray[np.int64]
 
 
-def exact_sums(numbers: _Doubles, codes: npt.NDArray[np.int64], count: int) -> _Doubles:
+def exact_sums(numbers: _Doubles, codes: _Codes, count: int) -> _Doubles:
     """Return the sum of each group: at least as close as one after the other, and the same in any order.
+
+    How a group is added depends on its own numbers alone, so it may share a call with any others.
 
     Args:
         numbers: One per row.
         codes: For each row, the number of its group.
         count: How many groups there are.
     """
+    rows = np.bincount(codes, minlength=count)
+    if rows.max(initial=0) <= 2:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _with_one_nan(_added(numbers, codes, count))
+    if _largest(numbers) < _LARGE and rows.max() <= 1 << _BITS:
+        return _finite_sums(numbers, codes, rows)
     with np.errstate(over="ignore", invalid="ignore"):
-        rows = int(np.bincount(codes, minlength=count).max(initial=0))
-        if rows <= 2:
-            plain = _added(numbers, codes, count)
-        else:
-            bits = math.ceil(math.log2(rows))
-            if math.isfinite(numbers.sum()):
-                plain = _finite_sums(numbers, codes, count, bits)
-            else:
-                finite = np.isfinite(numbers)
-                plain = _finite_sums(np.where(finite, numbers, 0.0), codes, count, bits)
-                # What is not finite makes the same of its group in any order.
-                rest = _added(np.where(finite, 0.0, numbers), codes, count)
-                plain = np.where(rest == 0, plain, rest)
-        plain[np.isnan(plain)] = np.nan
-    return plain
-
-
-def _finite_sums(numbers: _Doubles, codes: npt.NDArray[np.int64], count: int, bits: int) -> _Doubles:
-    """Return the sums of groups of up to ``2**bits`` finite numbers."""
-    place = _place(numbers, bits)
-    if place > _HIGHEST:
-        # Near the end of the range a cut would overflow: in the order of the numbers instead.
+        finite = np.isfinite(numbers)
+        large = finite & (np.abs(numbers) >= _LARGE)
+        in_order = (rows > 1 << _BITS) | (_added(large.astype(np.float64), codes, count) > 0)
+        cut = finite & ~in_order[codes]
+        sums = _finite_sums(np.where(cut, numbers, 0.0), codes, rows)
         order = np.lexsort((numbers, codes))
-        return _added(numbers[order], codes[order], count)
+        order = order[(finite & ~cut)[order]]
+        sums[in_order] = _added(numbers[order], codes[order], count)[in_order]
+        # Beside a number that is not finite the others do not count; such numbers make the same sum in any order.
+        rest = _added(np.where(finite, 0.0, numbers), codes, count)
+        return _with_one_nan(np.where(rest == 0, sums, rest))
+
+
+def _finite_sums(numbers: _Doubles, codes: _Codes, rows: npt.NDArray[np.intp]) -> _Doubles:
+    """Return the sums of groups of numbers below :data:`_LARGE`."""
+    count = len(rows)
+    # Two numbers are rounded once, in either order.
+    plain = _added(numbers, codes, count)
     sums: list[_Doubles] = []
     rest, slices, left = numbers, np.empty_like(numbers), np.empty_like(numbers)
     while True:
-        cut = math.ldexp(1.5, max(place, _LOWEST))
+        cut = math.ldexp(1.5, _place(rest))
         np.add(rest, cut, out=slices)
         slices -= cut
         sums.append(_added(slices, codes, count))
         rest = np.subtract(rest, slices, out=left)
         if not rest.any():
             break
-        place = min(place - (_BITS - bits - 1), _place(rest, bits))
     total = sums.pop()
     while sums:
         total = total + sums.pop()
-    return total
+    return np.where(rows <= 2, plain, total)
 
 
-def _place(numbers: _Doubles, bits: int) -> int:
-    """Return the power of two that ``2**bits`` of these numbers together stay below by half."""
-    return math.frexp(float(max(numbers.max(initial=0.0), -numbers.min(initial=0.0))))[1] + bits + 1
+def _place(numbers: _Doubles) -> int:
+    """Return the power of two at which to cut: on a ladder, so that it does not matter which other numbers there are.
+
+    ``2**26`` slices together stay below it, and a cut on a higher rung would leave the numbers whole.
+    """
+    fraction, exponent = math.frexp(_largest(numbers))
+    needed = exponent - (fraction == 0.5) + _BITS
+    return max(_HIGHEST - (_HIGHEST - needed) // _STEP * _STEP, _LOWEST)
 
 
-def _added(numbers: _Doubles, codes: npt.NDArray[np.int64], count: int) -> _Doubles:
+def _largest(numbers: _Doubles) -> float:
+    return float(max(numbers.max(initial=0.0), -numbers.min(initial=0.0)))
+
+
+def _added(numbers: _Doubles, codes: _Codes, count: int) -> _Doubles:
     # Of no rows numpy makes integers.
     return np.bincount(codes, weights=numbers, minlength=count).astype(np.float64, copy=False)
+
+
+def _with_one_nan(numbers: _Doubles) -> _Doubles:
+    numbers[np.isnan(numbers)] = np.nan
+    return numbers
