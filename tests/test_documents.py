@@ -146,3 +146,16 @@ def test_documents_and_docstrings_name_only_what_exists() -> None:
 )
 def test_a_name_that_does_not_exist_is_found(name: str, why: str | None) -> None:
     assert _missing(name) == why
+
+
+def test_no_docstring_begins_with_a_clause() -> None:
+    clause = re.compile(r"(What|Where|Which|How|Who|When|Whether|Why)\b")
+    wrong = []
+    for room in ROOMS:
+        for path in (ROOT / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    title = (ast.get_docstring(node) or "").partition("\n")[0]
+                    if clause.match(title):
+                        wrong.append(f"{path.relative_to(ROOT)}: {title}")
+    assert wrong == []

@@ -1,4 +1,4 @@
-"""What the tasks of one operator have acknowledged in one batch: which partitions are done, and whose changes count.
+"""The acknowledgements of one operator in one batch: which partitions are done, and whose changes count.
 
 A *task* is a slot of a stage. Its attempts are retries and speculative copies of each other, and Spark uses the output
 of one of them. Tasks of other stages (a second action, a join with itself), and other slots of one stage (a union with
@@ -23,7 +23,7 @@ _Task = tuple[int, int]
 
 @dataclass(slots=True)
 class _Done:
-    """What a task has acknowledged, and the attempts that have said so, the one that counts first."""
+    """One acknowledged change set, and the attempts that have said so, the one that counts first."""
 
     ack: Acknowledgement
     attempts: list[int]
@@ -64,12 +64,12 @@ class Acknowledgements:
 
     @property
     def late_rows(self) -> int:
-        """How many rows the counted attempts have dropped because they came behind the watermark."""
+        """Number of rows that the counted attempts have dropped because they came behind the watermark."""
         return sum(self._done[key].ack.late_rows for key in self._counted())
 
     @property
     def covered(self) -> int:
-        """How many partitions are known to be done."""
+        """Number of partitions that are known to be done."""
         if not self._offsets:
             return min(len(self._done), self.parallelism)
         return len(self._covered())

@@ -1,4 +1,4 @@
-"""Which attempts are at work in the current batch: the run that each belongs to, and whether it can still run."""
+"""The register of attempts at work in the current batch: the run that each belongs to, and whether it can still run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How one checkpoint is made: the TaskManagers persist, a manifest is assembled and committed, all are told."""
+"""An execution makes one checkpoint: the TaskManagers persist, a manifest is assembled and committed, all are told."""
 
 from __future__ import annotations
 

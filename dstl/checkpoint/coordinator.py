@@ -44,7 +44,7 @@ __all__ = ["CheckpointCoordinator", "Decision", "Trigger"]
 
 
 class Decision(Enum):
-    """What an acknowledgement leads to."""
+    """The answer to an acknowledgement."""
 
     GO_ON = "the set is not complete yet: the task may end"
     WAIT = "the set is complete: the task waits for the checkpoint"

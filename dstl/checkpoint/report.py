@@ -1,4 +1,4 @@
-"""What a coordinator tells of its work: the figures of a checkpoint, a start, a savepoint."""
+"""Reports tell of a coordinator's work: the figures of a checkpoint, a start, a savepoint."""
 
 from __future__ import annotations
 

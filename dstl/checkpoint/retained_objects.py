@@ -1,4 +1,4 @@
-"""Which stored objects the running query still needs, and the deletion of those that it does not."""
+"""The stored objects that the running query still needs, and the deletion of those that it does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run of the query takes its location over, and which checkpoint it goes on from."""
+"""A run of the query takes its location over, and goes on from one of its checkpoints."""
 
 from __future__ import annotations
 

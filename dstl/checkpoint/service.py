@@ -224,7 +224,7 @@ class CoordinatorService:
 
     @property
     def address(self) -> Address:
-        """Where it listens.
+        """The address that it listens at.
 
         Raises:
             Closed: It has not been started.

@@ -1,4 +1,4 @@
-"""What states each operator has: carried from checkpoint to checkpoint, merged from what its tasks report."""
+"""The catalogue of each operator's states: carried from checkpoint to checkpoint, merged from what its tasks report."""
 
 from __future__ import annotations
 

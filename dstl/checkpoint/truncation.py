@@ -1,4 +1,4 @@
-"""What a manifest keeps of bases and log once materializations have finished: pure.
+"""Truncation decides what a manifest keeps of bases and log once materializations have finished: pure.
 
 The unit of truncation is what came with one checkpoint: a change set is dropped when every base that is kept, of every
 key group that its log may hold, is as new as the checkpoint that it came with. A log that spans several TaskManagers
@@ -37,7 +37,7 @@ class Bases:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryWork:
-    """What restoring a checkpoint reads: the newest bases and the log after them.
+    """The input of a restore: the newest bases and the log after them.
 
     Attributes:
         base_bytes: Bytes of base files.

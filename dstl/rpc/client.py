@@ -36,7 +36,7 @@ _OPEN_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a service listens: a unix socket for the same host, a TCP address for others.
+    """The place where a service listens: a unix socket for the same host, a TCP address for others.
 
     Attributes:
         host: Host that the service runs on.
@@ -161,7 +161,7 @@ class Connection:
 
     @property
     def in_flight(self) -> int:
-        """How many requests were sent whose replies were not read yet."""
+        """Number of requests that were sent and whose replies were not read yet."""
         return len(self._waiting)
 
     def _handshake(self, sock: socket.socket, secret: Secret, role: Role) -> Framing:

@@ -118,7 +118,7 @@ class _Wrong(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Type:
-    """How one annotated type is written and read.
+    """Converters of one annotated type.
 
     Attributes:
         plain: Classes of values that are taken as they are.

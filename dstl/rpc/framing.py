@@ -1,4 +1,4 @@
-"""How one connection writes and reads its frames: plain, or each with a MAC under the connection's own keys.
+"""Framing writes and reads the frames of one connection: plain, or each with a MAC under the connection's own keys.
 
 A MAC stands at the end of a frame's body and covers the frame's number in its direction, the length field and the body,
 under a key that is of this connection and direction alone. So a frame that was changed, left out, repeated, sent back

@@ -76,7 +76,7 @@ class Refusal(AccessDenied):
 
 @dataclass(frozen=True, slots=True)
 class _Agreed:
-    """What both sides prove: everything that was said."""
+    """The facts that both sides prove: everything that was said."""
 
     role: Role
     dialled: str

@@ -22,7 +22,7 @@ __all__ = ["BaseTracker", "PendingBases"]
 
 @dataclass(frozen=True, slots=True)
 class PendingBases:
-    """What becomes true of bases and log once a checkpoint is followed by another batch.
+    """The change of bases and log that becomes true once a checkpoint is followed by another batch.
 
     Attributes:
         finished: Materializations that the checkpoint names.

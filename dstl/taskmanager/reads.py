@@ -10,7 +10,7 @@ import pyarrow as pa
 from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from materializer.tables import StateTable
 
-__all__ = ["REPLY_BYTES", "bounded_entries", "entries_after", "fitting", "values_of"]
+__all__ = ["REPLY_BYTES", "bounded_entries", "count_within", "entries_after", "values_of"]
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
@@ -36,10 +36,10 @@ def values_of(table: StateTable, state: int, wanted: memoryview, max_bytes: int 
     """
     key_groups, keys = read_columns(wanted, KEY_COLUMNS)
     found = table.get_many(state, np.asarray(key_groups), keys.to_pylist())
-    return write_columns(VALUE_COLUMN, [pa.array(found[: fitting([found], max_bytes)], pa.binary())])
+    return write_columns(VALUE_COLUMN, [pa.array(found[: count_within([found], max_bytes)], pa.binary())])
 
 
-def fitting(columns: Sequence[Sequence[bytes | None]], max_bytes: int) -> int:
+def count_within(columns: Sequence[Sequence[bytes | None]], max_bytes: int) -> int:
     """Return of how many keys, from the first on, the values are sent: about ``max_bytes``, at least those of one key.
 
     Args:

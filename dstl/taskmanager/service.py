@@ -43,7 +43,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, entries_after, fitting, values_of
+from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, count_within, entries_after, values_of
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
 from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus
@@ -122,7 +122,7 @@ class TaskManagerService:
         table = self._table_of(call)
         key_groups, keys = _unpack(call.keys, 2)
         found = [table.get_many(state, key_groups, keys) for state in call.states]
-        count = fitting(found, self._reply_bytes)
+        count = count_within(found, self._reply_bytes)
         return _packed(found if count == len(keys) else [column[:count] for column in found])
 
     async def _fetch_values(self, peer: Peer, call: FetchValues) -> Fetched:

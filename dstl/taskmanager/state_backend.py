@@ -54,7 +54,7 @@ class _Attempt:
 
 @dataclass(frozen=True, slots=True)
 class _Persisted:
-    """What the coordinator was given for a checkpoint whose end it has not told yet."""
+    """The answer to a persist, kept until the coordinator has told how the checkpoint ended."""
 
     keys: list[AttemptKey]
     result: PersistResult

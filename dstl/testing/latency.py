@@ -168,7 +168,7 @@ class LatencyModel:
         self._throttled = p.thr_rate > 0 or p.thr_rate_on > 0
 
     def is_slow(self, now: float) -> bool:
-        """Whether a slow period is on."""
+        """True in a slow period."""
         edges = self._edges
         if not edges:
             return False

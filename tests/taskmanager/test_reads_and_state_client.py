@@ -18,7 +18,7 @@ from dstl.rpc.messages import Done, Fetched, FetchEntries, FetchMany, FetchValue
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime, SystemClock
-from dstl.taskmanager.reads import bounded_entries, entries_after, fitting
+from dstl.taskmanager.reads import bounded_entries, count_within, entries_after
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_client import StateClient
 from dstl.taskmanager.timer_index import TimerIndex
@@ -66,8 +66,8 @@ def test_keys_with_too_much_are_left_to_be_read_by_the_page() -> None:
 
 def test_a_reply_holds_the_first_keys_that_fit_and_never_none() -> None:
     columns = [[b"12", None, b"1234", b""], [b"1", b"12", None, None]]
-    assert [fitting(columns, limit) for limit in (0, 2, 3, 5, 8, 9, 99)] == [1, 1, 1, 2, 2, 4, 4]
-    assert (fitting([], 9), fitting([[]], 9)) == (0, 0)
+    assert [count_within(columns, limit) for limit in (0, 2, 3, 5, 8, 9, 99)] == [1, 1, 1, 2, 2, 4, 4]
+    assert (count_within([], 9), count_within([[]], 9)) == (0, 0)
 
 
 @pytest.mark.parametrize("reply_bytes", [1, 100, 1 << 20])

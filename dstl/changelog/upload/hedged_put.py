@@ -158,7 +158,7 @@ class Upload:
 
     @property
     def critical(self) -> bool:
-        """Whether a checkpoint waits for it."""
+        """True where a checkpoint waits for it."""
         return self._critical
 
     def make_critical(self) -> None:

@@ -94,7 +94,7 @@ class Fleet:
 
     @property
     def wanted(self) -> int:
-        """How many TaskManagers shall share the key groups; another number counts from the next :meth:`prepare` on."""
+        """Number of TaskManagers that share the key groups; another number counts from the next :meth:`prepare`."""
         return self._wanted
 
     @wanted.setter
@@ -145,7 +145,7 @@ class Fleet:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Who serves what, in key group order."""
+        """The owners of the key groups, in key group order."""
         owners = [m for m in self._members.values() if m.key_groups is not None]
         return [
             Assignment(m.key_groups, m.address) for m in sorted(owners, key=lambda m: m.key_groups or 0) if m.key_groups

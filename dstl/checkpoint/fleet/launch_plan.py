@@ -1,4 +1,4 @@
-"""Which executor host starts a TaskManager, and when: decided by the coordinator, done by a worker on that host."""
+"""The plan says which executor host starts a TaskManager, and when. The coordinator asks it; a worker there obeys."""
 
 from __future__ import annotations
 

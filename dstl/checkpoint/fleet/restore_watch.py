@@ -1,4 +1,4 @@
-"""How far the TaskManagers' restores have come, as one figure: asked of them while they restore."""
+"""The watch tells how far the TaskManagers' restores have come, as one figure: asked of them while they restore."""
 
 from __future__ import annotations
 
