@@ -62,7 +62,6 @@ class CoordinatorService:
             very store.
         executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
         active_run: See :class:`AttemptRegister`.
-        merge_registries: See :class:`StateCatalogue`.
         allow_non_restored_state: See :class:`StateCatalogue`.
         on_event: Called with every report, on the coordinator's loop; must not block.
         on_task_manager_lost: Called when a TaskManager is gone, so that a launcher can start another.
@@ -81,7 +80,6 @@ class CoordinatorService:
         max_parallelism: int,
         task_managers: int | None,
         host: str,
-        merge_registries: Callable[[Registry, Registry], Registry],
         allow_non_restored_state: bool,
         on_event: Callable[[CheckpointReport | RestoreReport], None],
         on_task_manager_lost: Callable[[str], None],
@@ -104,7 +102,7 @@ class CoordinatorService:
         # The cleaner's requests are not the checkpoints'.
         counted = InstrumentedStore(store)
         self._log = ManifestLog(counted, runtime, attempts=commit_attempts, skip_damaged=fall_back)
-        self._catalogue = StateCatalogue(merge_registries, allow_non_restored_state=allow_non_restored_state)
+        self._catalogue = StateCatalogue(allow_non_restored_state=allow_non_restored_state)
         self._coordinator: CheckpointCoordinator | None = None
         self._operators: dict[str, int] = {}
         self._query_id = ""
@@ -186,8 +184,8 @@ class CoordinatorService:
         operator: str,
         parallelism: int,
         key_types: str,
+        resolve: Callable[[Registry | None], Registry],
         watermark_delay_ms: int | None = None,
-        resolve: Callable[[Registry | None], Registry] | None = None,
         key_columns: Sequence[str] = (),
     ) -> None:
         """Add a stateful operator to the set whose acknowledgements complete a checkpoint.
@@ -202,7 +200,7 @@ class CoordinatorService:
         if self._coordinator is not None or self._retired:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator] = parallelism
-        self._catalogue.expect(operator, parallelism, key_types, watermark_delay_ms, resolve, key_columns)
+        self._catalogue.expect(operator, parallelism, key_types, resolve, watermark_delay_ms, key_columns)
 
     async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
         """Let the query begin with a savepoint's state: see :meth:`RunOpening.start_from`."""
@@ -275,14 +273,13 @@ class CoordinatorService:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
                 self._attempts.begun(task, peer)
-        registry = self._catalogue.known(task.operator)
         return Begun(
             parent=parent.checkpoint_id if parent else None,
             watermark_ms=parent.watermark_ms if parent else None,
             late_watermark_ms=parent.late_watermark_ms if parent else None,
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             processing_time_ms=coordinator.batch_time_ms,
-            registry=json.dumps(registry).encode() if registry is not None else b"",
+            registry=json.dumps(self._catalogue.known(task.operator)).encode(),
             assignments=tuple(self._fleet.assignments),
         )
 
@@ -299,7 +296,6 @@ class CoordinatorService:
         task = await self._placed(call.task)
         coordinator = self._running(task)
         self._attempts.speaks(task, peer)
-        self._catalogue.report(task.operator, json.loads(call.registry))
         ack = replace(call, task=task)
         decision = coordinator.acknowledge(ack)
         if decision is Decision.WAIT:

@@ -1,4 +1,4 @@
-"""The catalogue of each operator's states: carried from checkpoint to checkpoint, merged from what its tasks report."""
+"""The states of each operator: settled by the driver when a run opens, told to its tasks, kept by its checkpoints."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ class StateCatalogue:
     """The operators of a query and their states. Pure.
 
     Args:
-        merge: Returns what two registries know together; raises ``Invalid`` where they contradict each other.
         allow_non_restored_state: An operator of the checkpoint that the query no longer has is carried along instead
             of being refused.
     """
 
-    def __init__(
-        self, merge: Callable[[Registry, Registry], Registry], *, allow_non_restored_state: bool = False
-    ) -> None:
-        self._merge = merge
+    def __init__(self, *, allow_non_restored_state: bool = False) -> None:
         self._allow_non_restored_state = allow_non_restored_state
         self._expected: dict[str, OperatorEntry] = {}
         self._key_columns: dict[str, Sequence[str]] = {}
@@ -41,8 +37,8 @@ class StateCatalogue:
         operator: str,
         parallelism: int,
         key_types: str,
+        resolve: Callable[[Registry | None], Registry],
         watermark_delay_ms: int | None = None,
-        resolve: Callable[[Registry | None], Registry] | None = None,
         key_columns: Sequence[str] = (),
     ) -> None:
         """Add an operator of the query.
@@ -51,23 +47,23 @@ class StateCatalogue:
             operator: Its uid.
             parallelism: Its partitions.
             key_types: Types of its grouping columns.
+            resolve: Returns its states, given those of the checkpoint that a run starts from, None where it has none;
+                raises ``Invalid`` where they contradict each other.
             watermark_delay_ms: How far its watermark stays behind the latest event time; None without event time.
-            resolve: Returns its states, given those of the checkpoint that a run starts from; raises ``Invalid`` where
-                they contradict each other. Without it the tasks say which states there are.
             key_columns: Names of its grouping columns; without them only their types are compared with a checkpoint's.
         """
         self._key_columns[operator] = tuple(key_columns)
-        if resolve is not None:
-            self._resolvers[operator] = resolve
+        self._resolvers[operator] = resolve
         if watermark_delay_ms is not None:
             self._delays[operator] = watermark_delay_ms
         self._expected[operator] = OperatorEntry(uid=operator, parallelism=parallelism, key_types=key_types)
 
     def open(self, parent: CompletedCheckpoint | None) -> None:
-        """Take over what a checkpoint knows.
+        """Settle the states of a run, given the checkpoint that it starts from.
 
         Raises:
-            Invalid: An operator is missing from the query, or its key columns have other types or names.
+            Invalid: An operator is missing from the query, its key columns have other types or names, or its states
+                cannot follow the checkpoint's.
         """
         stored = {entry.uid: entry for entry in parent.operators} if parent else {}
         missing = [entry for uid, entry in stored.items() if uid not in self._expected]
@@ -84,24 +80,13 @@ class StateCatalogue:
                     f"({stored[uid].key_types}): group as before, or give the operator another name"
                 )
         check_key_columns(self._key_columns, stored)
-        self._registries = {uid: e.registry for uid, e in stored.items() if uid in self._expected and e.registry}
-        for uid, resolve in self._resolvers.items():
-            self._registries[uid] = resolve(self._registries.get(uid))
+        known = {uid: entry.registry for uid, entry in stored.items() if entry.registry}
+        self._registries = {uid: resolve(known.get(uid)) for uid, resolve in self._resolvers.items()}
         self._carried = tuple(missing)
 
-    def known(self, operator: str) -> Registry | None:
-        """Return the states of an operator; None for one that has none yet."""
-        return self._registries.get(operator)
-
-    def report(self, operator: str, registry: Registry) -> None:
-        """Take the states that a task's processor has declared.
-
-        Raises:
-            Invalid: Another task declared them differently.
-        """
-        known = self._registries.get(operator)
-        if known != registry:
-            self._registries[operator] = self._merge(known, registry) if known is not None else registry
+    def known(self, operator: str) -> Registry:
+        """Return the states of an operator in the run that was opened."""
+        return self._registries[operator]
 
     def entries(
         self, event_times: Mapping[str, int], parent: CompletedCheckpoint | None
@@ -125,9 +110,7 @@ class StateCatalogue:
             for uid, delay in self._delays.items()
         }
         own = (
-            entry.model_copy(
-                update={"registry": dict(self._registries.get(uid, {})), "watermark_ms": watermarks.get(uid)}
-            )
+            entry.model_copy(update={"registry": dict(self._registries[uid]), "watermark_ms": watermarks.get(uid)})
             for uid, entry in self._expected.items()
         )
         lowest = min(watermarks.values(), default=None)

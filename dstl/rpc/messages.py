@@ -84,7 +84,7 @@ class Begun(Message):
         late_watermark_ms: Rows at or before it are late.
         sequence: The number that the batch gives to elements of lists.
         processing_time_ms: The batch's processing time, Unix milliseconds.
-        registry: The operator's states as JSON; empty where it has none yet.
+        registry: The operator's states as JSON, as the driver has settled them for the run.
         assignments: TaskManagers in the order of their key groups.
     """
 
@@ -138,7 +138,6 @@ class Acknowledgement(Call[Acknowledged]):
         digest: Digest of the change set, empty where there is none: equal digests are equal changes.
         event_time_ms: Latest event time among its rows, Unix milliseconds; None where there is none.
         late_rows: Rows that it has dropped because they came behind the watermark.
-        registry: The states that its processor has declared, as JSON.
     """
 
     name: ClassVar[str] = "acknowledge"
@@ -148,7 +147,6 @@ class Acknowledgement(Call[Acknowledged]):
     digest: bytes
     event_time_ms: int | None = None
     late_rows: int = 0
-    registry: bytes = b"{}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +298,7 @@ class Write(AttemptCall[Done]):
 
     Attributes:
         partition: The operator's partition that all its keys belong to.
-        metadata: The operator's states, for the log's own record.
+        metadata: The operator's states as JSON, for the log's own record; empty but in an attempt's first part.
         changes: An Arrow stream of ``CHANGE_SCHEMA``.
     """
 

@@ -40,7 +40,6 @@ from dstl.spark.application.session import (
     driver_host,
     executor_hosts,
     is_local,
-    merge_registries,
 )
 from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within
 from dstl.spark.operators.stateful_operators import StatefulOperators
@@ -221,7 +220,6 @@ class StateBackend(StatefulOperators):
                 if cluster.launch and not local
                 else None,
                 active_run=lambda query_id: asyncio.to_thread(active_run, session, query_id),
-                merge_registries=merge_registries,
                 allow_non_restored_state=allow_non_restored_state,
                 on_event=self._on_event,
                 on_progress=self._on_progress,
@@ -404,8 +402,8 @@ class StateBackend(StatefulOperators):
             definition.uid,
             definition.parallelism,
             definition.key_types,
-            definition.event_time[1] if definition.event_time else None,
             definition.resolve,
+            definition.event_time[1] if definition.event_time else None,
             definition.by,
         )
 

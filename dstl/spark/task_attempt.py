@@ -72,12 +72,12 @@ def run_attempt(
     if first is not None and partition is None:
         partition = _partition_of(definition, first.column(KEY_GROUP_COLUMN))
     begun = _begin(task, worker)
-    registry = _registry(definition, begun.registry)
+    registry = StateRegistry.from_wire(json.loads(begun.registry), settled=True)
     state = _open_state(definition, task, begun, worker)
 
     def send(changes: pa.RecordBatch) -> None:
         partition = _partition_of(definition, changes.column("key_group"))
-        state.write(partition, changes, json.dumps(registry.to_wire()).encode())
+        state.write(partition, changes, begun.registry)
 
     runner = definition.task_runner(registry)
     yield from runner.run(
@@ -93,9 +93,8 @@ def run_attempt(
         ),
     )
     state.flush()
-    declared = json.dumps(registry.to_wire()).encode()
     worker.connect(worker.coordinator).call(
-        Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, declared)
+        Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows)
     )
 
 
@@ -108,10 +107,6 @@ def _begin(task: TaskAttempt, worker: WorkerProcess) -> Begun:
             return begun
         worker.launch(begun.launch)
         launched += 1
-
-
-def _registry(definition: TaskDefinition, known: bytes) -> StateRegistry:
-    return StateRegistry.from_wire(json.loads(known), settled=True) if known else StateRegistry(definition.key_schema)
 
 
 def _open_state(definition: TaskDefinition, task: TaskAttempt, begun: Begun, worker: WorkerProcess) -> StateClient:

@@ -38,13 +38,7 @@ class OperatorPlace(NamedTuple):
 
 
 class TaskRunner(Protocol):
-    """Runs one task of an operator, once.
-
-    Attributes:
-        registry: The operator's states.
-    """
-
-    registry: StateRegistry
+    """Runs one task of an operator, once."""
 
     @property
     def max_event_time_ms(self) -> int | None:

@@ -154,31 +154,6 @@ class StateRegistry:
                 f"not a state registry: {shown(error)}; was it written by a newer version of DSTL?"
             ) from error
 
-    def merge(self, reported: StateRegistry) -> StateRegistry:
-        """Return what both know, where two tasks have each declared what they saw.
-
-        Raises:
-            Invalid: They gave one number to two states, or one state two schemas: ``init()`` does not declare the
-                same states in the same order in every task.
-        """
-        removed = self.removed | reported.removed
-        states = {name: mine for name, mine in self._states.items() if mine.state_id not in removed}
-        for name, other in reported._states.items():
-            if other.state_id in removed:
-                continue
-            mine = states.setdefault(name, other)
-            if mine.state_id != other.state_id or mine.schemas != other.schemas:
-                raise Invalid(f"two tasks declared state {name!r} differently: init() must do the same in every task")
-        if len({d.state_id for d in states.values()}) != len(states):
-            raise Invalid("two tasks gave one number to two states: init() must declare the same states in every task")
-        return StateRegistry(
-            self.key_schema,
-            states.values(),
-            next_id=max(self._next_id, reported._next_id),
-            removed=removed,
-            settled=self.settled,
-        )
-
     def _new_id(self, name: str) -> int:
         if self.settled:
             return _NOWHERE

@@ -225,11 +225,12 @@ class TaskManagerStateBackend:
             key: The attempt.
             partition: Its partition: the same in every call.
             changes: Columns of ``CHANGE_SCHEMA``.
-            metadata: The operator's states; goes into the log once per attempt, so that a segment explains itself.
+            metadata: The operator's states; goes into the log once per attempt, so that a segment explains itself. The
+                first call has it, what later ones have is not looked at.
 
         Raises:
             Superseded: The attempt is over, or has been persisted.
-            Invalid: The changes are of another partition or TaskManager, or not changes at all.
+            Invalid: The changes are of another partition or TaskManager, or the attempt's first come without metadata.
         """
         self.check_attempt(key)
         attempt = self._attempts[key]
@@ -237,6 +238,9 @@ class TaskManagerStateBackend:
             raise Superseded(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
         self._check_key_groups(key, partition, changes)
         if attempt.writer is None:
+            if not metadata:
+                # The part before this one was refused: its task will hear of that, and end.
+                raise Invalid(f"operator {key[0]}: the first changes of attempt {key[1]} come without its states")
             attempt.writer = self._writer_for(attempt, partition)
             attempt.partition = partition
             attempt.from_sqn = attempt.writer.next_sequence_number()

@@ -81,6 +81,7 @@ class StateClient:
         self._who = operator, attempt
         self._digest = ChangeDigest()
         self._has_written = False
+        self._told: set[int] = set()
         self._unseen: list[deque[Reply[Done]]] = [deque() for _ in self._owners]
 
     def open(self, batch: int, parent: CheckpointId | None, parallelism: int) -> None:
@@ -99,7 +100,7 @@ class StateClient:
         Args:
             partition: The operator's partition that all its keys belong to.
             changes: Columns of ``CHANGE_SCHEMA``.
-            metadata: The operator's states, for the log's own record.
+            metadata: The operator's states, for the log's own record; each TaskManager gets them once.
 
         Raises:
             DstlError: What was sent before has failed.
@@ -117,7 +118,9 @@ class StateClient:
                 sink = pa.BufferOutputStream()
                 with pa.ipc.new_stream(sink, part.schema) as writer:
                     writer.write_batch(part)
-                self._send_unseen(owner, Write(*self._who, partition, metadata, memoryview(sink.getvalue())))
+                told = b"" if owner in self._told else metadata
+                self._told.add(owner)
+                self._send_unseen(owner, Write(*self._who, partition, told, memoryview(sink.getvalue())))
 
     def flush(self) -> None:
         """Wait until every TaskManager has taken everything.

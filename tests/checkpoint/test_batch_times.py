@@ -11,16 +11,16 @@ from dstl.rpc.messages import Begin, Begun, TaskAttempt
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from worlds.manifest_samples import checkpoint
-from worlds.service import Driver, Events, Who, retained
+from worlds.service import Driver, Events, Who, resolve_states, retained
 
 DELAY_MS = 10
 KEYS = [b"k%d" % i for i in range(8)]
 
 
 def catalogue(*operators: str) -> StateCatalogue:
-    made = StateCatalogue(lambda known, reported: {**known, **reported})
+    made = StateCatalogue()
     for uid in operators:
-        made.expect(uid, 2, "string", watermark_delay_ms=DELAY_MS)
+        made.expect(uid, 2, "string", resolve_states, DELAY_MS)
     made.open(None)
     return made
 
@@ -61,11 +61,11 @@ def test_a_new_operator_and_one_that_is_only_carried_along_leave_the_watermark_w
     gone = OperatorEntry(uid="gone", parallelism=2, key_types="string", watermark_ms=5)
     known = OperatorEntry(uid="a", parallelism=2, key_types="string", watermark_ms=990)
     parent = child(None, [gone, known], 900)
-    of = StateCatalogue(lambda known, reported: {**known, **reported}, allow_non_restored_state=True)
-    of.expect("a", 2, "string", watermark_delay_ms=DELAY_MS)
+    of = StateCatalogue(allow_non_restored_state=True)
+    of.expect("a", 2, "string", resolve_states, DELAY_MS)
     of.open(parent)
     assert of.entries({"a": 2000}, parent)[1] == 1990
-    of.expect("new", 2, "string", watermark_delay_ms=DELAY_MS)
+    of.expect("new", 2, "string", resolve_states, DELAY_MS)
     of.open(parent)
     assert of.entries({"a": 2000}, parent)[1] == 900
 
@@ -75,7 +75,7 @@ class Timed(Driver):
 
     async def start(self) -> "Timed":
         for uid, parallelism in self.operators.items():
-            self.service.expect(uid, parallelism, "string", DELAY_MS)
+            self.service.expect(uid, parallelism, "string", resolve_states, DELAY_MS)
         await self.service.start()
         await self._launch()
         return self

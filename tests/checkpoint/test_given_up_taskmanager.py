@@ -29,7 +29,7 @@ from dstl.store import open_store
 from dstl.taskmanager import launcher
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation, launch_detached
-from worlds.service import MAX_PARALLELISM, Driver
+from worlds.service import MAX_PARALLELISM, Driver, resolve_states
 
 
 class ProcessDriver(Driver):
@@ -62,7 +62,6 @@ class ProcessDriver(Driver):
             max_parallelism=MAX_PARALLELISM,
             task_managers=1,
             host="127.0.0.1",
-            merge_registries=lambda known, reported: {**known, **reported},
             allow_non_restored_state=False,
             on_event=lambda _: None,
             on_task_manager_lost=self.lost.append,
@@ -89,7 +88,7 @@ class ProcessDriver(Driver):
 @asynccontextmanager
 async def process_driver(where: Path, seed: int, retry_s: float) -> AsyncIterator[ProcessDriver]:
     driver = ProcessDriver(where, seed, retry_s)
-    driver.service.expect("op", 1, "string")
+    driver.service.expect("op", 1, "string", resolve_states)
     await driver.service.start()
     driver.launch()
     try:

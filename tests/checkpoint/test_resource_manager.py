@@ -57,7 +57,6 @@ class ClusterDriver(Driver):
             max_parallelism=128,
             task_managers=task_managers,
             host="127.0.0.1",
-            merge_registries=lambda known, reported: {**known, **reported},
             allow_non_restored_state=False,
             on_event=self.reports.append,
             on_task_manager_lost=self.lost.append,

@@ -33,6 +33,7 @@ from worlds.service import (
     Model,
     apply,
     key_group,
+    resolve_states,
     retained,
     state_of,
     without_empty,
@@ -283,7 +284,7 @@ async def test_tasks_of_a_replaced_run_are_fenced(seed: int) -> None:
         async with zombie as late:
             await driver.run_batch("run-2", 1, some_events(rng, 1), model)
             with pytest.raises(Fenced, match="run-1"):
-                await late.acknowledge(registry=b'{"states": [], "of": "a zombie"}')
+                await late.acknowledge()
         with pytest.raises(Fenced, match="run-1"):
             await driver.task(driver.who("run-1", "counts", 1, 0), {}, model["counts"])
         await driver.run_batch("run-2", 2, some_events(rng, 2), model)
@@ -782,10 +783,10 @@ async def test_the_cleaner_leaves_what_a_long_savepoint_reads(seed: int) -> None
 async def test_an_operator_cannot_be_added_once_a_query_has_run(seed: int) -> None:
     async with open_driver(MemoryStore(), seed) as driver:
         with pytest.raises(Invalid, match="two operators"):
-            driver.service.expect("counts", 1, "string")
+            driver.service.expect("counts", 1, "string", resolve_states)
         await driver.run_batch("run-1", 0, {}, {})
         with pytest.raises(Invalid, match="while the query runs"):
-            driver.service.expect("late", 1, "string")
+            driver.service.expect("late", 1, "string", resolve_states)
 
 
 async def test_without_task_managers_a_query_fails_with_a_reason(seed: int) -> None:

@@ -380,7 +380,7 @@ def test_a_forged_schema_of_a_checkpoint_or_savepoint_runs_nothing(
         assert "is not one that DSTL has stored" in told
         assert ("of an operator's key" if what == "the key" else "of state 'value'") in told
     # A driver that starts again from it hears the same, before any TaskManager is told to restore.
-    catalogue = StateCatalogue(lambda known, reported: dict(known))
+    catalogue = StateCatalogue()
     catalogue.expect("op", 2, "string,int", resolve=lambda known: StateRegistry.from_wire(dict(known or {})).to_wire())
     with pytest.raises(CorruptData, match="is not one that DSTL has stored"):
         asyncio.run(opened(catalogue, location))

@@ -41,7 +41,6 @@ async def coordinating(location: Path, seed: int) -> AsyncIterator[CoordinatorSe
         max_parallelism=128,
         task_managers=1,
         host="127.0.0.1",
-        merge_registries=lambda known, reported: {},
         allow_non_restored_state=False,
         on_event=lambda _: None,
         on_task_manager_lost=lambda _: None,

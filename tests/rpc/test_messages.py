@@ -196,7 +196,6 @@ def test_every_call_has_a_name_a_role_a_reply_and_one_handler() -> None:
         max_parallelism=8,
         task_managers=1,
         host="127.0.0.1",
-        merge_registries=lambda known, reported: known,
         allow_non_restored_state=False,
         on_event=lambda report: None,
         on_task_manager_lost=lambda member: None,

@@ -23,7 +23,6 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid
-from dstl.spark.application.session import merge_registries
 from dstl.state.codec.stored_schema import MAX_DEPTH, schema_from_json, schema_to_json
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import StateRegistry
@@ -101,8 +100,6 @@ def test_a_forged_user_defined_type_is_refused_and_neither_imported_nor_unpickle
     for read in (
         lambda: StateRegistry.from_wire(data),
         lambda: StateRegistry.from_wire(data, settled=True),
-        lambda: merge_registries(data, stored.to_wire()),
-        lambda: merge_registries(stored.to_wire(), data),
     ):
         with pytest.raises(CorruptData, match=named):
             read()

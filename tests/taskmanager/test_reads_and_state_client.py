@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dstl.changelog.change_set import OP_META
+from dstl.changelog.segment.decoder import decode_segment
 from dstl.errors import Fenced, Invalid, Unavailable
 from dstl.rpc.client import Address, Connection
 from dstl.rpc.frame_columns import VALUE_COLUMN, write_columns
@@ -234,3 +236,61 @@ async def test_an_attempt_that_could_not_be_opened_says_why_and_not_what_came_of
     assert not world.backend._attempts
     await service.server.close()
     await world.close()
+
+
+async def test_every_log_has_its_attempts_states_once_whichever_task_manager_is_written_to_first(seed: int) -> None:
+    """One attempt goes on with the log of another, a third has to open one of its own; one sends what is refused."""
+    secret, runtime = Secret.generate(), Runtime.seeded(seed, SystemClock())
+    worlds = [BackendWorld(seed + place, inline_threshold=0) for place in range(2)]
+    where = []
+    for world, owned in zip(worlds, (KeyGroupRange(0, 2), KeyGroupRange(3, MAX_PARALLELISM - 1)), strict=True):
+        world.backend.replace_tables({}, None, owned)
+        service = TaskManagerService(lambda _, w=world: w.backend, world.store, runtime, secret)
+        service._claimed = world.backend
+        where.append((owned, Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1")), service))
+    sent: list[bytes] = []
+
+    class Watched(Connection):
+        def send(self, message: Any) -> Any:
+            sent.extend([message.metadata] if isinstance(message, Write) else [])
+            return super().send(message)
+
+    left, right = put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")
+
+    def work(attempt: int, batch: int, parent: int | None, parts: list[list[Any]]) -> None:
+        connections = [(owned, Watched(address, secret, timeout=20.0)) for owned, address, _ in where]
+        client = StateClient(connections, "b", attempt)
+        client.open(batch, parent, 4)
+        for part in parts:
+            client.write(1, changes(*part), b"states of %d" % attempt)
+        client.flush()
+        for _, connection in connections:
+            connection.close()
+
+    async def told(attempt: int) -> list[list[bytes]]:
+        found = []
+        for world in worlds:
+            before = {info.name async for info in world.disk.list()}
+            await world.backend.persist({"b": [attempt]})
+            (name,) = {info.name async for info in world.disk.list()} - before
+            rows = [row for *_, batch in decode_segment(await world.disk.get(name), name) for row in batch.to_pylist()]
+            found.append([row["value"] for row in rows if row["op"] == OP_META])
+        return found
+
+    await asyncio.to_thread(work, 1, 0, None, [[right], [left, right], [left], [right]])
+    assert await told(1) == [[b"states of 1"]] * 2
+    for world in worlds:
+        world.backend.complete(1, {"b": [1]}, {})
+    await asyncio.to_thread(work, 2, 1, 1, [[left], [right], [left, right]])
+    await asyncio.to_thread(work, 3, 1, 1, [[left, right], [left], [right]])
+    logs = [len({each._attempts["b", n].writer.log_id for n in (2, 3)}) for each in (w.backend for w in worlds)]
+    assert logs == [2, 2], "the attempts do not run side by side"
+    assert await told(3) == [[b"states of 3"]] * 2
+    assert len(sent) == 13
+    assert sorted(filter(None, sent)) == [b"states of %d" % n for n in (1, 1, 2, 2, 3, 3)], "sent again"
+    for world in worlds:
+        world.backend.abort()
+    assert await told(2) == [[b"states of 2"]] * 2
+    for world, (_, _, service) in zip(worlds, where, strict=True):
+        await service.server.close()
+        await world.close()

@@ -222,6 +222,23 @@ async def test_changes_outside_the_task_managers_key_groups_are_refused() -> Non
 
 
 @virtual
+async def test_an_attempt_whose_first_part_was_refused_gets_no_log_without_its_states() -> None:
+    """The parts behind it come without them; an attempt that has said them may go on without."""
+    async with world() as w:
+        task, changed = w.open("a", 0, 0, None), rows([(key_of(1, 1), b"x")])
+        with pytest.raises(Invalid, match="key groups"):
+            w.backend.write(task.key, 0, rows([(key_of(7, 1), b"x")]), b'{"states":[]}')
+        for _ in range(2):
+            with pytest.raises(Invalid, match="without its states"):
+                w.backend.write(task.key, 0, changed, b"")
+        assert await w.persist([task]) == await w.persist([])
+        other = w.open("a", 0, 0, None)
+        w.write(other, [(key_of(1, 1), b"x")])
+        w.backend.write(other.key, 0, changed, b"")
+        assert w.backend._attempts[other.key].writer is not None
+
+
+@virtual
 async def test_an_attempt_has_one_partition() -> None:
     async with world() as w:
         task = w.open("a", 0, 0, None)

@@ -10,9 +10,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
-from dstl.state.registry import StateRegistry
 
-__all__ = ["LOOPBACK", "active_run", "driver_host", "executor_hosts", "is_local", "merge_registries"]
+__all__ = ["LOOPBACK", "active_run", "driver_host", "executor_hosts", "is_local"]
 
 LOOPBACK = "127.0.0.1"
 """Driver, TaskManagers and tasks of a local session share a machine."""
@@ -50,8 +49,3 @@ def active_run(session: SparkSession, query_id: str) -> str | None:
     active = session._jsparkSession.sharedState().activeStreamingQueries()
     query = active.get(jvm.java.util.UUID.fromString(query_id))
     return None if query is None else str(query.runId().toString())
-
-
-def merge_registries(known: Any, reported: Any) -> dict[str, Any]:
-    """Return the union of two of an operator's state registries, as plain data."""
-    return StateRegistry.from_wire(dict(known)).merge(StateRegistry.from_wire(dict(reported))).to_wire()

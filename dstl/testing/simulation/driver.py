@@ -12,7 +12,6 @@ from dstl.checkpoint.service import CheckpointReport, CoordinatorService, Restor
 from dstl.errors import Fenced
 from dstl.options import CheckpointOptions
 from dstl.rpc.protocol import Secret
-from dstl.spark.application.session import merge_registries
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.operator import AppendingOperator
@@ -93,7 +92,6 @@ class DriverActor:
             max_parallelism=options.task_manager.max_parallelism,
             task_managers=options.task_managers,
             host="simulated",
-            merge_registries=merge_registries,
             allow_non_restored_state=False,
             on_event=self._on_event,
             on_task_manager_lost=self._replace_task_manager,

@@ -52,7 +52,8 @@ class AppendingOperator(TaskDefinition):
         """Return the runner of one task."""
         assert self.attempt is not None
         assert self.wait is not None
-        return _Runner(self.declare(registry), self.attempt, self.wait)
+        self.declare(registry)
+        return _Runner(self.attempt, self.wait)
 
 
 class _Runner:
@@ -61,8 +62,7 @@ class _Runner:
     max_event_time_ms: int | None = None
     late_rows = 0
 
-    def __init__(self, registry: StateRegistry, attempt: SimulatedAttempt, wait: Wait) -> None:
-        self.registry = registry
+    def __init__(self, attempt: SimulatedAttempt, wait: Wait) -> None:
         self._attempt = attempt
         self._wait = wait
 
