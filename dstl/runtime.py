@@ -180,6 +180,8 @@ async def call_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 async def _cancel_all() -> None:
+    # A task that is cancelled before its first step never runs, and what it was given to close stays open.
+    await asyncio.sleep(0)
     tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
     for task in tasks:
         task.cancel()
