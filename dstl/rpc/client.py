@@ -8,7 +8,7 @@ import os
 import socket
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
@@ -210,7 +210,7 @@ class Connection:
         except BaseException as error:
             if frame is None and isinstance(error, Invalid):
                 raise  # nothing was sent, and nothing will come
-            raise self._broke(message.name, error) from error
+            self._break(message.name, error)
         self._waiting.append(pending)
         return pending
 
@@ -224,11 +224,11 @@ class Connection:
         try:
             answer = self._receive()
         except BaseException as error:
-            raise self._broke(pending.name, error) from error
+            self._break(pending.name, error)
         self._waiting.popleft()
         pending.answer = answer
 
-    def _broke(self, during: str, error: BaseException) -> BaseException:
+    def _break(self, during: str, error: BaseException) -> NoReturn:
         """Give the connection up, whatever the error is: replies may still come, and would be taken for others'."""
         self.is_broken = True
         self._frames.close()
@@ -236,7 +236,9 @@ class Connection:
         for pending in self._waiting:
             pending.answer = Unavailable(what)
         self._waiting.clear()
-        return Unavailable(what) if isinstance(error, (OSError, CorruptData)) else error
+        if isinstance(error, (OSError, CorruptData)):
+            raise Unavailable(what) from error
+        raise error
 
     def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
         return self._framing.decode(self._frames.receive(limit))
