@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "materialization": options.MaterializationOptions,
     "s3": options.S3Options,
     "cluster": options.ClusterOptions,
+    "workers": options.WorkerOptions,
 }
 """Every section of options, by the name that the environment and Spark's configuration have for it."""
 

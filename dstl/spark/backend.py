@@ -27,6 +27,7 @@ from dstl.options import (
     MaterializationOptions,
     S3Options,
     UploadOptions,
+    WorkerOptions,
     check_grace,
 )
 from dstl.rpc.protocol import Secret
@@ -100,6 +101,7 @@ class StateBackend(StatefulOperators):
             given come from the environment or Spark's configuration: see :mod:`dstl.option_sources`.
         s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
         cluster: On another master than ``local[...]``: where the coordinator listens, and who starts TaskManagers.
+        workers: How Spark's Python workers run the query's tasks.
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
             has checkpoints of its own they come first, so the argument may stay. Parallelism, table kind and number of
             TaskManagers may differ from those of the savepoint's query; ``max_parallelism`` may not. It holds no
@@ -140,6 +142,7 @@ class StateBackend(StatefulOperators):
         materialization: MaterializationOptions | None = None,
         s3: S3Options | None = None,
         cluster: ClusterOptions | None = None,
+        workers: WorkerOptions | None = None,
         restore_from: str | os.PathLike[str] | None = None,
         restore_mode: RestoreMode = "no_claim",
         restore: Literal["latest", "previous"] = "latest",
@@ -190,6 +193,7 @@ class StateBackend(StatefulOperators):
         check_grace(checkpoints, materialization)
         s3 = resolve("s3", S3Options, s3, os.environ, conf)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
+        self._workers = resolve("workers", WorkerOptions, workers, os.environ, conf)
         local = is_local(session)
         if local:
             check_worker_python(session)
@@ -394,7 +398,7 @@ class StateBackend(StatefulOperators):
         self._launcher.start()
         log_failures(keyed.sparkSession)
         watch_queries(mark_of(keyed, definition.uid), self, definition.uid)
-        task = OperatorTask(definition, self._service.address, self._secret, self._host)
+        task = OperatorTask(definition, self._service.address, self._secret, self._host, self._workers.freeze)
         return repartition(keyed, definition).mapInArrow(task, definition.output)
 
     async def _expect(self, definition: TaskDefinition) -> None:

@@ -22,6 +22,7 @@ from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import TaskDefinition
+from dstl.spark.worker_heap import count_task
 from dstl.taskmanager.launcher import Invitation, launch_detached
 
 __all__ = ["OperatorTask"]
@@ -43,12 +44,14 @@ class OperatorTask:
         coordinator: Where to begin and acknowledge.
         secret: The application's.
         host: The host that tasks run on, where it is known; None on a cluster, where the executor says it.
+        freezes: Whether the worker freezes what lives after its first tasks.
     """
 
     definition: TaskDefinition
     coordinator: Address
     secret: Secret
     host: str | None = None
+    freezes: bool = True
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one attempt: begin, process, send the change set, acknowledge.
@@ -68,6 +71,8 @@ class OperatorTask:
             launch=partial(self._launch, host),
         )
         yield from run_attempt(self.definition, _task_attempt(self.definition.uid), batches, worker)
+        if self.freezes:
+            count_task()
 
     def _launch(self, host: str, member_id: str) -> None:
         launch_detached(Invitation(member_id, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True))

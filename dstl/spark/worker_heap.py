@@ -1,0 +1,30 @@
+"""The heap of a Python worker: what its modules have left is kept out of the collection that follows every task.
+
+PySpark calls :func:`gc.collect` after each task. In a worker that has imported pyspark, pyarrow and pandas it walks
+some 140,000 objects that never become garbage: about 45 ms, which is most of what a small task costs.
+"""
+
+from __future__ import annotations
+
+import gc
+
+__all__ = ["count_task"]
+
+_LAST_FREEZE = 64
+"""Number of the last task after which a worker freezes: by then it has imported what it ever will."""
+
+_tasks = 0
+"""Tasks that this process has ended; a worker is forked before its first."""
+
+
+def count_task() -> None:
+    """Count a task that has ended, and freeze the heap after the first, second, fourth and so on up to the 64th.
+
+    What is garbage is collected before, so that nothing of the task itself is kept. To be called at the task's end, in
+    the thread that ran it.
+    """
+    global _tasks
+    _tasks += 1
+    if _tasks <= _LAST_FREEZE and _tasks.bit_count() == 1:
+        gc.collect()
+        gc.freeze()
