@@ -9,7 +9,15 @@ import pytest
 SEED = int(os.environ.setdefault("DSTL_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
 # A JVM of a test lives for seconds: the second compiler and a parallel collector cost it more than they give it.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Nor need it verify the classes of Spark's jars, or start the shells of Hadoop's file system by way of a helper.
+os.environ.setdefault(
+    "JDK_JAVA_OPTIONS",
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote "
+    "-Djdk.lang.Process.launchMechanism=VFORK",
+)
+
+LONGEST = ("test_demo.py", "test_cluster_spark.py", "test_against_spark.py", "test_consumed_output.py")
+"""Files that begin first: whatever is left for the end should be short."""
 
 
 def pytest_report_header() -> str:
@@ -19,3 +27,18 @@ def pytest_report_header() -> str:
 @pytest.fixture
 def seed() -> int:
     return SEED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes long before what does not, in both halves of the tests.
+
+    Of two processes each begins with its half, and one that has ended takes over from the end of the other's.
+    """
+    slow = [item for item in items if item.get_closest_marker("spark")]
+    quick = [item for item in items if not item.get_closest_marker("spark")]
+    files = list(dict.fromkeys(item.path for item in slow))
+    files.sort(key=lambda path: LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST))
+    halves = [[item for path in files[half::2] for item in slow if item.path == path] for half in (0, 1)]
+    rest = max(0, len(items) // 2 - len(halves[0]))
+    items[:] = halves[0] + quick[:rest] + halves[1] + quick[rest:]

@@ -1,0 +1,44 @@
+"""The examples run, and say what their texts promise."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SAID = {
+    "aggregates": [["s1", 3, 20.0, 18.0, 21.5], ["s2", 1, 3.0, 3.0, 3.0], ["s3", 1, 7.0, 7.0, 7.0]],
+    "deduplicate": [["e1", 5], ["e2", 7], ["e3", 9], ["remembered", 3]],
+    "event_rules": [
+        ["ann", 4, "service before login"],
+        ["bob", 1, "service before login"],
+        ["bob", 3, "logged in already, at 2"],
+    ],
+    "migrate": [["a", 3], ["c", 1]],
+    "sessions": [["ann", 2, 20], ["bob", 1, 0]],
+    "top_products": [["north", "tea 6, jam 5, oil 4"], ["south", "tea 2, jam 1"]],
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", SAID)
+def test_an_example_runs_and_says_what_it_promises(
+    name: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    module = importlib.import_module(name)
+    cloudpickle.register_pickle_by_value(module)  # workers cannot import it
+    found = module.main(spark, tmp_path)
+    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    assert json.loads(json.dumps(found)) == SAID[name]
+
+
+def test_every_example_is_run_and_short() -> None:
+    files = sorted(EXAMPLES.glob("*.py"))
+    assert [file.stem for file in files] == sorted(SAID)
+    assert {file.name: n for file in files if (n := len(file.read_text().splitlines())) >= 100} == {}
