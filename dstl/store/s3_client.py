@@ -131,7 +131,7 @@ async def _open(options: S3Options) -> _Opened:
 @cache
 def _models() -> Any:
     """Import the SDK and read its description of S3, once for all clients of the process."""
-    import_module("aioboto3")
+    import_module("aiobotocore.session")
     from botocore.loaders import Loader
 
     loader = Loader()
@@ -141,7 +141,6 @@ def _models() -> Any:
 
 
 def _made(models: Any, options: S3Options, endpoint_url: str | None) -> Any:
-    import aioboto3
     from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
 
@@ -165,9 +164,13 @@ def _made(models: Any, options: S3Options, endpoint_url: str | None) -> Any:
     # A new session reads the provider chain anew.
     session = AioSession()
     session.register_component("data_loader", models)
-    return aioboto3.Session(botocore_session=session).client(
-        "s3", region_name=options.region, endpoint_url=endpoint_url, config=config
-    )
+    wanted: dict[str, Any] = {"region_name": options.region, "endpoint_url": endpoint_url, "config": config}
+    try:
+        import aioboto3
+    except ImportError:
+        # The extra s3-aiobotocore: aioboto3 pins one boto3, and is a shell around this session.
+        return session.create_client("s3", **wanted)
+    return aioboto3.Session(botocore_session=session).client("s3", **wanted)
 
 
 @coroutine

@@ -321,12 +321,18 @@ async def test_a_forked_child_is_refused(store: S3Store) -> None:
 
 
 async def test_without_the_extra_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "aioboto3", None)
+    monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
     _models.cache_clear()
     store = S3Store("bucket")
     with pytest.raises(Invalid, match=r"pip install 'dstl-pyspark\[s3\]'"):
         await store.get("x")
     await store.close()
+
+
+async def test_aiobotocore_alone_is_enough(monkeypatch: pytest.MonkeyPatch, store: S3Store) -> None:
+    monkeypatch.setitem(sys.modules, "aioboto3", None)
+    await store.put("x", b"1")
+    assert await store.get("x") == b"1"
 
 
 def test_opening_a_store_imports_no_sdk() -> None:
