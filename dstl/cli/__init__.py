@@ -22,7 +22,6 @@ def main() -> None:
     app = typer.Typer(
         help="DSTL: a durable short-term log as the state backend of PySpark Structured Streaming.",
         no_args_is_help=True,
-        add_completion=False,
         # A traceback is no place for what variables hold: one of them is the secret.
         pretty_exceptions_show_locals=False,
     )

@@ -11,6 +11,7 @@ import typer
 from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints
 from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
 from dstl.cli import console
+from dstl.cli.watch import watch
 from dstl.runtime import system_runtime
 
 __all__ = ["app"]
@@ -85,6 +86,9 @@ def verify(
         _show_verification(location, done, seconds)
     if done.problems:
         raise typer.Exit(1)
+
+
+app.command(epilog=console.EXIT_CODES)(watch)
 
 
 def _describe(location: str, done: LocationVerification, seconds: float) -> dict[str, Any]:

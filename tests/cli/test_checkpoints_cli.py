@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +92,29 @@ def test_show_tells_what_a_checkpoint_is_made_of(place: tuple[Path, Location]) -
     missing = run("checkpoints", "show", path, "99")
     assert missing.exit_code == 1
     assert "it retains: 6, 7" in missing.stderr
+
+
+def test_watch_shows_what_is_there_and_then_what_comes(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    command = [sys.executable, "-m", "dstl.cli", "checkpoints", "watch", str(path), "--every", "1s", "--count", "2"]
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True) as watching:
+        try:
+            store = LocalStore(str(path))  # made while it is being watched
+            location = asyncio.run(fill(store))
+            assert watching.stdout is not None
+            shown = [json.loads(watching.stdout.readline()) for _ in range(2)]
+            assert watching.wait(30) == 0
+        finally:
+            watching.kill()
+    assert [row["checkpoint_id"] for row in shown] == sorted(row["checkpoint_id"] for row in shown)
+    assert shown[-1]["checkpoint_id"] <= location.made[-1].checkpoint_id
+    table = run("checkpoints", "watch", path, "--count", 2, columns=80)
+    head, *rows = table.stdout.splitlines()
+    assert "to restore" in head
+    assert [row.split()[0] for row in rows] == ["6", "7"]
+    assert max(map(len, table.stdout.splitlines())) <= 80
+    assert run("checkpoints", "watch", path, "--every", "100ms").exit_code == 2
+    asyncio.run(store.close())
 
 
 def test_verify_reports_damage_with_exit_code_1(place: tuple[Path, Location]) -> None:

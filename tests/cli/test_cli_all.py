@@ -12,7 +12,7 @@ COMMANDS = [
     ["demo"],
     ["gc"],
     ["taskmanager"],
-    *(["checkpoints", verb] for verb in ("list", "show", "verify")),
+    *(["checkpoints", verb] for verb in ("list", "show", "verify", "watch")),
     *(["savepoint", verb] for verb in ("create", "list", "verify", "delete")),
     *(["segment", verb] for verb in ("show", "dump")),
     *(["state", verb] for verb in ("list", "read")),
