@@ -1,4 +1,4 @@
-"""``append``: what it costs to log a million changes and to read them back (issue 3).
+"""``append``: what it costs to log a million changes and to read them back.
 
 Appends column batches in record order and persists them into a local directory through the real writer, storage and
 uploader; then reads all key groups, and one (the median of five), through the real reader. Medians of the rounds.

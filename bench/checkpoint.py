@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench._figures import print_figures
 from bench._state_job import (
     KEY_BYTES,
     BatchTimes,
@@ -133,10 +134,7 @@ def main(argv: list[str]) -> int:
     add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
     figures = asyncio.run(measure_all(args))
-    if args.json:
-        print(json.dumps(figures))
-    else:
-        for size in figures["sizes"]:
-            print(json.dumps(size))
+    print_figures(figures, as_json=args.json)
+    if not args.json:
         print(f"p50 at the largest state is {figures['ratio_p50']:.2f} x that at the smallest")
     return 0

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench._figures import add_json
+from bench._figures import add_json, number, print_table
 from bench._hedging_run import ROUND_S, Arm, Workload, run_arm
 from bench._models import models
 from dstl.changelog.upload.hedging import HedgePolicy
@@ -76,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ]
         arms["static"] = static
         result["static"] = report(arms["none"], static)["hedged"] | {"delay": delay * 1e3}
+    result["tail"] = tail(arms)
     result["wall_s"] = round(time.monotonic() - began, 1)
     if args.plot is not None:
         _plot(args.plot, name, arms)
@@ -197,13 +198,23 @@ def _parameters(args: argparse.Namespace) -> tuple[str, LatencyParameters]:
 
 
 def _plot(path: str, name: str, arms: dict[str, list[Arm]]) -> None:
+    from matplotlib import ticker
+
     pyplot = _pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 5))
     for arm, found in arms.items():
         latency = np.sort(_pooled(found))
         beyond = 1.0 - np.arange(latency.size) / latency.size
-        axes.loglog(latency, beyond, label=arm)
-    axes.set(xlabel="ms from the intended start", ylabel="share of PUTs that take longer", title=name)
+        axes.loglog(latency, beyond, label=f"{arm} (n = {latency.size:,})")
+    for share, mark in ((1e-2, "p99"), (1e-3, "p99.9")):
+        axes.axhline(share, color="grey", linewidth=0.6, linestyle="--")
+        axes.annotate(mark, (1.0, share), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
+    axes.set(
+        xlabel="ms from the intended start until a PUT is stored",
+        ylabel="share of PUTs that take longer",
+        title=f"PUT latency, model {name}",
+    )
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
@@ -221,13 +232,72 @@ def _pyplot() -> Any:
     return pyplot
 
 
-def _table(result: dict[str, object]) -> None:
+_ROWS = (
+    ("p50", "median", "ms"),
+    ("p99", "99 % are done after", "ms"),
+    ("p999", "99.9 %", "ms"),
+    ("p9999", "99.99 %", "ms"),
+    ("max500_p50", "slowest of 500, median", "ms"),
+    ("max500_p99", "slowest of 500, 99 %", "ms"),
+    ("on_p99", "in slow periods, 99 %", "ms"),
+    ("off_p999", "outside of them, 99.9 %", "ms"),
+    ("rate_503", "answers 503", "%"),
+    ("failed", "failed", "PUTs"),
+    ("extra_requests", "requests more", "%"),
+    ("extra_bytes", "bytes more", "%"),
+    ("on_extra_requests", "requests more in slow periods", "%"),
+    ("worst60_extra", "requests more in the worst minute", "%"),
+    ("hedges", "PUTs that were hedged", "%"),
+    ("won", "hedges that won", "%"),
+)
+_FEW = 100
+"""A quantile behind which fewer PUTs lie says little."""
+
+
+def _table(result: dict[str, Any]) -> None:
     none, hedged = result["none"], result["hedged"]
-    assert isinstance(none, dict)
-    assert isinstance(hedged, dict)
-    print(f"{result['model']}: {result['puts']} PUTs, {result['seeds']} seeds")
-    for key, value in hedged.items():
-        print(f"  {key:18} {none.get(key, '')!s:>12} {value!s:>12}")
+    rows = []
+    for key, name, unit in _ROWS:
+        before, after = none.get(key), hedged.get(key)
+        if after is None:
+            continue  # the set has no slow periods
+        scale = 100 if unit == "%" else 1
+        change = f"{after / before - 1:+.0%}" if unit == "ms" and before else ""
+        rows.append((name, "" if before is None else number(scale * before), number(scale * after), unit, change))
+    print_table(
+        f"{result['model']}: {result['puts']:,} PUTs, {result['seeds']} seeds",
+        ("of a PUT", "none", "hedged", "unit", "change"),
+        rows,
+    )
+    denied = ", ".join(f"{count:,} by {reason}" for reason, count in hedged["denied"].items())
+    print(f"Hedges denied: {denied or 'none'}.")
+    print(verdict(none, hedged))
+    for key, share in (("p999", 1e-3), ("p9999", 1e-4)):
+        if result["puts"] * share < _FEW:
+            print(
+                f"{key} is that of the {result['puts'] * share:.1g} slowest PUTs: run with --puts {_FEW / share:,.0f}."
+            )
+
+
+def verdict(none: dict[str, Any], hedged: dict[str, Any]) -> str:
+    """Return one sentence: what hedging brings here and what it costs."""
+    change = hedged["p999"] / none["p999"] - 1
+    effect = "does not change" if abs(change) < 0.03 else "shortens" if change < 0 else "LENGTHENS"
+    by = "" if abs(change) < 0.03 else f" by {abs(change):.0%}"
+    return (
+        f"Hedging {effect} p99.9{by} ({number(none['p999'])} to {number(hedged['p999'])} ms) for "
+        f"{hedged['extra_requests']:.1%} more requests."
+    )
+
+
+def tail(arms: dict[str, list[Arm]]) -> dict[str, list[float]]:
+    """Return the curves of a plot, for each arm: how many ms it takes until but this share of PUTs is stored."""
+    count = min(_pooled(found).size for found in arms.values())
+    beyond = np.geomspace(1.0, max(10 / count, 1e-5), 60)
+    return {
+        "beyond": [float(f"{share:.4g}") for share in beyond],
+        **{name: [_ms(_pooled(found), 1 - share) for share in beyond] for name, found in arms.items()},
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""``spark``: events per second of a keyed aggregation, through DSTL and through Spark's own state (issue 6).
+"""``spark``: events per second of a keyed aggregation, through DSTL and through Spark's own state.
 
 All figures of one run come from one session and the same files, one parquet file per micro-batch: for each key the
 number of its events and the sum of a value, kept over batches. Spark's own operators use RocksDB with changelog

@@ -144,7 +144,8 @@ class RunOpening:
         if owner and owner != task.query_id:
             raise Invalid(
                 f"{self._location} belongs to query {owner}; this is query {task.query_id}. Give this query a "
-                "location of its own, or start it with the checkpoint directory of its predecessor"
+                "location of its own, or start it with the checkpoint directory of its predecessor: a query without "
+                "option('checkpointLocation', ...) is another query at every start"
             )
         if self._fenced_for != task.run_id or self._log.is_unknown:
             await self._log.fence(task.query_id)

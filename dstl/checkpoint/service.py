@@ -213,7 +213,10 @@ class CoordinatorService:
             MissingState: No checkpoint has completed yet.
         """
         if not self.completed:
-            raise MissingState(f"{self._store.location} has no completed checkpoint yet: wait for the first batch")
+            raise MissingState(
+                f"{self._store.location} has no completed checkpoint in this run yet: wait for "
+                "its first batch, or copy a stopped query's last one with dstl savepoint create"
+            )
         return self.completed[-1], self._objects.hold(self.completed[-1])
 
     def release(self, hold: int) -> None:
@@ -352,7 +355,8 @@ class CoordinatorService:
         self._coordinator, self._query_id = opened.coordinator, task.query_id
         seconds = self._runtime.clock.now() - started
         parent_id = opened.parent.checkpoint_id if opened.parent else None
-        _log.info("run %s goes on from checkpoint %s after %.3f s", task.run_id, parent_id, seconds)
+        begins = f"goes on from checkpoint {parent_id}" if opened.parent else "begins with empty state"
+        _log.info("run %s %s, after %.3f s", task.run_id, begins, seconds)
         read = opened.restored
         self._execution.note_restore(read.bytes, read.seconds)
         self._on_event(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench import hedging
+from bench.__main__ import main as bench_main
 from bench._models import models
 
 ROOT = Path(__file__).parents[2]
@@ -87,3 +88,33 @@ def test_unknown_benchmark_is_refused():
     )
     assert done.returncode == 2
     assert "hedging" in done.stderr
+
+
+def test_people_get_units_changes_a_verdict_and_a_warning(capsys):
+    assert hedging.main(["--model", "s3-standard-small", "--puts", "4000", "--seeds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert [word in shown for word in ("unit", "change", "ms", "%")] == [True] * 4
+    assert "Hedging shortens p99.9 by" in shown
+    assert "p9999 is that of the 0.4 slowest PUTs: run with --puts 1,000,000" in shown
+    assert "None" not in shown
+
+
+def test_a_result_file_has_the_command_and_the_machine(tmp_path):
+    out = tmp_path / "results" / "hedging.json"
+    arguments = ["hedging", "--model", "s3-express", "--puts", "2000", "--seeds", "1"]
+    assert bench_main([*arguments, "--out", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["command"] == f"python -m bench {' '.join(arguments)}"
+    assert found["machine"]["cores"] > 0
+    assert found["commit"]
+    tail = found["figures"]["tail"]
+    assert tail["beyond"][0] == 1.0
+    assert tail["none"] == sorted(tail["none"])
+    assert len(tail["hedged"]) == len(tail["beyond"])
+
+
+def test_without_a_name_every_benchmark_gets_a_line(capsys):
+    assert bench_main([]) == 2
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().err.splitlines() if line.startswith("  ")]
+    assert {name for name, _ in lines} >= {"append", "checkpoint", "hedging", "recovery", "space", "spark"}
+    assert min(len(line) for _, line in lines) > 20

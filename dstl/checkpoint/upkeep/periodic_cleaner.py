@@ -70,7 +70,12 @@ class PeriodicCleaner:
                     live_writer_ids=self._live_writer_ids,
                     held=self._held,
                 )
-                _log.info("the cleaner has passed: %s", report)
+                _log.info(
+                    "the cleaner has passed: %d of %d objects deleted, of %d bytes",
+                    report.deleted,
+                    report.objects,
+                    report.orphan_bytes,
+                )
             except DstlError as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
