@@ -8,6 +8,9 @@ import pytest
 # In the environment, so that processes which share the tests have one seed, the one that is printed.
 SEED = int(os.environ.setdefault("DSTL_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
+# Hundreds of workers and TaskManagers start in these tests: they compile the modules once, not each for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A JVM of a test lives for seconds: the second compiler and a parallel collector cost it more than they give it.
 # Nor need it verify the classes of Spark's jars, or start the shells of Hadoop's file system by way of a helper.
 os.environ.setdefault(
