@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ["main"]
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["application", "main"]
 
 
 def main() -> None:
     """Run the command line."""
+    application()()
+
+
+def application() -> typer.Typer:
+    """Return the command line, for its reference and for programs that run commands within themselves."""
     from importlib.metadata import version
 
     import typer
@@ -46,4 +56,4 @@ def main() -> None:
     app.add_typer(savepoint, name="savepoint")
     app.add_typer(segment, name="segment")
     app.add_typer(state, name="state")
-    app()
+    return app
