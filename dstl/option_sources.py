@@ -28,6 +28,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "s3": options.S3Options,
     "cluster": options.ClusterOptions,
     "workers": options.WorkerOptions,
+    "metrics": options.MetricsOptions,
 }
 """Every section of options, by the name that the environment and Spark's configuration have for it."""
 

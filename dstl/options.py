@@ -15,6 +15,7 @@ __all__ = [
     "ClusterOptions",
     "HedgingOptions",
     "MaterializationOptions",
+    "MetricsOptions",
     "S3Options",
     "TriggerOptions",
     "UploadOptions",
@@ -171,6 +172,10 @@ class CheckpointOptions(_Options):
     """Completed checkpoints that are kept (Flink ``state.checkpoints.num-retained``, 1). Never below two: Spark may run
     the last batch again, from the one before. More: older states can be read; fewer: less storage."""
 
+    history: int = Field(default=100, ge=0, le=1000)
+    """Checkpoints, failures and restores whose figures each manifest tells (``dstl ui`` shows them). More: a longer
+    look back; fewer: smaller manifests, by some 15 to 40 bytes for each."""
+
     clean_interval_s: float = Field(default=3600.0, ge=0)
     """How often the location is searched for orphans: what crashes, lost hedges and aborted batches left. Shorter: they
     are paid for less long; longer: fewer LIST requests. 0 turns it off (``dstl gc`` does the same by hand)."""
@@ -219,6 +224,21 @@ class WorkerOptions(_Options):
     cycle that was in use at one of these moments is never collected in that worker. Off: every task pays, and the
     collector sees everything: for processors that keep large cyclic structures from task to task, and drop them
     later."""
+
+
+class MetricsOptions(_Options):
+    """The driver's endpoint for metrics and its page."""
+
+    port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of one small HTTP server in the driver: ``/metrics`` has the figures of the driver and of all TaskManagers
+    for Prometheus (extra ``prometheus``), ``/`` a page for people (extra ``ui``). 0: any free one, which
+    ``StateBackend.metrics_url`` tells. None: no server, and nothing is asked of TaskManagers. With it each look, by a
+    scraper or an open page, costs one small message to each TaskManager."""
+
+    host: str = "127.0.0.1"
+    """Address it listens at. The loopback: nobody outside the driver's host can look, which needs a scraper or an SSH
+    tunnel there. Another: whoever reaches it sees names of operators, sizes and times, though never state, for there
+    is no password and no TLS."""
 
 
 class TriggerOptions(_Options):

@@ -68,6 +68,7 @@ class SegmentsInFlight:
 
     Attributes:
         upload_attempts: PUTs of segments so far, retries and hedges included; an object in parts counts once.
+        hedges: How many of those of the uploads that have ended were hedges.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class SegmentsInFlight:
         self._seals: dict[int, _Seal] = {}
         self._last_seal = 0
         self.upload_attempts = 0
+        self.hedges = 0
 
     def __len__(self) -> int:
         return len(self._seals)
@@ -146,7 +148,10 @@ class SegmentsInFlight:
                 checksum=segment_checksum(data),
                 on_attempt=self._count_attempt,
             )
-            stored = await seal.upload
+            try:
+                stored = await seal.upload
+            finally:
+                self.hedges += seal.upload.hedges
         except Exception as error:
             if seal.needed:
                 self._batcher.failed(self._runtime.clock.now())

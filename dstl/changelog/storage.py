@@ -120,6 +120,11 @@ class StateChangelogStorage:
         """PUTs of segments so far, retries and hedges included; an object in parts counts once."""
         return self._seals.upload_attempts
 
+    @property
+    def hedges(self) -> int:
+        """Hedges of segments whose uploads have ended."""
+        return self._seals.hedges
+
     def create_writer(self, log_id: str) -> StateChangelogWriter:
         """Begin a new log.
 

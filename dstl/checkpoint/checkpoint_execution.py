@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger
 from dstl.checkpoint.fleet.fleet import Fleet
+from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
@@ -16,7 +19,7 @@ from dstl.checkpoint.truncation import recovery_work
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.fleet_messages import Persisted
-from dstl.runtime import Runtime
+from dstl.runtime import Clock, Runtime
 from dstl.store.instrumented import InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint
 
@@ -24,6 +27,23 @@ __all__ = ["CheckpointExecution"]
 
 _LEAST_COMMIT_S = 1.0
 _MEASURABLE_BYTES = 4 << 20
+
+
+class Stopwatch:
+    """Tells the seconds since the last lap, and since it was made."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._began = self._last = clock.now()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap, and begin the next."""
+        before, self._last = self._last, self._clock.now()
+        return self._last - before
+
+    def total(self) -> float:
+        """Return the seconds from the beginning to the end of the last lap."""
+        return self._last - self._began
 
 
 class CheckpointExecution:
@@ -85,13 +105,19 @@ class CheckpointExecution:
             CheckpointDeclined: It was aborted for another reason; what was persisted is kept for the next one.
             DstlError: It was aborted for a reason that no restart cures; otherwise the same.
         """
-        started = self._runtime.clock.now()
+        watch = Stopwatch(self._runtime.clock)
         requests = self._requests()
         try:
             parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
+            persist_s = watch.lap()
             checkpoint, inlined = self._assembled(coordinator, trigger, parts, query_id)
-            left = self._options.timeout_s - (self._runtime.clock.now() - started)
+            assemble_s = watch.lap()
+            late = coordinator.late_rows()
+            figures = _figures(checkpoint, parts, late)
+            self._log.history.add(HistoryEntry(**figures, persist_s=persist_s, assemble_s=assemble_s))
+            left = self._options.timeout_s - watch.total()
             await self._commit(checkpoint, inlined, coordinator.oldest_after(trigger, self._options.retained), left)
+            commit_s = watch.lap()
         except (Fenced, OutcomeUnknown) as error:
             # It may be there, or come: its objects must stay, and the run cannot go on before that is known. That holds
             # for a fenced driver too: its record may have been committed before the newer one began, which retains it.
@@ -109,17 +135,30 @@ class CheckpointExecution:
         subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
         self._objects.retain([checkpoint])
         self._objects.subsume(subsumed)
+        notify_s = watch.lap()
+        figures |= {"at": self._runtime.clock.wall(), "requests": figures["requests"] + self._requests() - requests}
+        times: dict[str, Any] = {
+            "persist_s": persist_s,
+            "assemble_s": assemble_s,
+            "commit_s": commit_s,
+            "notify_s": notify_s,
+        }
+        self._log.history.add(HistoryEntry(**figures, seconds=watch.total(), **times))
         return CheckpointReport(
             checkpoint.checkpoint_id,
             trigger.batch_id,
-            self._runtime.clock.now() - started,
-            sum(part.requests for part in parts) + self._requests() - requests,
-            sum(s.handle.size for part in parts for s in part.segments),
+            watch.total(),
+            figures["requests"],
+            figures["new_bytes"],
             checkpoint.full_bytes,
             len(located),
-            sum(len(part.materializations) for part in parts),
+            figures["materializations"],
             self._estimated_recovery_s(checkpoint),
-            coordinator.late_rows(),
+            late,
+            hedges=figures["hedges"],
+            state_rows=_by_operator(parts, 0),
+            state_bytes=_by_operator(parts, 1),
+            **times,
         )
 
     def _assembled(
@@ -167,3 +206,31 @@ class CheckpointExecution:
 
     def _requests(self) -> int:
         return self._store.totals.calls - self._store.totals.delete.calls
+
+
+def _figures(checkpoint: CompletedCheckpoint, parts: Sequence[Persisted], late: Mapping[str, int]) -> dict[str, Any]:
+    """Return what a history tells of a checkpoint before it is committed: the fields of a :class:`HistoryEntry`."""
+    return {
+        "kind": "checkpoint",
+        "at": checkpoint.created_at,
+        "checkpoint_id": checkpoint.checkpoint_id,
+        "batch_id": checkpoint.batch_id,
+        "requests": sum(part.requests for part in parts),
+        "hedges": sum(part.hedges for part in parts),
+        "new_bytes": sum(s.handle.size for part in parts for s in part.segments),
+        "full_bytes": checkpoint.full_bytes,
+        "inlined": sum(bool(s.seal) for part in parts for s in part.segments),
+        "materializations": sum(len(part.materializations) for part in parts),
+        "late_rows": sum(late.values()),
+        "state_rows": sum(_by_operator(parts, 0).values()),
+        "state_bytes": sum(_by_operator(parts, 1).values()),
+    }
+
+
+def _by_operator(parts: Sequence[Persisted], which: int) -> dict[str, int]:
+    """Return the tables' entries (0) or bytes (1) by operator, of all TaskManagers together."""
+    total: Counter[str] = Counter()
+    for part in parts:
+        for uid, size in part.state.items():
+            total[uid] += size[which]
+    return dict(total)

@@ -25,6 +25,13 @@ class CheckpointReport:
         estimated_recovery_seconds: How long restoring it would take, at the rate of the last restore.
         late_rows: By operator, how many rows of the batch were dropped because they came behind the watermark;
             operators without any are left out.
+        persist_s: Part of ``seconds``: until every TaskManager had made its changes durable or handed them over.
+        assemble_s: Part of it: the manifest was put together.
+        commit_s: Part of it: the manifest was stored.
+        notify_s: Part of it: the TaskManagers were told.
+        hedges: How many of the requests were second ones for late uploads.
+        state_rows: By operator, entries of its tables before the batch (of RocksDB, an estimate).
+        state_bytes: By operator, their bytes.
     """
 
     checkpoint_id: int
@@ -37,6 +44,13 @@ class CheckpointReport:
     materializations: int = 0
     estimated_recovery_seconds: float = 0.0
     late_rows: Mapping[str, int] = field(default_factory=dict)
+    persist_s: float = 0.0
+    assemble_s: float = 0.0
+    commit_s: float = 0.0
+    notify_s: float = 0.0
+    hedges: int = 0
+    state_rows: Mapping[str, int] = field(default_factory=dict)
+    state_bytes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

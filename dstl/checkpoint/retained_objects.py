@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
+from dstl.metrics import NullRecorder, Recorder
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
@@ -26,10 +27,13 @@ class RetainedObjects:
 
     Args:
         store: The query's location.
+        recorder: Counts what is deleted.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._deleter = BackgroundDeleter(store, deleted="subsumedDeleted", left="subsumedLeftToCleaner")
+    def __init__(self, store: ObjectStore, recorder: Recorder = NullRecorder()) -> None:
+        self._deleter = BackgroundDeleter(
+            store, recorder=recorder, deleted="subsumedDeleted", left="subsumedLeftToCleaner"
+        )
         self._registry = SharedStateRegistry()
         self._freed: list[str] = []
         self._holds = 0

@@ -7,13 +7,16 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 from dstl.checkpoint.attempt_register import ActiveRun, AttemptRegister
-from dstl.checkpoint.checkpoint_execution import CheckpointExecution
+from dstl.checkpoint.checkpoint_execution import CheckpointExecution, Stopwatch
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision, Trigger
 from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
 from dstl.checkpoint.fleet.launch_plan import LaunchPlan
+from dstl.checkpoint.fleet.metrics_poll import MemberMetrics, MetricsPoll
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, ResourceManager
+from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ATTEMPTS
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
@@ -23,7 +26,8 @@ from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.state_catalogue import Registry, StateCatalogue
 from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
-from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
+from dstl.errors import Closed, DstlError, Fenced, Invalid, MissingState, TaskManagerLost, clipped
+from dstl.metrics import NullRecorder, Recorder
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Register
@@ -32,7 +36,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.store.instrumented import InstrumentedStore
+from dstl.store.instrumented import CallMetrics, InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint
 from materializer.restore.progress import ProgressListener
 
@@ -41,6 +45,9 @@ __all__ = ["CheckpointReport", "CoordinatorService", "RestoreReport"]
 _log = logging.getLogger(__name__)
 _MOST_WORKERS = 1024
 _MOST_LOSSES = 3
+_DRIVER_CALLS = CallMetrics(
+    "driverStoreRequests", "driverStoreRequestNanos", "driverStoreRequestBytes", "driverStoreRequestFailures"
+)
 
 
 class CoordinatorService:
@@ -68,6 +75,7 @@ class CoordinatorService:
         fall_back: See :class:`RunOpening`.
         commit_attempts: How often a request to the manifest log is tried.
         on_progress: Told how far a restore has come, on the coordinator's loop; must not block. None: nobody asks.
+        recorder: The driver's metrics.
     """
 
     def __init__(
@@ -93,6 +101,7 @@ class CoordinatorService:
         executor_hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
         active_run: ActiveRun | None = None,
         on_progress: ProgressListener | None = None,
+        recorder: Recorder = NullRecorder(),
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -100,13 +109,16 @@ class CoordinatorService:
         self._on_event = on_event
         self._on_task_manager_lost = on_task_manager_lost
         # The cleaner's requests are not the checkpoints'.
-        counted = InstrumentedStore(store)
-        self._log = ManifestLog(counted, runtime, attempts=commit_attempts, skip_damaged=fall_back)
+        counted = InstrumentedStore(store, recorder=recorder, names=_DRIVER_CALLS)
+        self._recorder = recorder
+        self._log = ManifestLog(
+            counted, runtime, attempts=commit_attempts, skip_damaged=fall_back, history=options.history
+        )
         self._catalogue = StateCatalogue(allow_non_restored_state=allow_non_restored_state)
         self._coordinator: CheckpointCoordinator | None = None
         self._operators: dict[str, int] = {}
         self._query_id = ""
-        self._objects = RetainedObjects(store)
+        self._objects = RetainedObjects(store, recorder)
         self._fleet = Fleet(
             secret,
             task_managers or 1,
@@ -148,6 +160,7 @@ class CoordinatorService:
         )
         self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, self._objects.held, options)
         self._attempts = AttemptRegister(active_run)
+        self._poll = MetricsPoll(secret, lambda: self._fleet.members, host)
         self._retired: set[str] = set()
         self._tried: set[str] = set()
         self._opening = asyncio.Lock()
@@ -174,6 +187,7 @@ class CoordinatorService:
     async def close(self) -> None:
         """Stop listening; the TaskManagers notice and end. Idempotent."""
         self._closing = True
+        self._poll.close()
         self._fleet.close()
         await self.server.close()
         await self._cleaner.close()
@@ -249,6 +263,15 @@ class CoordinatorService:
         """Retained checkpoints, oldest first; empty before the query has begun."""
         return self._coordinator.completed if self._coordinator else ()
 
+    @property
+    def history(self) -> Sequence[HistoryEntry]:
+        """The last checkpoints, failures and restores, oldest first."""
+        return self._log.history.entries
+
+    async def task_manager_metrics(self) -> Sequence[MemberMetrics]:
+        """Return the metrics of every TaskManager, asked for now."""
+        return await self._poll.read()
+
     def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
         """Return True where the batch is this query's current one and has its checkpoint; None asks for any query."""
         coordinator = self._coordinator
@@ -316,7 +339,20 @@ class CoordinatorService:
         async with self._checkpointing:
             trigger = due()
             if trigger is not None:
-                self._on_event(await self._execution.run(coordinator, trigger, self._query_id))
+                watch, sequence = Stopwatch(self._runtime.clock), self._log.next_sequence
+                try:
+                    report = await self._execution.run(coordinator, trigger, self._query_id)
+                except DstlError as error:
+                    self._recorder.increment("numberOfFailedCheckpoints")
+                    self._note(
+                        "failed",
+                        checkpoint_id=sequence,
+                        batch_id=trigger.batch_id,
+                        seconds=watch.lap(),
+                        error=f"{type(error).__name__}: {clipped(error)}",
+                    )
+                    raise
+                self._on_event(report)
 
     async def _placed(self, task: TaskAttempt) -> TaskAttempt:
         return await self._attempts.placed(task, self._coordinator.run_id if self._coordinator else None, self._retired)
@@ -359,6 +395,9 @@ class CoordinatorService:
         _log.info("run %s %s, after %.3f s", task.run_id, begins, seconds)
         read = opened.restored
         self._execution.note_restore(read.bytes, read.seconds)
+        self._note(
+            "restore", checkpoint_id=parent_id or 0, batch_id=task.batch_id, seconds=seconds, new_bytes=read.bytes
+        )
         self._on_event(
             RestoreReport(
                 task.run_id,
@@ -374,6 +413,10 @@ class CoordinatorService:
         )
         self._cleaner.start()
         return opened.coordinator
+
+    def _note(self, kind: Literal["failed", "restore"], **figures: Any) -> None:
+        """Add to the history, which the next manifest tells."""
+        self._log.history.add(HistoryEntry(kind=kind, at=self._runtime.clock.wall(), **figures))
 
     def _note_worker(self, pid: int) -> None:
         self._worker_pids.pop(pid, None)

@@ -15,9 +15,13 @@ import typer
 
 from dstl.cli import console
 from dstl.errors import Invalid
+from dstl.metrics import MetricSet
+from dstl.monitoring.exposition import CONTENT_TYPE, Exposition, Labelled
+from dstl.monitoring.server import PageServer, Reply
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.launcher import Invitation
+from dstl.taskmanager.own_metrics import TaskManagerMetrics
 from dstl.taskmanager.process import run
 
 __all__ = ["taskmanager"]
@@ -48,6 +52,18 @@ def taskmanager(
     wait: Annotated[
         str, typer.Option(help="How long to try again while no coordinator answers: 90s, 15m, 24h or 7d.")
     ] = "60s",
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Serve this TaskManager's metrics for Prometheus at this port of --metrics-host (extra prometheus), "
+            "0 for any free one. The driver's endpoint has those of all TaskManagers without it.",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="Address for --metrics-port; it asks for no password.")
+    ] = "127.0.0.1",
     as_json: console.AsJson = False,
 ) -> None:
     """Run one TaskManager until its application ends.
@@ -69,18 +85,32 @@ def taskmanager(
         own = host or _own_address(where)
         name = f"{own}-{secrets.token_hex(4)}"
         invitation = Invitation(name, where, secret, host=own, listen_tcp=True, detached=True, retry_s=retry_s)
-        if as_json:
-            console.print_json({"event": "started", "member": name, "host": own, "pid": os.getpid()})
-        asyncio.run(_serve(invitation))
+        metrics, recorder = None, MetricSet()
+        if metrics_port is not None:
+            metrics = _serve_metrics(recorder, name, metrics_host, metrics_port)
+        try:
+            if as_json:
+                started = {"event": "started", "member": name, "host": own, "pid": os.getpid()}
+                console.print_json(started | ({"metrics": f"{metrics.url}metrics"} if metrics else {}))
+            asyncio.run(_serve(invitation, recorder))
+        finally:
+            if metrics is not None:
+                metrics.close()
     if as_json:
         console.print_json({"event": "ended", "member": name, "host": own, "pid": os.getpid()})
 
 
-async def _serve(invitation: Invitation) -> None:
+def _serve_metrics(recorder: MetricSet, name: str, host: str, port: int) -> PageServer:
+    own = TaskManagerMetrics(recorder)
+    exposition = Exposition(lambda: [Labelled({"task_manager": name}, own.sample())])
+    return PageServer({"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}, host, port)
+
+
+async def _serve(invitation: Invitation, recorder: MetricSet) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await run(invitation, ended)
+    await run(invitation, ended, recorder)
 
 
 def _secret(file: str | None) -> Secret:

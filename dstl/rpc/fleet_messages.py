@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
+from dstl.metrics import Sample
 from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, Message, Payload
 from dstl.rpc.handshake import Role
@@ -21,10 +22,12 @@ __all__ = [
     "Complete",
     "Enlist",
     "Enlisted",
+    "Measured",
     "Persist",
     "Persisted",
     "PersistedLog",
     "PersistedSegment",
+    "ReadMetrics",
     "ReadRestoreStatus",
     "Register",
     "Restore",
@@ -207,6 +210,8 @@ class Persisted(Message):
         materializations: Those that have finished since the parent, of the parent's state or of an ancestor's.
         open_logs: Logs that it may go on with: they stay listed when they are materialized to their end.
         requests: Requests to the store since the checkpoint before.
+        hedges: How many of them were hedges, of uploads that have ended.
+        state: By operator, entries and bytes of the tables, which do not hold this batch's changes yet.
         inlined: The bytes of its inlined segments, back to back in their order.
     """
 
@@ -215,6 +220,8 @@ class Persisted(Message):
     materializations: tuple[MaterializationReport, ...] = ()
     open_logs: tuple[str, ...] = ()
     requests: int = 0
+    hedges: int = 0
+    state: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     inlined: Payload = b""
 
     def inlined_segments(self) -> Iterator[tuple[PersistedSegment, bytes]]:
@@ -281,4 +288,23 @@ class Size(Call[TableSize]):
     """The coordinator asks how large the tables are."""
 
     name: ClassVar[str] = "size"
+    role: ClassVar[Role | None] = Role.COORDINATOR
+
+
+@dataclass(frozen=True, slots=True)
+class Measured(Message):
+    """The reply to :class:`ReadMetrics`.
+
+    Attributes:
+        sample: The values of the TaskManager's metrics.
+    """
+
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMetrics(Call[Measured]):
+    """The coordinator asks for a TaskManager's metrics, over another connection than that of its other calls."""
+
+    name: ClassVar[str] = "metrics"
     role: ClassVar[Role | None] = Role.COORDINATOR

@@ -18,6 +18,7 @@ from dstl.checkpoint.savepoint.format import parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Closed, Invalid, shown
+from dstl.metrics import MetricSet
 from dstl.option_sources import check_sections, resolve
 from dstl.options import (
     BatchingOptions,
@@ -25,6 +26,7 @@ from dstl.options import (
     ClusterOptions,
     HedgingOptions,
     MaterializationOptions,
+    MetricsOptions,
     S3Options,
     UploadOptions,
     WorkerOptions,
@@ -34,6 +36,7 @@ from dstl.rpc.protocol import Secret
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.environment import check_pyspark, check_table, check_worker_python
 from dstl.spark.application.fleet_launcher import FleetLauncher
+from dstl.spark.application.monitor import Monitor
 from dstl.spark.application.savepoints import SavepointMaker, start_from_savepoint
 from dstl.spark.application.session import (
     LOOPBACK,
@@ -42,6 +45,8 @@ from dstl.spark.application.session import (
     executor_hosts,
     is_local,
 )
+from dstl.spark.application.shutdown import shut_down
+from dstl.spark.listener import CheckpointMetrics
 from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within
 from dstl.spark.operators.stateful_operators import StatefulOperators
 from dstl.spark.query.failure_log import log_failures
@@ -100,6 +105,7 @@ class StateBackend(StatefulOperators):
         materialization: When tables are written as base files, so that the log stays short. Options that are not
             given come from the environment or Spark's configuration: see :mod:`dstl.option_sources`.
         s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
+        metrics: Where the driver serves metrics for Prometheus and a page for people; by default nowhere.
         cluster: On another master than ``local[...]``: where the coordinator listens, and who starts TaskManagers.
         workers: How Spark's Python workers run the query's tasks.
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
@@ -143,6 +149,7 @@ class StateBackend(StatefulOperators):
         s3: S3Options | None = None,
         cluster: ClusterOptions | None = None,
         workers: WorkerOptions | None = None,
+        metrics: MetricsOptions | None = None,
         restore_from: str | os.PathLike[str] | None = None,
         restore_mode: RestoreMode = "no_claim",
         restore: Literal["latest", "previous"] = "latest",
@@ -178,7 +185,8 @@ class StateBackend(StatefulOperators):
         self._operators: list[str] = []
         self._unnamed = 0
         self._has_warned = False
-        self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = []
+        self._recorder = MetricSet()
+        self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = [CheckpointMetrics(self._recorder)]
         self._progress_listeners: list[ProgressListener] = []
         self._loop = IoLoop("dstl-coordinator")
         self._closer: weakref.finalize[Any, StateBackend] | None = None
@@ -194,6 +202,8 @@ class StateBackend(StatefulOperators):
         s3 = resolve("s3", S3Options, s3, os.environ, conf)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         self._workers = resolve("workers", WorkerOptions, workers, os.environ, conf)
+        metrics = resolve("metrics", MetricsOptions, metrics, os.environ, conf)
+        self._monitor: Monitor | None = None
         local = is_local(session)
         if local:
             check_worker_python(session)
@@ -230,15 +240,22 @@ class StateBackend(StatefulOperators):
                 on_task_manager_lost=self._launcher.lost,
                 materialization=materialization,
                 fall_back=restore == "previous",
+                recorder=self._recorder,
             )
+            if metrics.port is not None:
+                self._monitor = Monitor(absolute, self._service, self._loop, self._recorder, metrics)
             self._loop.run(self._service.start())
             if local:
                 self._launcher.invitation = Invitation("", self._service.address, self._secret, host=LOOPBACK)
         except BaseException:
+            if self._monitor is not None:
+                self._monitor.close()
             self._loop.run(self._store.close())
             self._loop.close()
             raise
-        self._closer = weakref.finalize(self, _shut_down, self._loop, self._service, self._launcher, stores)
+        self._closer = weakref.finalize(
+            self, shut_down, self._loop, self._service, self._launcher, stores, self._monitor
+        )
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, s3)
         if restore_from is not None:
             begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, s3)
@@ -296,6 +313,11 @@ class StateBackend(StatefulOperators):
     def task_manager_pids(self) -> Sequence[int]:
         """Process ids of the TaskManagers that have registered."""
         return tuple(self._service.fleet.pids)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of the page of this job; metrics are at its ``metrics``. None where ``metrics.port`` is not set."""
+        return self._monitor.url if self._monitor is not None else None
 
     @property
     def worker_pids(self) -> Sequence[int]:
@@ -425,20 +447,3 @@ class StateBackend(StatefulOperators):
                 listener(report)
             except Exception:
                 _log.exception("a listener raised")
-
-
-def _shut_down(
-    loop: IoLoop, service: CoordinatorService, launcher: FleetLauncher, stores: Sequence[ObjectStore]
-) -> None:
-    """End the service, its stores, the loop, and then the TaskManagers, which end by themselves."""
-
-    async def close() -> None:
-        await service.close()
-        for store in stores:
-            await store.close()
-
-    try:
-        loop.run(close(), timeout=10)
-    finally:
-        loop.close()
-        launcher.stop()

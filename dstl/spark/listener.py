@@ -10,6 +10,7 @@ Spark's own progress has the rows of each operator as the observed metric ``dstl
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from dstl.checkpoint.service import CheckpointReport, RestoreReport
@@ -102,11 +103,14 @@ class CheckpointMetrics:
             self._recorder.gauge("lastRestoredBytes", report.bytes)
             return
         self._recorder.increment("numberOfCompletedCheckpoints")
-        for count in report.late_rows.values():
-            self._recorder.increment("numLateRecordsDropped", count)
+        for operator, count in report.late_rows.items():
+            self._recorder.increment(f"numLateRecordsDropped.{operator}", count)
+        for part in ("persist", "assemble", "commit", "notify"):
+            self._recorder.observe(f"checkpointPartSeconds.{part}", getattr(report, f"{part}_s"))
         self._recorder.observe("checkpointSeconds", report.seconds)
         self._recorder.observe("checkpointRequests", report.requests)
         self._recorder.gauge("lastCompletedCheckpointId", report.checkpoint_id)
         self._recorder.gauge("lastIncSizeOfNonMaterialization", report.new_bytes)
         self._recorder.gauge("lastCheckpointFullSize", report.full_bytes)
         self._recorder.gauge("estimatedRecoverySeconds", report.estimated_recovery_seconds)
+        self._recorder.gauge("lastCheckpointAt", time.time())

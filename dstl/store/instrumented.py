@@ -10,7 +10,7 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 
-__all__ = ["InstrumentedStore", "StoreTotals", "VerbTotals"]
+__all__ = ["CallMetrics", "InstrumentedStore", "StoreTotals", "VerbTotals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,16 @@ class StoreTotals:
         return StoreTotals(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
 
 
+@dataclass(frozen=True, slots=True)
+class CallMetrics:
+    """The names under which a store's calls are recorded: a TaskManager's by default."""
+
+    requests: str = "storeRequests"
+    nanos: str = "storeRequestNanos"
+    bytes: str = "storeRequestBytes"
+    failures: str = "storeRequestFailures"
+
+
 class InstrumentedStore:
     """Counts what goes through it and passes everything on unchanged.
 
@@ -63,15 +73,24 @@ class InstrumentedStore:
 
     Args:
         inner: Closed together with this one.
-        recorder: Also receives each call: ``store<Verb>`` counters, ``store<Verb>Nanos`` and ``store<Verb>Bytes``
-            distributions, ``store<Verb>Failures``.
+        recorder: Also receives each call.
         clock: For the durations.
+        names: What it receives: counters of requests and failures, distributions of their nanoseconds and bytes, each
+            with the verb as its label.
     """
 
-    def __init__(self, inner: ObjectStore, *, recorder: Recorder | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        recorder: Recorder | None = None,
+        clock: Clock | None = None,
+        names: CallMetrics = CallMetrics(),
+    ) -> None:
         self.inner = inner
         self._recorder: Recorder = recorder or NullRecorder()
         self._clock: Clock = clock or SystemClock()
+        self._names = names
         self._totals = StoreTotals()
 
     @property
@@ -135,18 +154,19 @@ class InstrumentedStore:
         finally:
             seconds = self._clock.now() - started
             self._add(verb, VerbTotals(errors=errors, bytes=call.bytes, seconds=seconds))
-            self._record(f"store{verb.capitalize()}", call.bytes, seconds, errors)
+            self._record(verb, call.bytes, seconds, errors)
 
     def _add(self, verb: str, more: VerbTotals) -> None:
         self._totals = replace(self._totals, **{verb: getattr(self._totals, verb) + more})
 
-    def _record(self, metric: str, size: int, seconds: float, errors: int) -> None:
-        self._recorder.increment(metric)
-        self._recorder.observe(f"{metric}Nanos", seconds * 1e9)
+    def _record(self, verb: str, size: int, seconds: float, errors: int) -> None:
+        names = self._names
+        self._recorder.increment(f"{names.requests}.{verb}")
+        self._recorder.observe(f"{names.nanos}.{verb}", seconds * 1e9)
         if errors:
-            self._recorder.increment(f"{metric}Failures")
+            self._recorder.increment(f"{names.failures}.{verb}")
         else:
-            self._recorder.observe(f"{metric}Bytes", size)
+            self._recorder.observe(f"{names.bytes}.{verb}", size)
 
 
 class _Call:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
-from dstl.metrics import MemoryRecorder
+from dstl.metrics import MetricSet
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Enlist, Register
@@ -34,12 +34,13 @@ SWITCH_INTERVAL_S = 0.001
 Python's own 5 ms, several times per batch, would be the largest part of what a materialization costs a batch."""
 
 
-async def run(invitation: Invitation, ended: asyncio.Event) -> None:
+async def run(invitation: Invitation, ended: asyncio.Event, recorder: MetricSet | None = None) -> None:
     """Be a TaskManager until the coordinator's connection ends, or ``ended`` is set.
 
     That connection ends with the application, or when the coordinator has given this TaskManager up. One that is tried
     again (``invitation.retry_s``) is a service of its own: it then enlists anew where the coordinator still answers.
-    Another ends, for who has launched it launches the next.
+    Another ends, for who has launched it launches the next. ``recorder`` takes its
+    metrics, which the coordinator reads.
 
     Raises:
         Unavailable: No coordinator answers.
@@ -47,7 +48,7 @@ async def run(invitation: Invitation, ended: asyncio.Event) -> None:
         Invalid: It is of another version, or what it says cannot be done here.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    member = asyncio.ensure_future(_be_member(invitation, system_runtime()))
+    member = asyncio.ensure_future(_be_member(invitation, system_runtime(), recorder or MetricSet()))
     stopped = asyncio.ensure_future(ended.wait())
     await asyncio.wait({member, stopped}, return_when=asyncio.FIRST_COMPLETED)
     for task in (stopped, member):
@@ -57,10 +58,10 @@ async def run(invitation: Invitation, ended: asyncio.Event) -> None:
         await member
 
 
-async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
+async def _be_member(invitation: Invitation, runtime: Runtime, recorder: MetricSet) -> None:
     lifeline = await _coordinator(invitation, runtime)
     while True:
-        await _until_let_go(lifeline, invitation, runtime)
+        await _until_let_go(lifeline, invitation, runtime, recorder)
         if not invitation.retry_s:
             break
         try:
@@ -72,7 +73,9 @@ async def _be_member(invitation: Invitation, runtime: Runtime) -> None:
     _log.info("the coordinator has ended: so does TaskManager %s", invitation.member_id)
 
 
-async def _until_let_go(lifeline: AsyncConnection, invitation: Invitation, runtime: Runtime) -> None:
+async def _until_let_go(
+    lifeline: AsyncConnection, invitation: Invitation, runtime: Runtime, recorder: MetricSet
+) -> None:
     """Be a member of the fleet until the coordinator ends the connection; nothing of the state is left then."""
     try:
         member, pid = invitation.member_id, os.getpid()
@@ -87,7 +90,7 @@ async def _until_let_go(lifeline: AsyncConnection, invitation: Invitation, runti
             # The driver's tasks wait for this TaskManager: they are told, and not only this host's log.
             await _answer(lifeline, Register(member, pid, None, str(error)))
             raise
-        async with _serving(config, invitation, runtime) as own:
+        async with _serving(config, invitation, runtime, recorder) as own:
             await _answer(lifeline, Register(member, pid, own))
             await lifeline.wait_closed_by_peer()
     finally:
@@ -123,9 +126,10 @@ async def _answer(lifeline: AsyncConnection, message: Call[R]) -> R:
 
 
 @asynccontextmanager
-async def _serving(config: TaskManagerConfig, invitation: Invitation, runtime: Runtime) -> AsyncIterator[Address]:
+async def _serving(
+    config: TaskManagerConfig, invitation: Invitation, runtime: Runtime, recorder: MetricSet
+) -> AsyncIterator[Address]:
     """Serve state, and yield where."""
-    recorder = MemoryRecorder()
     stores = [InstrumentedStore(open_store(config.location, config.s3), recorder=recorder) for _ in range(2)]
     await call_in_thread(sweep_scratch_directories)
     scratch = ScratchDirectory()

@@ -11,12 +11,15 @@ import msgpack
 import pyarrow as pa
 
 from dstl.errors import Invalid, Unavailable
+from dstl.metrics import NullRecorder
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import (
     Abort,
     Complete,
+    Measured,
     Persist,
     Persisted,
+    ReadMetrics,
     ReadRestoreStatus,
     Restore,
     Restored,
@@ -43,6 +46,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.taskmanager.own_metrics import TaskManagerMetrics
 from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, count_within, entries_after, values_of
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
@@ -62,6 +66,7 @@ class TaskManagerService:
         runtime: Clock and jitter.
         secret: Who does not know it is refused.
         reply_bytes: A reply holds about so many bytes of values; the client asks for the rest.
+        metrics: The TaskManager's own; None: none are kept.
     """
 
     def __init__(
@@ -71,14 +76,16 @@ class TaskManagerService:
         runtime: Runtime,
         secret: Secret,
         reply_bytes: int = REPLY_BYTES,
+        metrics: TaskManagerMetrics | None = None,
     ) -> None:
         self._open_backend = open_backend
         self._claimed: TaskManagerStateBackend | None = None
         self._store = store
         self._runtime = runtime
+        self._metrics = metrics or TaskManagerMetrics(NullRecorder())
         self._reply_bytes = reply_bytes
         self._turn = asyncio.Lock()
-        self._counted = 0
+        self._counted = self._hedges = 0
         self._restoring: RestoreStatus | None = None
         self.server = RpcServer(
             secret,
@@ -98,6 +105,7 @@ class TaskManagerService:
                 Complete: self._complete,
                 Abort: self._abort,
                 Size: self._size,
+                ReadMetrics: self._read_metrics,
             },
         )
 
@@ -211,14 +219,15 @@ class TaskManagerService:
     async def _persist(self, peer: Peer, call: Persist) -> Persisted:
         async with self._turn:
             # What was uploaded ahead of its checkpoint belongs to it as well.
-            before, storage = self._counted, self._backend.storage
+            before, hedges, storage = self._counted, self._hedges, self._backend.storage
             try:
                 async with asyncio.timeout(call.timeout_s):
                     persisted = await self._backend.persist(call.winners)
             except TimeoutError:
                 raise Unavailable(f"the store did not take the changes within {call.timeout_s:g} s") from None
-            self._counted = storage.upload_attempts
-        return replace(persisted, requests=self._counted - before)
+            self._counted, self._hedges = storage.upload_attempts, storage.hedges
+            state = self._metrics.note_state(self._backend)
+        return replace(persisted, requests=self._counted - before, hedges=self._hedges - hedges, state=state)
 
     async def _complete(self, peer: Peer, call: Complete) -> Done:
         async with self._turn:
@@ -229,6 +238,12 @@ class TaskManagerService:
         async with self._turn:
             self._backend.abort()
         return Done()
+
+    async def _read_metrics(self, peer: Peer, call: ReadMetrics) -> Measured:
+        # Without the turn: a restore or an upload that takes long is when somebody looks.
+        if self._claimed is not None:
+            self._metrics.note_state(self._claimed)
+        return Measured(self._metrics.sample())
 
     async def _size(self, peer: Peer, call: Size) -> TableSize:
         sizes = [table.size() for table in self._backend.tables.values()]

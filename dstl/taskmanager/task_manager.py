@@ -22,6 +22,7 @@ from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.background_share import BackgroundShare
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.own_metrics import TaskManagerMetrics
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.operator_uid import is_operator_uid
@@ -161,7 +162,13 @@ class TaskManager:
         self._components = components
         self._open_table = open_table
         self.state: QueryState | None = None
-        self.service = TaskManagerService(self._open_state, components.store, components.runtime, secret)
+        self.service = TaskManagerService(
+            self._open_state,
+            components.store,
+            components.runtime,
+            secret,
+            metrics=TaskManagerMetrics(components.recorder),
+        )
 
     def _open_state(self, query_id: str) -> TaskManagerStateBackend:
         self.state = QueryState(self._config, self._components, self._open_table, query_id)

@@ -1,6 +1,7 @@
 """The bytes of a record: nothing damaged, foreign, newer or hostile gets past the decoder."""
 
 import json
+import random
 import struct
 import tracemalloc
 from pathlib import Path
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, inline_offsets
+from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.errors import CorruptData, DstlError, Invalid
 from handles.checkpoint import (
     CompletedCheckpoint,
@@ -142,9 +144,9 @@ def test_every_truncation_and_extension_is_detected() -> None:
 
 
 def test_a_newer_version_is_refused_with_both_versions_named() -> None:
-    for version in (3, 77):
+    for version in (4, 77):
         plain = plain_of(full_record()) | {"version": version, "unheard of": {}}
-        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 2: upgrade"):
+        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 3: upgrade"):
             decode_record(framed(plain), "m")
 
 
@@ -317,6 +319,82 @@ def test_the_golden_manifest_of_version_2_stays_readable() -> None:
     assert decode_record(data, "golden") == record_with_table_files()
     assert decode_record(encode_record(full_record(), INLINED), "m").version == 1
     assert decode_record(encode_record(record_with_table_files(), INLINED), "m").version == 2
+
+
+HISTORY = (
+    HistoryEntry(kind="restore", at=10.5, checkpoint_id=7, batch_id=40, seconds=0.25, new_bytes=1000),
+    HistoryEntry(kind="failed", at=11.0, checkpoint_id=8, batch_id=40, seconds=3.0, error="Unavailable: <no answer>"),
+    HistoryEntry(
+        kind="checkpoint",
+        at=12.25,
+        checkpoint_id=8,
+        batch_id=40,
+        seconds=0.5,
+        persist_s=0.25,
+        assemble_s=0.0625,
+        commit_s=0.125,
+        notify_s=0.0625,
+        requests=3,
+        hedges=1,
+        new_bytes=500,
+        full_bytes=9000,
+        inlined=1,
+        materializations=2,
+        late_rows=4,
+        state_rows=600,
+        state_bytes=7000,
+    ),
+    HistoryEntry(kind="checkpoint", at=13.5, checkpoint_id=9, batch_id=41, persist_s=0.25, assemble_s=0.125),
+)
+
+
+def test_the_golden_manifest_of_version_3_stays_readable() -> None:
+    """Never rewritten. A record is of version 3 only where it has a history."""
+    told = record_with_table_files().model_copy(update={"version": 3, "history": HISTORY})
+    assert decode_record((GOLDEN / "manifest_v3.dstl").read_bytes(), "golden") == told
+    assert decode_record(encode_record(told, INLINED), "m") == told
+    assert decode_record(encode_record(full_record().model_copy(update={"history": HISTORY})), "m").version == 3
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [],
+        {"kind": "checkpoint"},
+        {"kind": ["checkpoint"]},
+        {"kind": ["checkpoint", "failed"], "at": [1.0]},
+        {"kind": ["unheard of"], "at": [1.0]},
+        {"kind": ["failed"], "at": [1.0], "unheard of": [1]},
+        {"kind": ["failed"], "at": [1.0], "requests": [-1]},
+    ],
+)
+def test_a_history_that_is_none_is_damage(history: object) -> None:
+    plain = plain_of(full_record()) | {"version": 3, "history": history}
+    with pytest.raises(CorruptData, match="manifest m is damaged"):
+        decode_record(framed(plain), "m")
+
+
+def test_a_hundred_checkpoints_of_history_are_small(seed: int) -> None:
+    rng = random.Random(seed)
+    entries = []
+    for n in range(100):
+        parts = {name: rng.lognormvariate(-3, 1) for name in ("persist_s", "assemble_s", "commit_s", "notify_s")}
+        counts = {name: rng.randrange(1 << 20) for name in ("new_bytes", "full_bytes", "state_rows", "state_bytes")}
+        entries.append(
+            HistoryEntry(
+                kind="checkpoint",
+                at=1e9 + 10 * n + rng.random(),
+                checkpoint_id=n,
+                batch_id=n,
+                seconds=sum(parts.values()),
+                requests=rng.randrange(2, 5),
+                hedges=rng.randrange(2),
+                **parts,
+                **counts,
+            )
+        )
+    bare = len(encode_record(full_record()))
+    assert len(encode_record(full_record().model_copy(update={"history": tuple(entries)}))) - bare < 5000
 
 
 ranges_of_logs = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=5)

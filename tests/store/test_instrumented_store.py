@@ -52,6 +52,6 @@ async def test_seconds_and_failures_are_recorded() -> None:
     with pytest.raises(Unavailable):
         await second
     assert store.totals.put.seconds == pytest.approx(0.5)
-    assert recorder.counters == {"storePut": 2, "storePutFailures": 1}
-    assert list(recorder.samples["storePutNanos"]) == pytest.approx([0.25e9, 0.25e9])
-    assert list(recorder.samples["storePutBytes"]) == [3]
+    assert recorder.counters == {"storeRequests.put": 2, "storeRequestFailures.put": 1}
+    assert list(recorder.samples["storeRequestNanos.put"]) == pytest.approx([0.25e9, 0.25e9])
+    assert list(recorder.samples["storeRequestBytes.put"]) == [3]

@@ -15,6 +15,7 @@ from dstl.checkpoint.attempt_register import ActiveRun
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import DstlError
+from dstl.metrics import MetricSet
 from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.fleet_messages import Register
@@ -74,8 +75,9 @@ class TaskManager:
             hedging=HedgingOptions(enabled=False),
             materialization=materialization or self.materialization,
         )
-        self.store = InstrumentedStore(store)
-        components = Components(store=self.store, runtime=Runtime.seeded(seed, SystemClock()))
+        self.recorder = MetricSet()
+        self.store = InstrumentedStore(store, recorder=self.recorder)
+        components = Components(store=self.store, runtime=Runtime.seeded(seed, SystemClock()), recorder=self.recorder)
         self._task_manager = task_manager.TaskManager(config, components, open_table=self.open_table, secret=secret)
         self.service = self._task_manager.service
         self._secret = secret
@@ -143,6 +145,7 @@ class Driver:
         **batching: object,
     ) -> None:
         self.store = store
+        self.recorder = MetricSet()
         self.secret = Secret.generate()
         self.operators = dict(operators)
         self.reports: list[CheckpointReport | RestoreReport] = []
@@ -169,6 +172,7 @@ class Driver:
             on_task_manager_lost=self._lost,
             on_progress=on_progress,
             active_run=active_run,
+            recorder=self.recorder,
         )
 
     async def start(self) -> "Driver":

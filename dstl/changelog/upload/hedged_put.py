@@ -157,6 +157,11 @@ class Upload:
         self._retry_at: float | None = None
 
     @property
+    def hedges(self) -> int:
+        """Second requests that were sent so far."""
+        return self._hedges
+
+    @property
     def critical(self) -> bool:
         """True where a checkpoint waits for it."""
         return self._critical

@@ -33,7 +33,7 @@ from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from materializer.restore.progress import ProgressListener
 
-__all__ = ["Fleet", "FleetChanged"]
+__all__ = ["Fleet", "FleetChanged", "MemberInfo"]
 
 _T = TypeVar("_T")
 
@@ -44,6 +44,23 @@ _ANSWER_S = 30.0
 
 class FleetChanged(TaskManagerLost):
     """A TaskManager was lost while the fleet was being prepared: nothing is lost with it, so it can be done again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberInfo:
+    """A registered TaskManager, as others may see it.
+
+    Attributes:
+        member_id: Its name.
+        address: Where it serves.
+        pid: Its process id, on its own host.
+        key_groups: The key groups that it owns; None for a spare.
+    """
+
+    member_id: str
+    address: Address
+    pid: int
+    key_groups: KeyGroupRange | None
 
 
 @dataclass(slots=True, eq=False)
@@ -246,6 +263,11 @@ class Fleet:
     async def abort(self) -> None:
         """Tell every TaskManager that the checkpoint failed."""
         await asyncio.gather(*(self._tell(member, member.holds, Abort()) for member in self._owners()))
+
+    @property
+    def members(self) -> Sequence[MemberInfo]:
+        """The registered TaskManagers."""
+        return [MemberInfo(m.member_id, m.address, m.pid, m.key_groups) for m in self._members.values()]
 
     async def size(self) -> TableSize:
         """Return the size of all tables together."""

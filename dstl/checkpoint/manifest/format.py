@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dstl.checkpoint.manifest.history import HistoryEntry, pack_history, unpack_history
 from dstl.checkpoint.manifest.segment_rows import pack_segments, unpack_segments
 from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid
@@ -33,9 +34,10 @@ MANIFESTS = "manifests/"
 """Every record's name has this prefix."""
 
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 """The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
 _TABLE_FILES = 2
+_HISTORY = 3
 _FRAME = RecordFrame(
     magic=b"DSTLMAN1",
     end=b"1NAMLTSD",
@@ -72,6 +74,8 @@ class ManifestRecord(BaseModel):
         put_id: Random; tells a driver its own record after a lost response.
         query_id: The query that owns the location; empty in a fence that was won before any batch.
         created_at: Unix seconds by the driver's clock; shown to people, decides nothing.
+        history: The figures of the checkpoints, failures and restores before it, oldest first, and at its end what is
+            known of its own; for people. Empty in fences and abort markers, which are kept for ever.
         checkpoint: The body of a checkpoint; None in the other kinds.
     """
 
@@ -85,6 +89,7 @@ class ManifestRecord(BaseModel):
     put_id: str
     query_id: str
     created_at: float
+    history: tuple[HistoryEntry, ...] = ()
     checkpoint: CompletedCheckpoint | None = None
 
     @model_validator(mode="after")
@@ -107,7 +112,10 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
     Raises:
         Invalid: The checkpoint has more parts than any reader would take.
     """
-    plain: dict[str, Any] = record.model_dump(mode="json", exclude={"checkpoint": {"segments"}})
+    plain: dict[str, Any] = record.model_dump(mode="json", exclude={"checkpoint": {"segments"}, "history": True})
+    if record.history:
+        plain["history"] = pack_history(record.history)
+        plain["version"] = max(plain["version"], _HISTORY)
     if record.checkpoint is None:
         del plain["checkpoint"]
     else:
@@ -145,8 +153,10 @@ def decode_record(data: bytes, name: str) -> ManifestRecord:
     try:
         if isinstance(plain, dict) and isinstance(plain.get("checkpoint"), dict):
             plain["checkpoint"] |= unpack_segments(plain["checkpoint"])
+        if isinstance(plain, dict) and "history" in plain:
+            plain["history"] = unpack_history(plain["history"])
         return ManifestRecord.model_validate(plain)
     except ValidationError as error:
         raise damaged(complaint(error)) from None
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise damaged(str(error)) from None

@@ -20,7 +20,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from dstl.checkpoint.manifest.format import ManifestRecord, encode_record, manifest_name
+from dstl.checkpoint.manifest.history import CheckpointHistory
 from dstl.checkpoint.manifest.reader import ATTEMPTS, ManifestReader
+from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.checkpoint.put_once import PutOnce, or_unknown
 from dstl.errors import CorruptData, DstlError, Fenced, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
@@ -42,17 +44,25 @@ class ManifestLog(ManifestReader):
         runtime: Clock, jitter, ids.
         attempts: How often a request is tried.
         skip_damaged: Whether damaged records are passed over when the log is taken over.
+        history: How many checkpoints, failures and restores a record tells of.
 
     Attributes:
         epoch: Number of our fence; 0 before :meth:`fence`.
         next_sequence: The number that our next record must win.
         boundary: The cleanup boundary as far as this driver knows.
+        history: What the next record tells of; the first :meth:`scan` begins it with what the log holds.
         is_unknown: A commit of ours was neither committed nor given up: nothing it refers to may be deleted, and no
             further commit is taken, until :meth:`fence` has resolved it.
     """
 
     def __init__(
-        self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS, skip_damaged: bool = False
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        *,
+        attempts: int = ATTEMPTS,
+        skip_damaged: bool = False,
+        history: int = 0,
     ) -> None:
         super().__init__(store, runtime, attempts=attempts, skip_damaged=skip_damaged)
         self._runtime = runtime
@@ -61,6 +71,13 @@ class ManifestLog(ManifestReader):
         self.next_sequence = 1
         self.boundary = 0
         self.is_unknown = False
+        self.history = CheckpointHistory(history)
+
+    async def scan(self) -> ManifestScan:
+        """Return what :meth:`ManifestReader.scan` does, and begin the history with what it finds."""
+        scan = await super().scan()
+        self.history.learn(scan.history)
+        return scan
 
     async def fence(self, query_id: str) -> int:
         """Take the log over: win a number above all others and return it as our epoch.
@@ -175,6 +192,7 @@ class ManifestLog(ManifestReader):
             put_id=self._runtime.new_id(),
             query_id=query_id,
             created_at=self._runtime.clock.wall(),
+            history=tuple(self.history.entries) if checkpoint is not None else (),
             checkpoint=checkpoint,
         )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.format import ManifestRecord
+from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.errors import DstlError, MissingState
 from dstl.store.base import ObjectInfo
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
@@ -46,6 +47,11 @@ class ManifestScan:
         """The checkpoints that can be restored, oldest first."""
         checkpoints = (record.checkpoint for _, record in sorted(self.records.items()))
         return retained_of(c for c in checkpoints if c is not None and c.checkpoint_id >= self.boundary)
+
+    @property
+    def history(self) -> Sequence[HistoryEntry]:
+        """The figures of the last checkpoints, failures and restores, oldest first, as the newest record has them."""
+        return next((record.history for _, record in sorted(self.records.items(), reverse=True) if record.history), ())
 
     def choose(self, checkpoint_id: CheckpointId | None, location: str) -> CompletedCheckpoint:
         """Return a retained checkpoint, the latest where none is named.

@@ -1,7 +1,9 @@
 """Metrics without a dependency: a recorder protocol, a silent one and one that remembers.
 
-Names are Flink's where Flink has them (``numberOfUploadRequests``, ``uploadLatenciesNanos``, ...). An adapter for a
-metrics system implements three methods; it must be cheap and never raise, for it is called from the upload path.
+Names are Flink's where Flink has them (``numberOfUploadRequests``, ``uploadLatenciesNanos``, ...); what follows the
+first dot is the value of the metric's label (``hedgesDenied.budget``). All of them stand in
+:mod:`dstl.metrics.registry`. An adapter for a metrics system implements three methods; it must be cheap and never
+raise, for it is called from the upload path.
 """
 
 from __future__ import annotations

@@ -1,0 +1,99 @@
+"""The poll reads the TaskManagers' metrics over connections of its own, whatever they are busy with."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dstl.checkpoint.fleet.fleet import MemberInfo
+from dstl.errors import DstlError
+from dstl.metrics import Sample
+from dstl.rpc.client import AsyncConnection
+from dstl.rpc.fleet_messages import ReadMetrics
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
+
+__all__ = ["MemberMetrics", "MetricsPoll"]
+
+_log = logging.getLogger(__name__)
+_ANSWER_S = 2.0
+_FRESH_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMetrics:
+    """A TaskManager and its metrics.
+
+    Attributes:
+        member: Which one.
+        sample: The values; the last ones known where it did not answer.
+        is_up: Whether it answered this poll.
+    """
+
+    member: MemberInfo
+    sample: Sample
+    is_up: bool
+
+
+class MetricsPoll:
+    """Reads the metrics of all TaskManagers when somebody asks, at most twice a second. One event loop.
+
+    A TaskManager answers the calls of one connection one after the other, so this has one of its own to each: a restore
+    or an upload that takes long does not hold it up. One that does not answer within two seconds shows its last values.
+
+    Args:
+        secret: The application's.
+        members: Returns who is registered.
+        host: The driver's own, where a TaskManager is called by its unix socket.
+    """
+
+    def __init__(self, secret: Secret, members: Callable[[], Sequence[MemberInfo]], host: str) -> None:
+        self._secret = secret
+        self._members = members
+        self._host = host
+        self._connections: dict[str, AsyncConnection] = {}
+        self._last: dict[str, Sample] = {}
+        self._turn = asyncio.Lock()
+        self._found: list[MemberMetrics] = []
+        self._found_at = -_FRESH_S
+
+    async def read(self) -> Sequence[MemberMetrics]:
+        """Return every registered TaskManager with its metrics."""
+        async with self._turn:
+            now = asyncio.get_running_loop().time
+            if now() - self._found_at >= _FRESH_S:
+                members = self._members()
+                self._forget({member.member_id for member in members})
+                self._found = list(await asyncio.gather(*map(self._read_one, members)))
+                self._found_at = now()
+            return self._found
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._forget(set())
+
+    def _forget(self, members: set[str]) -> None:
+        for gone in self._connections.keys() - members:
+            self._connections.pop(gone).close()
+        for gone in self._last.keys() - members:
+            del self._last[gone]
+
+    async def _read_one(self, member: MemberInfo) -> MemberMetrics:
+        name, is_up = member.member_id, False
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                connection = self._connections.get(name)
+                if connection is None:
+                    address = member.address.seen_from(self._host)
+                    connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
+                    self._connections[name] = connection
+                self._last[name] = (await connection.call(ReadMetrics())).sample
+                is_up = True
+        except (DstlError, TimeoutError) as error:
+            _log.info("TaskManager %s tells no metrics: %s", name, error or "it does not answer")
+            # What it still answers would be taken for the answer to the next question.
+            if (broken := self._connections.pop(name, None)) is not None:
+                broken.close()
+        return MemberMetrics(member, self._last.get(name, Sample()), is_up)

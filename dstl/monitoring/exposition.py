@@ -1,0 +1,109 @@
+"""The exposition of metrics in Prometheus's text format, by Prometheus's own client library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from dstl.errors import Invalid
+from dstl.metrics import Distribution, Sample
+from dstl.metrics.registry import Kind, Metric, find
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+__all__ = ["CONTENT_TYPE", "Exposition", "Labelled", "check_prometheus"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """A sample and the labels of all its series.
+
+    Attributes:
+        labels: By name.
+        sample: The values.
+    """
+
+    labels: Mapping[str, str]
+    sample: Sample
+
+
+def check_prometheus() -> None:
+    """Refuse to go on without Prometheus's client library.
+
+    Raises:
+        Invalid: It is not installed; names the extra.
+    """
+    try:
+        import prometheus_client  # noqa: F401
+    except ModuleNotFoundError:
+        raise Invalid(
+            "an endpoint for metrics needs prometheus_client: pip install 'dstl-pyspark[prometheus]'"
+        ) from None
+
+
+class Exposition:
+    """Renders samples under the names of the registry; names that are not in it are left out. Thread-safe.
+
+    Args:
+        samples: Returns what there is to show; called for each rendering.
+
+    Raises:
+        Invalid: ``prometheus_client`` is not installed.
+    """
+
+    def __init__(self, samples: Callable[[], Iterable[Labelled]]) -> None:
+        check_prometheus()
+        from prometheus_client import CollectorRegistry
+
+        self._samples = samples
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def render(self) -> bytes:
+        """Return the text that a scrape gets."""
+        from prometheus_client import generate_latest
+
+        return generate_latest(self._registry)
+
+    def describe(self) -> Iterable[Family]:
+        """Return nothing: the library need not collect in order to register."""
+        return ()
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the families of all samples."""
+        found: dict[Metric, list[tuple[dict[str, str], float | Distribution]]] = {}
+        for each in self._samples():
+            sample = each.sample
+            for values in (sample.counters, sample.gauges, sample.distributions):
+                for name, value in values.items():
+                    known = find(name)
+                    if known is not None:
+                        metric, label = known
+                        own = {metric.label: label} if metric.label else {}
+                        found.setdefault(metric, []).append(({**each.labels, **own}, value))
+        for metric, series in found.items():
+            yield _family(metric, series)
+
+
+def _family(metric: Metric, series: Sequence[tuple[dict[str, str], Any]]) -> Family:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    names = list(dict.fromkeys(name for labels, _ in series for name in labels))
+    scale = metric.unit.scale
+    kinds = {Kind.COUNTER: CounterMetricFamily, Kind.GAUGE: GaugeMetricFamily, Kind.HISTOGRAM: HistogramMetricFamily}
+    family: Any = kinds[metric.kind](metric.exposed, metric.help, labels=names)
+    for labels, value in series:
+        given = [labels.get(name, "") for name in names]
+        if isinstance(value, Distribution) and metric.kind is Kind.HISTOGRAM:
+            bounds = [f"{bound * scale:.9g}" for bound in metric.unit.bounds] + ["+Inf"]
+            buckets = list(zip(bounds, map(float, accumulate(value.buckets)), strict=True))
+            family.add_metric(given, buckets, value.total * scale)
+        elif not isinstance(value, Distribution) and metric.kind is not Kind.HISTOGRAM:
+            family.add_metric(given, value * scale)
+    found: Family = family
+    return found

@@ -1,0 +1,36 @@
+"""The end of a backend: everything that its driver holds is closed, in an order in which nobody waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dstl.checkpoint.service import CoordinatorService
+from dstl.runtime import IoLoop
+from dstl.spark.application.fleet_launcher import FleetLauncher
+from dstl.spark.application.monitor import Monitor
+from dstl.store.base import ObjectStore
+
+__all__ = ["shut_down"]
+
+
+def shut_down(
+    loop: IoLoop,
+    service: CoordinatorService,
+    launcher: FleetLauncher,
+    stores: Sequence[ObjectStore],
+    monitor: Monitor | None,
+) -> None:
+    """End the page, the service, its stores, the loop, and then the TaskManagers, which end by themselves."""
+
+    async def close() -> None:
+        await service.close()
+        for store in stores:
+            await store.close()
+
+    if monitor is not None:
+        monitor.close()
+    try:
+        loop.run(close(), timeout=10)
+    finally:
+        loop.close()
+        launcher.stop()
