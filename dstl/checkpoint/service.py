@@ -264,6 +264,11 @@ class CoordinatorService:
         return self._coordinator.completed if self._coordinator else ()
 
     @property
+    def query_id(self) -> str:
+        """Spark's id of the query that it serves; empty before the first task."""
+        return self._query_id
+
+    @property
     def history(self) -> Sequence[HistoryEntry]:
         """The last checkpoints, failures and restores, oldest first."""
         return self._log.history.entries

@@ -28,6 +28,7 @@ def application() -> typer.Typer:
     from dstl.cli.segment import app as segment
     from dstl.cli.state import app as state
     from dstl.cli.taskmanager import taskmanager
+    from dstl.cli.ui import ui
 
     app = typer.Typer(
         help="DSTL: a durable short-term log as the state backend of PySpark Structured Streaming.",
@@ -52,6 +53,7 @@ def application() -> typer.Typer:
     app.command()(demo)
     app.command()(gc)
     app.command()(taskmanager)
+    app.command()(ui)
     app.add_typer(checkpoints, name="checkpoints")
     app.add_typer(savepoint, name="savepoint")
     app.add_typer(segment, name="segment")

@@ -12,7 +12,6 @@ import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import IO, Annotated, Any, TypeVar
 
 import typer
@@ -22,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown, Unavailable
+from dstl.monitoring.text import age_text, size_text, time_text
 from dstl.options import S3Options
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
@@ -180,29 +180,3 @@ def progress_bar(what: str, then: str = "", *, shown: bool = True) -> Iterator[C
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
     typer.echo(json.dumps(value))
-
-
-def size_text(count: float) -> str:
-    """Return a number of bytes as people write it: ``512 B``, ``3.2 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def age_text(seconds: float) -> str:
-    """Return a duration as people write it: ``41 s``, ``3 h 20 min``, ``12 d``."""
-    whole = max(0, int(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min"
-    if whole < 172_800:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86_400} d"
-
-
-def time_text(unix_seconds: float) -> str:
-    """Return a moment in UTC, to the second."""
-    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

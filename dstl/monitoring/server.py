@@ -85,6 +85,7 @@ class PageServer:
 
     def close(self) -> None:
         """Stop serving. Idempotent."""
+        self._server.is_closing = True
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
@@ -105,6 +106,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     routes: dict[str, Route]
     own_names: frozenset[str] | None
+    is_closing = False
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say in the log, and nowhere else, that a connection broke."""
@@ -135,6 +137,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(reply.body)
 
     def _reply(self) -> Reply:
+        if self.server.is_closing:
+            # A connection that was kept open outlives the server's end.
+            self.close_connection = True
+            return _text("this page has been closed", 503)
         names = self.server.own_names
         asked = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         if names is not None and asked not in names:

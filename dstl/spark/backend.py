@@ -243,7 +243,7 @@ class StateBackend(StatefulOperators):
                 recorder=self._recorder,
             )
             if metrics.port is not None:
-                self._monitor = Monitor(absolute, self._service, self._loop, self._recorder, metrics)
+                self._monitor = Monitor(self._store, runtime, self._service, self._loop, self._recorder, metrics)
             self._loop.run(self._service.start())
             if local:
                 self._launcher.invitation = Invitation("", self._service.address, self._secret, host=LOOPBACK)
@@ -438,6 +438,8 @@ class StateBackend(StatefulOperators):
             raise Closed(f"this StateBackend of {self.location} was closed: make a new one")
 
     def _on_progress(self, status: RestoreStatus, /) -> None:
+        if self._monitor is not None:
+            self._monitor.note_progress(status)
         for listener in self._progress_listeners:
             listener(status)
 

@@ -12,6 +12,7 @@ COMMANDS = [
     ["demo"],
     ["gc"],
     ["taskmanager"],
+    ["ui"],
     *(["checkpoints", verb] for verb in ("list", "show", "verify", "watch")),
     *(["savepoint", verb] for verb in ("create", "list", "verify", "delete")),
     *(["segment", verb] for verb in ("show", "dump")),

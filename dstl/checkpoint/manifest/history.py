@@ -90,7 +90,8 @@ class CheckpointHistory:
     def add(self, entry: HistoryEntry) -> None:
         """Add an entry, which takes the place of a partial one of its checkpoint."""
         last = self._entries[-1] if self._entries else None
-        if last is not None and last.seconds is None and last.checkpoint_id == entry.checkpoint_id:
+        is_partial = last is not None and last.seconds is None and entry.kind != "restore"
+        if is_partial and last is not None and last.checkpoint_id == entry.checkpoint_id:
             self._entries.pop()
         self._entries.append(entry)
 

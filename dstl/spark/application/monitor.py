@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
+from collections.abc import Mapping
+
 from dstl.checkpoint.service import CoordinatorService
 from dstl.metrics import MetricSet
 from dstl.monitoring.driver_metrics import DriverMetrics
 from dstl.monitoring.exposition import CONTENT_TYPE, Exposition
-from dstl.monitoring.server import PageServer, Reply
+from dstl.monitoring.overview import Overview, of_driver
+from dstl.monitoring.page import Page, assets
+from dstl.monitoring.server import PageServer, Reply, Route
+from dstl.monitoring.store_reader import StoreReader
 from dstl.options import MetricsOptions
-from dstl.runtime import IoLoop
+from dstl.runtime import IoLoop, Runtime
+from dstl.store.base import ObjectStore
+from materializer.restore.progress import RestoreStatus
 
 __all__ = ["Monitor"]
 
-_ANSWER_S = 5.0
+_ANSWER_S = 20.0
+_POLL_S = 2.0
+_STORE_FRESH_S = 60.0
 
 
 class Monitor:
-    """Serves a driver's metrics at ``/metrics``. Thread-safe.
+    """Serves a driver's metrics at ``/metrics``, and its page. Thread-safe.
+
+    What the driver knows is told from memory; savepoints, and checkpoints of before it began, are read from the store
+    once a minute while somebody looks.
 
     Args:
-        location: The job's.
+        store: The job's location.
+        runtime: Clock and jitter.
         service: The coordinator.
         loop: The coordinator's.
         recorder: The driver's metrics.
@@ -30,14 +45,32 @@ class Monitor:
     """
 
     def __init__(
-        self, location: str, service: CoordinatorService, loop: IoLoop, recorder: MetricSet, options: MetricsOptions
+        self,
+        store: ObjectStore,
+        runtime: Runtime,
+        service: CoordinatorService,
+        loop: IoLoop,
+        recorder: MetricSet,
+        options: MetricsOptions,
     ) -> None:
-        self._location = location
+        self._location = store.location
+        self._runtime = runtime
         self._service = service
         self._loop = loop
         self._recorder = recorder
+        self._restoring: RestoreStatus | None = None
+        self._reader = StoreReader(store, runtime, _STORE_FRESH_S)
         exposition = Exposition(lambda: self.metrics().labelled())
-        routes = {"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}
+        routes: dict[str, Route] = {"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}
+        if importlib.util.find_spec("jinja2") is None:
+            routes["/"] = lambda _: Reply(
+                b"The page needs jinja2 in the driver: pip install 'dstl-pyspark[ui]'. Metrics are at /metrics.\n",
+                "text/plain; charset=utf-8",
+                501,
+            )
+        else:
+            self._page = Page(_POLL_S)
+            routes |= {"/": self._show, **assets()}
         self._server = PageServer(routes, options.host, options.port or 0)
 
     @property
@@ -45,11 +78,36 @@ class Monitor:
         """The address of the page."""
         return self._server.url
 
+    def note_progress(self, status: RestoreStatus) -> None:
+        """Take how far a restore has come."""
+        self._restoring = status
+
     def metrics(self) -> DriverMetrics:
         """Return the metrics at this moment; TaskManagers are asked."""
         members = self._loop.run(self._service.task_manager_metrics(), _ANSWER_S)
         return DriverMetrics(self._location, self._recorder, members, self._service.fleet.wanted)
 
+    def overview(self) -> Overview:
+        """Return what the page shows at this moment."""
+        return self._loop.run(self._overview(), _ANSWER_S)
+
     def close(self) -> None:
         """Stop serving. Idempotent."""
         self._server.close()
+
+    def _show(self, asked: Mapping[str, str]) -> Reply:
+        return self._page.render(self.overview(), asked)
+
+    async def _overview(self) -> Overview:
+        service = self._service
+        stored, members = await asyncio.gather(self._reader.overview(), service.task_manager_metrics())
+        return of_driver(
+            stored,
+            self._runtime.clock.wall(),
+            service.query_id,
+            service.history,
+            service.completed,
+            members,
+            service.fleet.wanted,
+            self._restoring,
+        )

@@ -1,0 +1,164 @@
+"""The overview of a job: everything that the page shows, from the store alone or from a running driver. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from dstl.checkpoint.fleet.metrics_poll import MemberMetrics
+from dstl.checkpoint.manifest.history import HistoryEntry
+from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.savepoint.deletion import SavepointListing
+from dstl.checkpoint.truncation import RecoveryWork, recovery_work
+from dstl.monitoring.cost import Cost, cost_per_day
+from dstl.monitoring.skew import OperatorSizes, operator_sizes
+from handles.checkpoint import CompletedCheckpoint
+from materializer.restore.progress import RestoreStatus
+
+__all__ = ["Overview", "of_driver", "of_store"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The state of a job at one moment.
+
+    Attributes:
+        location: Where its state is stored.
+        source: ``driver`` where the running driver tells, ``store`` where only the store was read.
+        at: When, Unix seconds.
+        query_id: The query's id; empty where none has used the location.
+        history: Checkpoints, failures and restores, oldest first.
+        newest: The newest checkpoint that can be restored; None before the first.
+        retained: Numbers of those that can be restored.
+        damaged: Records that cannot be read, and why.
+        savepoints: All of them, unfinished and damaged ones included.
+        members: The TaskManagers; None where only the store was read.
+        wanted: How many of them there shall be.
+        restoring: The restore that is under way; None where none is.
+    """
+
+    location: str
+    source: Literal["driver", "store"]
+    at: float
+    query_id: str
+    history: Sequence[HistoryEntry] = ()
+    newest: CompletedCheckpoint | None = None
+    retained: Sequence[int] = ()
+    damaged: Sequence[tuple[int, str]] = ()
+    savepoints: Sequence[SavepointListing] = ()
+    members: Sequence[MemberMetrics] | None = None
+    wanted: int = 0
+    restoring: RestoreStatus | None = None
+
+    @property
+    def completed(self) -> list[HistoryEntry]:
+        """The checkpoints of the history."""
+        return [entry for entry in self.history if entry.kind == "checkpoint"]
+
+    @property
+    def failed(self) -> list[HistoryEntry]:
+        """The failed checkpoints of the history."""
+        return [entry for entry in self.history if entry.kind == "failed"]
+
+    @property
+    def restores(self) -> list[HistoryEntry]:
+        """The starts of the query in the history."""
+        return [entry for entry in self.history if entry.kind == "restore"]
+
+    @property
+    def work(self) -> RecoveryWork | None:
+        """The bytes that restoring the newest checkpoint would read; None before the first."""
+        return recovery_work(self.newest) if self.newest is not None else None
+
+    @property
+    def operators(self) -> list[OperatorSizes]:
+        """Sizes of each operator in the newest checkpoint."""
+        return operator_sizes(self.newest) if self.newest is not None else []
+
+    @property
+    def cost(self) -> Cost | None:
+        """A day's cost at the pace of the history; None where that is too short."""
+        return cost_per_day(self.history, self.newest.full_bytes if self.newest is not None else 0)
+
+    def seconds(self, share: float) -> float | None:
+        """Return the time below which this share of the checkpoints took; None where there are none."""
+        times = sorted(entry.seconds for entry in self.completed if entry.seconds is not None)
+        return times[min(len(times) - 1, int(share * len(times)))] if times else None
+
+
+def of_store(location: str, at: float, scan: ManifestScan, savepoints: Sequence[SavepointListing]) -> Overview:
+    """Return the overview that the store alone gives.
+
+    Args:
+        location: The location.
+        at: Now, Unix seconds.
+        scan: Of its manifest log.
+        savepoints: Its savepoints.
+    """
+    retained = scan.retained
+    history = _completed_by_records(scan.history, retained)
+    return Overview(
+        location,
+        "store",
+        at,
+        scan.query_id,
+        history,
+        retained[-1] if retained else None,
+        [each.checkpoint_id for each in retained],
+        [(sequence, str(error)) for sequence, error in sorted(scan.damaged.items())],
+        savepoints,
+    )
+
+
+def of_driver(
+    stored: Overview,
+    at: float,
+    query_id: str,
+    history: Sequence[HistoryEntry],
+    completed: Sequence[CompletedCheckpoint],
+    members: Sequence[MemberMetrics],
+    wanted: int,
+    restoring: RestoreStatus | None,
+) -> Overview:
+    """Return the overview that a driver gives, of which ``stored`` has what only the store knows."""
+    if not history and not completed:
+        history, completed_ids, newest = stored.history, stored.retained, stored.newest
+    else:
+        completed_ids, newest = [each.checkpoint_id for each in completed], completed[-1] if completed else None
+    return replace(
+        stored,
+        source="driver",
+        at=at,
+        query_id=query_id or stored.query_id,
+        history=history,
+        newest=newest,
+        retained=completed_ids,
+        members=members,
+        wanted=wanted,
+        restoring=None if restoring is None or restoring.finished else restoring,
+    )
+
+
+def _completed_by_records(
+    history: Sequence[HistoryEntry], retained: Sequence[CompletedCheckpoint]
+) -> list[HistoryEntry]:
+    """Return the history with the checkpoints that it does not tell of, as far as their own records do."""
+    told = {entry.checkpoint_id for entry in history if entry.kind == "checkpoint"}
+    more = []
+    for before, each in pairwise([None, *retained]):
+        if each is not None and each.checkpoint_id not in told:
+            known = {s.segment for s in before.segments} if before is not None else set()
+            fresh = {s.segment for s in each.segments} - known
+            more.append(
+                HistoryEntry(
+                    kind="checkpoint",
+                    at=each.created_at,
+                    checkpoint_id=each.checkpoint_id,
+                    batch_id=each.batch_id,
+                    new_bytes=sum(segment[1] for segment in fresh),
+                    full_bytes=each.full_bytes,
+                )
+            )
+    return sorted([*history, *more], key=lambda entry: entry.at)

@@ -1,0 +1,181 @@
+"""The page: an overview as HTML, by templates that escape whatever comes from data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dstl.checkpoint.manifest.history import HistoryEntry
+from dstl.errors import Invalid
+from dstl.monitoring.charts import HEIGHT, WIDEST_COLUMN, WIDTH, Chart, bar_chart
+from dstl.monitoring.members import member_rows
+from dstl.monitoring.overview import Overview
+from dstl.monitoring.server import Reply, Route
+from dstl.monitoring.skew import OperatorSizes
+from dstl.monitoring.text import age_text, seconds_text, size_text, time_text
+
+__all__ = ["Page", "assets", "check_jinja"]
+
+_ASSETS = Path(__file__).parent / "assets"
+_PARTS = ("persist", "assemble", "commit", "notify")
+_ROWS = 12
+_RECENT = 240
+
+
+def check_jinja() -> None:
+    """Refuse to go on without the template library.
+
+    Raises:
+        Invalid: It is not installed; names the extra.
+    """
+    try:
+        import jinja2  # noqa: F401
+    except ModuleNotFoundError:
+        raise Invalid("the page needs jinja2: pip install 'dstl-pyspark[ui]'") from None
+
+
+def assets() -> dict[str, Route]:
+    """Return the routes of the page's style and script."""
+
+    def serve(name: str, kind: str) -> Route:
+        return lambda _: Reply((_ASSETS / name).read_bytes(), kind)
+
+    return {
+        "/page.css": serve("page.css", "text/css; charset=utf-8"),
+        "/page.js": serve("page.js", "text/javascript; charset=utf-8"),
+    }
+
+
+class Page:
+    """Renders overviews. Thread-safe.
+
+    Args:
+        poll_s: Seconds between two looks of an open page.
+
+    Raises:
+        Invalid: ``jinja2`` is not installed.
+    """
+
+    def __init__(self, poll_s: float) -> None:
+        check_jinja()
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+        self._poll_s = poll_s
+        self._environment = Environment(
+            loader=FileSystemLoader(_ASSETS),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.filters |= {
+            "size": size_text,
+            "seconds": seconds_text,
+            "age": age_text,
+            "time": time_text,
+            "number": lambda value: f"{value:,}",
+            "coordinate": lambda value: f"{value:.2f}",
+        }
+
+    def render(self, overview: Overview, asked: Mapping[str, str]) -> Reply:
+        """Return the page; with ``part`` among the parameters only what changes, for the script of an open one."""
+        everything = asked.get("rows") == "all"
+        history = overview.history[-_RECENT:] if not everything else overview.history
+        rows = list(reversed(overview.history))
+        text = self._environment.get_template("parts.html" if "part" in asked else "page.html").render(
+            overview=overview,
+            poll_ms=int(self._poll_s * 1000),
+            charts=_charts(history),
+            parts=_PARTS,
+            width=f"{WIDTH:g}",
+            height=f"{HEIGHT:g}",
+            drawn=len(history),
+            ends=_ends(history),
+            rows=rows if everything else rows[:_ROWS],
+            rows_in_all=len(rows),
+            operators=[_operator(overview, sizes) for sizes in overview.operators],
+            members=member_rows(overview.members) if overview.members is not None else None,
+            state=_state(overview),
+        )
+        return Reply(text.encode())
+
+
+def _ends(history: Sequence[HistoryEntry]) -> tuple[str, ...]:
+    """Return the labels of the horizontal axis; the left one where there is a column at the left."""
+    if not history:
+        return ()
+    is_full = len(history) * WIDEST_COLUMN >= WIDTH
+    return f"batch {history[0].batch_id}" if is_full else "", f"batch {history[-1].batch_id}"
+
+
+def _charts(history: Sequence[HistoryEntry]) -> dict[str, Chart]:
+    flags = {
+        i: "restore" if entry.kind == "restore" else "failed" for i, entry in enumerate(history) if _is_event(entry)
+    }
+
+    def chart(label: Any, values_of: Any) -> Chart:
+        return bar_chart([({} if _is_event(e) else values_of(e), _tip(e)) for e in history], label, flags)
+
+    return {
+        "time": chart(seconds_text, lambda e: {part: getattr(e, f"{part}_s") or 0.0 for part in _PARTS}),
+        "new": chart(size_text, lambda e: {"persist": e.new_bytes}),
+        "requests": chart(
+            lambda value: f"{value:g}", lambda e: {"persist": max(0, e.requests - e.hedges), "hedge": e.hedges}
+        ),
+        "state": chart(size_text, lambda e: {"tables": e.state_bytes}),
+        "full": chart(size_text, lambda e: {"tables": e.full_bytes}),
+    }
+
+
+def _is_event(entry: HistoryEntry) -> bool:
+    return entry.kind != "checkpoint"
+
+
+def _tip(entry: HistoryEntry) -> str:
+    """Return what is shown beside the pointer: plain lines."""
+    head = f"{time_text(entry.at)}"
+    if entry.kind == "restore":
+        what = f"checkpoint {entry.checkpoint_id}" if entry.checkpoint_id else "an empty state"
+        read = f"{seconds_text(entry.seconds)}, {size_text(entry.new_bytes)} read"
+        return f"Restored {what} for batch {entry.batch_id}\n{head}\n{read}"
+    if entry.kind == "failed":
+        return (
+            f"Checkpoint of batch {entry.batch_id} failed\n{head}\nafter {seconds_text(entry.seconds)}\n{entry.error}"
+        )
+    parts = ", ".join(f"{part} {seconds_text(getattr(entry, f'{part}_s'))}" for part in _PARTS)
+    hedges = f" ({entry.hedges} hedges)" if entry.hedges else ""
+    return (
+        f"Checkpoint {entry.checkpoint_id}, batch {entry.batch_id}\n{head}\n{seconds_text(entry.seconds)}: {parts}\n"
+        f"{size_text(entry.new_bytes)} new, {size_text(entry.full_bytes)} in all\n{entry.requests} requests{hedges}"
+    )
+
+
+def _operator(overview: Overview, sizes: OperatorSizes) -> dict[str, Any]:
+    """Return an operator's row, with a chart of its key groups."""
+    assert overview.newest is not None
+    entry = next(each for each in overview.newest.operators if each.uid == sizes.operator)
+    columns = [
+        ({"base": base, "log": log}, f"Key group {group}\nbase {size_text(base)}\nlog about {size_text(log)}")
+        for group, (base, log) in enumerate(zip(sizes.bases, sizes.log, strict=True))
+    ]
+    states = [str(each.get("name")) for each in entry.registry.get("states", ()) if isinstance(each, dict)]
+    return {"entry": entry, "sizes": sizes, "states": states, "chart": bar_chart(columns, size_text)}
+
+
+def _state(overview: Overview) -> tuple[str, str]:
+    """Return in a word how the job is, and the class of that word."""
+    if overview.restoring is not None:
+        return "restoring", "busy"
+    if not overview.history and overview.newest is None:
+        return "empty", "plain"
+    last = overview.history[-1] if overview.history else None
+    if last is not None and last.kind == "failed":
+        return "last checkpoint failed", "bad"
+    if overview.members is not None and (
+        len(overview.members) < overview.wanted or not all(member.is_up for member in overview.members)
+    ):
+        return "TaskManagers missing", "bad"
+    if overview.damaged:
+        return "damaged records", "bad"
+    return ("running", "good") if overview.source == "driver" else ("as stored", "plain")
