@@ -102,7 +102,7 @@ def taskmanager(
 
 def _serve_metrics(recorder: MetricSet, name: str, host: str, port: int) -> PageServer:
     own = TaskManagerMetrics(recorder)
-    exposition = Exposition(lambda: [Labelled({"task_manager": name}, own.sample())])
+    exposition = Exposition(lambda: [Labelled({"task_manager": name}, own.sample(), "taskmanager")])
     return PageServer({"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}, host, port)
 
 

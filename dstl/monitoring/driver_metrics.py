@@ -33,6 +33,6 @@ class DriverMetrics:
         levels: dict[str, float] = {"taskManagers": len(self.members), "taskManagersWanted": self.wanted}
         levels |= {f"taskManagerUp.{each.member.member_id}": float(each.is_up) for each in self.members}
         labels = {"location": self.location}
-        yield Labelled(labels, self.recorder.sample(levels))
+        yield Labelled(labels, self.recorder.sample(levels), "driver")
         for each in self.members:
-            yield Labelled({**labels, "task_manager": each.member.member_id}, each.sample)
+            yield Labelled({**labels, "task_manager": each.member.member_id}, each.sample, "taskmanager")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dstl.errors import Invalid
 from dstl.metrics import Distribution, Sample
-from dstl.metrics.registry import Kind, Metric, find
+from dstl.metrics.registry import METRICS, Kind, Metric, find
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -26,10 +26,13 @@ class Labelled:
     Attributes:
         labels: By name.
         sample: The values.
+        source: ``driver`` or ``taskmanager``: its counters that have not counted yet are shown as 0, for the first
+            event of one that appears with it is no increase; empty: they are not shown.
     """
 
     labels: Mapping[str, str]
     sample: Sample
+    source: str = ""
 
 
 def check_prometheus() -> None:
@@ -79,7 +82,12 @@ class Exposition:
         found: dict[Metric, list[tuple[dict[str, str], float | Distribution]]] = {}
         for each in self._samples():
             sample = each.sample
-            for values in (sample.counters, sample.gauges, sample.distributions):
+            zeros = {
+                name: 0.0
+                for name, metric in METRICS.items()
+                if metric.source == each.source and metric.kind is Kind.COUNTER and not metric.label
+            }
+            for values in (zeros | dict(sample.counters), sample.gauges, sample.distributions):
                 for name, value in values.items():
                     known = find(name)
                     if known is not None:

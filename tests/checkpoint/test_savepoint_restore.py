@@ -335,7 +335,7 @@ async def test_a_held_checkpoint_outlives_its_subsumption_and_no_longer(seed: in
     location, rng = MemoryStore(), random.Random(seed)
     model = await saved(seed, location)
     async with a_query(location, mode="claim", materializes=True) as driver:
-        with pytest.raises(MissingState, match="wait for the first batch"):
+        with pytest.raises(MissingState, match="wait for its first batch"):
             driver.service.hold()
         await driver.run_batch("run-1", 0, events(rng, 0), model)
         then = {uid: dict(values) for uid, values in model.items()}

@@ -72,6 +72,9 @@ async def test_a_scrape_of_the_driver_has_all_of_its_task_managers(seed: int) ->
             assert all(sample.value > 0 for sample in found[series])
         assert sum(sample.value for sample in found["dstl_state_entries"]) == 50
         assert sum(sample.value for sample in found["dstl_owned_key_groups"]) == 128
+        # The first of these has to be an increase.
+        assert [sample.value for sample in found["dstl_checkpoints_failed_total"]] == [0]
+        assert [sample.value for sample in found["dstl_hedges_sent_total"]] == [0, 0]
         assert {sample.labels["operator"] for sample in found["dstl_state_bytes"]} == {"counts"}
         assert {sample.labels["location"] for samples in found.values() for sample in samples} == {"s3://b/<job>"}
         (count,) = found["dstl_checkpoint_duration_seconds_count"]

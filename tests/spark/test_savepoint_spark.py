@@ -135,7 +135,7 @@ def saved(
     for batch in range(2):
         source.add(rows_of_batch(batch))
     with StateBackend(str(work / "state"), parallelism=3, spark=spark) as backend:
-        with pytest.raises(MissingState, match="wait for the first batch"):
+        with pytest.raises(MissingState, match="wait for its first batch"):
             backend.savepoint("early")
         df = backend.transform_with_state(source.read(), by="k", processor=Journal(), output=OUT, name="journal")
         source.drain(df)
