@@ -1,4 +1,10 @@
-"""``python -m dstl.testing.simulate --seeds N [--start S] [--json]``: the deterministic simulation.
+"""``python -m dstl.testing.simulate --seeds N [--start S] [--journal FILE] [--json]``: the deterministic simulation.
+
+Each seed is one world. What a seed means follows from the code of the product and of the simulator, so a seed that has
+failed is worth keeping (``tests/simulation/failed_seeds.toml``) together with a test of what it has found.
+
+The long form is resumable: ``--seeds 300000 --start drawn --journal FILE`` goes on where the journal ends, as often as
+it is called, and reports all its seeds.
 
 Exit codes: 0, every invariant held and every fault has happened; 1, a violation; 2, bad usage; 3, a fault never
 happened, so the run proves nothing about it (only where there were enough seeds to expect all of them).
@@ -9,41 +15,65 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from dstl.errors import Invalid
 from dstl.testing.simulation import SeedResult, Summary, run_seed, run_seeds
+from dstl.testing.simulation.journal import Journal
 
 __all__ = ["main"]
 
 _ALL_FAULTS_FROM = 200
 _TRACE_LINES = 60
+_DRAWN = "drawn"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run seeds and print what they showed; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m dstl.testing.simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="how many seeds (default 100)")
-    parser.add_argument("--start", type=int, default=0, metavar="S", help="the first seed (default 0)")
+    parser.add_argument(
+        "--start", default="0", metavar="S", help=f"the first seed (default 0); {_DRAWN}: by chance, and printed"
+    )
     cpus = os.cpu_count() or 1
     parser.add_argument(
         "--jobs", type=int, default=cpus, metavar="N", help="processes that share the seeds (default CPUs)"
+    )
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="write results there, and go on where the file ends if it is there"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of standard output")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of a seed that fails")
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
+    if options.start != _DRAWN and not options.start.isdecimal():
+        parser.error(f"--start is a number or {_DRAWN}")
+    start = random.SystemRandom().randrange(1 << 32) if options.start == _DRAWN else int(options.start)
+    try:
+        journal = Journal(options.journal, start, options.seeds) if options.journal else None
+    except Invalid as error:
+        parser.error(str(error))
+    seeds = journal.left if journal else range(start, start + options.seeds)
+    first = journal.start if journal else start
+    print(f"seeds from {first}, of which {seeds.start - first} are done", file=sys.stderr)
 
     def progress(result: SeedResult) -> None:
+        if journal:
+            journal.add(result)
         if result.violations:
             _explain(result, whole=options.trace)
-        elif (result.seed - options.start + 1) % 100 == 0:
-            print(f"{result.seed - options.start + 1} of {options.seeds} seeds", file=sys.stderr)
+        elif (result.seed - first + 1) % 100 == 0:
+            print(f"{result.seed - first + 1} of {seeds.stop - first} seeds", file=sys.stderr)
 
-    seeds = range(options.start, options.start + options.seeds)
-    summary = run_seeds(seeds, jobs=min(options.jobs, options.seeds), on_result=progress)
-    print(json.dumps(_figures(summary)) if options.json else _table(summary))
+    summary = run_seeds(seeds, jobs=min(options.jobs, len(seeds) or 1), on_result=progress)
+    if journal:
+        journal.flush(summary.real_seconds)
+        summary = journal.summary
+    print(json.dumps({"start": first, **_figures(summary)}) if options.json else _table(summary))
     if summary.failed:
         return 1
     return 3 if summary.missing and summary.seeds >= _ALL_FAULTS_FROM else 0

@@ -11,15 +11,18 @@ import pytest
 
 from dstl.changelog.ledger import LogLedger, Ownership
 from dstl.changelog.object_names import SegmentNames
-from dstl.checkpoint import put_once
+from dstl.checkpoint import assembly, put_once
 from dstl.checkpoint.acknowledgements import Acknowledgements
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest import log as manifest_log
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.put_once import Check
+from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.checkpoint.upkeep import cleaning_plan
 from dstl.errors import DstlError, Fenced, OutcomeUnknown, Unavailable
+from dstl.state.timers import Timers
+from dstl.state.ttl import TimeToLive
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
 from handles.shared_state_registry import SharedStateRegistry
@@ -203,6 +206,41 @@ def offered_bases_are_discarded(patch: Patch) -> None:
     patch.setattr(PeriodicMaterializationManager, "take_reports", take_reports)
 
 
+def replayed_batch_has_a_new_time(patch: Patch) -> None:
+    """Found by reading: a batch that runs again fires other timers than those whose output its sink has."""
+
+    def time_of(self: CheckpointCoordinator, batch_id: int, parent: object, now_ms: int) -> int:
+        return now_ms
+
+    patch.setattr(CheckpointCoordinator, "_time_of", time_of)
+
+
+def watermark_falls(patch: Patch) -> None:
+    """Found by reading: a batch's watermark is that of its own rows alone."""
+    real = StateCatalogue.entries
+
+    def entries(self: StateCatalogue, event_times: Mapping[str, int], parent: object) -> object:
+        return real(self, event_times, None)
+
+    patch.setattr(StateCatalogue, "entries", entries)
+
+
+def rows_are_late_as_soon_as_timers_are_due(patch: Patch) -> None:
+    """Spark's late watermark lags one batch behind: with the newer one, rows are dropped that Spark keeps."""
+    patch.setattr(assembly, "_late_watermark", lambda parent: None)
+
+
+def fired_timer_stays(patch: Patch) -> None:
+    """A timer that has fired fires again in every batch."""
+    patch.setattr(Timers, "delete", lambda self, at_ms: None)
+
+
+def expired_value_is_read(patch: Patch) -> None:
+    """A value outlives its time."""
+    patch.setattr(TimeToLive, "expired", lambda self, values: [])
+    patch.setattr(TimeToLive, "is_dead", lambda self, value: False)
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A bug and the faults under which it shows."""
@@ -255,6 +293,11 @@ MUTANTS = [
         requests={FaultKind.STUCK: 0.2, FaultKind.LOST_RESPONSE: 0.3},
         only="manifests/",
     ),
+    Mutant(replayed_batch_has_a_new_time, tasks={FaultKind.TASK_FAILURE: 0.3}, nemesis=(FaultKind.DRIVER_CRASH,)),
+    Mutant(watermark_falls),
+    Mutant(rows_are_late_as_soon_as_timers_are_due),
+    Mutant(fired_timer_stays),
+    Mutant(expired_value_is_read),
 ]
 
 

@@ -4,12 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
+from dstl.errors import Invalid
 from dstl.testing import simulate
-from dstl.testing.simulation import FaultPlan, run_seed, run_seeds
+from dstl.testing.simulation import FaultPlan, journal, run_seed, run_seeds
+from dstl.testing.simulation.journal import Journal
 
+FAILED = tomllib.loads((Path(__file__).parent / "failed_seeds.toml").read_text())["seed"]
 SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "120"))
 
 
@@ -28,13 +33,14 @@ def test_every_invariant_holds_under_every_fault(seed: int) -> None:
     assert fixed.cleanings > 0
 
 
-@pytest.mark.parametrize("known", [402375812, 402377153, 3670983358, 303944532])
-def test_a_seed_that_has_failed_once_holds(known: int) -> None:
-    """402375812: attempts at work were ended until Spark's four tries were spent. 402377153: a fenced driver's
-    TaskManager came late, and what the newer driver had cleaned away was called missing. 3670983358: a list that lagged
-    behind showed no manifest, and a cleaner took the location for somebody else's. 303944532: a fenced driver's abort
-    marker landed where a cleaned checkpoint had been, and the auditor took it for a second commit."""
-    assert [str(each) for each in run_seed(known).violations] == []
+@pytest.mark.parametrize("known", FAILED, ids=lambda each: str(each["number"]))
+def test_a_seed_that_has_failed_once_holds(known: dict[str, object]) -> None:
+    assert [str(each) for each in run_seed(int(str(known["number"]))).violations] == []
+
+
+def test_what_a_failed_seed_has_found_is_kept_by_a_test_that_exists() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py"))
+    assert [each["kept_by"] for each in FAILED if f"def {each.get('kept_by', 'test_')}" not in tests] == []
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -83,3 +89,37 @@ def test_the_command_line_reports_figures_and_exit_code(capsys: pytest.CaptureFi
     assert figures["seeds"] == 2
     assert figures["violations"] == []
     assert {"faults", "checkpoints", "restores", "virtual_hours", "real_seconds"} <= figures.keys()
+
+
+def test_a_long_run_goes_on_where_it_was_stopped_and_reports_all_its_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "journal"
+    stopped = Journal(file, start=40, seeds=5)
+    for seed in stopped.left[:3]:
+        stopped.add(run_seed(seed))
+    stopped.flush()
+    with file.open("a") as torn:
+        torn.write('{"seeds": 1, "batc')
+    assert list(Journal(file, start=7, seeds=7).left) == [43, 44]
+    # What the writer that was killed has torn off is not glued to the next line.
+    assert simulate.main(["--seeds", "1", "--start", "drawn", "--journal", str(file), "--jobs", "1", "--json"]) == 0
+    resumed = json.loads(capsys.readouterr().out.splitlines()[-1])
+    whole = run_seeds(range(40, 45))
+    assert (resumed["start"], resumed["seeds"], resumed["batches"]) == (40, 5, whole.batches)
+    assert resumed["faults"] == {str(kind): whole.faults[kind] for kind in sorted(whole.faults)}
+    assert list(Journal(file, start=0, seeds=1).left) == []
+
+
+def test_a_journal_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Journal(tmp_path / "journal", start=1, seeds=1)
+    monkeypatch.setattr(journal, "code_digest", lambda: "another")
+    with pytest.raises(Invalid, match="another world"):
+        Journal(tmp_path / "journal", start=1, seeds=1)
+
+
+def test_a_drawn_start_is_another_at_every_run_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert simulate.main(["--seeds", "1", "--start", "drawn", "--jobs", "1"]) == 0
+    starts = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seeds from")]
+    assert len(set(starts)) == 2

@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from dstl.errors import Unavailable
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.testing.simulation.clocked_rows import clocked_rows, mark_of
 from dstl.testing.simulation.faults import FaultKind
-from dstl.testing.simulation.spark import TaskSpec, key_group_of
+from dstl.testing.simulation.spark import CLOCKED, TaskSpec, key_group_of
 from dstl.testing.simulation.world import World
 
 __all__ = ["INPUT_SCHEMA", "SimulatedAttempt"]
@@ -24,10 +25,12 @@ class SimulatedAttempt:
     Attributes:
         spec: Its identity and its rows.
         differs: Its changes are not a function of its rows.
+        parent: The checkpoint that it builds on; None for an empty state.
     """
 
     def __init__(self, world: World, spec: TaskSpec, rng: random.Random) -> None:
         self.spec = spec
+        self.parent: int | None = None
         self.world = world
         self.rng = rng
         self._failing = rng.randrange(1, 6) if self.has_fault(FaultKind.TASK_FAILURE, count=False) else 0
@@ -54,6 +57,11 @@ class SimulatedAttempt:
         keys = list(operations)
         if keys and self.has_fault(FaultKind.REORDERED_ROWS):
             self.rng.shuffle(keys)
+        if self.spec.operator in CLOCKED:
+            yield mark_of(self.spec.slot)
+            if keys:
+                yield clocked_rows({key: operations[key] for key in keys}, self.world.logs.max_parallelism)
+            return
         rows = [(key, operation) for key in keys for operation in operations[key]]
         if rows:
             groups = [key_group_of(key, self.world.logs.max_parallelism) for key, _ in rows]

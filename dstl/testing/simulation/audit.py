@@ -13,6 +13,8 @@ from dstl.checkpoint.manifest.scan import retained_of
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState
 from dstl.runtime import LoopClock, Runtime
+from dstl.testing.simulation.clocked_audit import ClockedAudit
+from dstl.testing.simulation.clocked_model import Batch
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, key_group_of, keys_of
 from dstl.testing.simulation.stage import Stage
@@ -20,6 +22,7 @@ from dstl.testing.simulation.store import RawStore, Stored
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.restore import restore_tables
+from materializer.tables.base import StateTable
 from materializer.tables.heap import HeapStateTable
 
 __all__ = ["Auditor", "Violation"]
@@ -54,6 +57,7 @@ class Auditor:
         self.checkpoints = 0
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
+        self.clocked = ClockedAudit(world.logs, world.clocked, self.fail)
         self._world = world
         self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}
@@ -153,6 +157,7 @@ class Auditor:
         if parent is not None and parent.checkpoint is not None:
             self._check_growth(parent.checkpoint, checkpoint)
         self._check_objects(checkpoint)
+        self.clocked.landed(checkpoint)
         world.materialized += bool(checkpoint.materialized)
         world.trace("checkpoint", f"{sequence} batch {checkpoint.batch_id}")
         if sequence % _CHECKED_EVERY == 0:
@@ -226,6 +231,10 @@ class Auditor:
                 f"{decode_value(value)}, not {decode_value(expected)}",
             )
 
+    def clocked_output(self, spec: TaskSpec, parent: int | None, batch: Batch, output: dict[bytes, list[str]]) -> None:
+        """An attempt of an operator with a clock has yielded this (I7)."""
+        self.clocked.output(spec, parent, batch, output)
+
     def acknowledging(self, spec: TaskSpec, digest: bytes) -> None:
         """A task is about to acknowledge changes of this digest: only from now on may they count."""
         self._acknowledged[spec.writer] = digest
@@ -258,10 +267,12 @@ class Auditor:
         self._kept[batch] = kept
         world = self._world
         world.trace("committed", f"{driver} {batch}")
-        if not any(each.batch_id == batch for each in self.retained()):
+        newest = next((each for each in reversed(self.retained()) if each.batch_id == batch), None)
+        if newest is None:
             self.fail("I8", f"{driver} has committed batch {batch}, and no checkpoint holds it")
-        elif world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
-            newest = next(each for each in reversed(self.retained()) if each.batch_id == batch)
+            return
+        self.clocked.committed(newest, kept)
+        if world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
             check = self._check_restored(newest, dict(self._objects), parts=1)
             # Not in the driver's context, with which it would end.
             task = world.loop.create_task(check, context=world.context)
@@ -292,6 +303,7 @@ class Auditor:
         found: dict[str, dict[bytes, bytes]] = {}
         writers: dict[str, dict[bytes, bytes]] = {}
         groups = checkpoint.max_parallelism
+        clocked: dict[str, list[StateTable]] = {}
         for part in range(parts):
             owned = range_of_partition(part, groups, parts) if parts > 1 else KeyGroupRange.all(groups)
             try:
@@ -300,6 +312,9 @@ class Auditor:
                 self.fail("I6", f"checkpoint {checkpoint.checkpoint_id} cannot be restored: {error!r}")
                 return
             for operator, table in restored.tables.items():
+                if operator in self.clocked.operators:
+                    clocked.setdefault(operator, []).append(table)
+                    continue
                 state = found.setdefault(operator, {})
                 for group in table.key_groups():
                     for entry in table.scan(WRITERS, group):
@@ -310,6 +325,7 @@ class Auditor:
                         state[entry.key] = entry.value
                 table.close()
         self.verified += 1
+        self.clocked.restored(checkpoint, clocked)
         for operator in world.operators:
             state = found.get(operator, {})
             for key in keys_of(world.logs):
@@ -322,6 +338,8 @@ class Auditor:
                     return
 
         for each in checkpoint.operators:
+            if each.uid in self.clocked.operators:
+                continue
             self._check_writers(checkpoint, each.uid, each.parallelism, writers.get(each.uid, {}))
 
     def _check_writers(

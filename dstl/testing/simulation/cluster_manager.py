@@ -41,7 +41,7 @@ class ClusterManager:
         world, rng = self._world, self._world.own_rng
         process = world.process(f"driver-{len(self.drivers) + 1}")
         options = DriverOptions(
-            operators=world.operators,
+            operators=(*world.operators, *world.clocked),
             parallelism=rng.randrange(1, 4) * (CROWD // 3 if world.is_crowded else 1),
             task_managers=rng.choice((1, 1, 2, 3)),
             secret=_SECRET,

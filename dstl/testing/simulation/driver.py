@@ -14,7 +14,7 @@ from dstl.options import CheckpointOptions
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.testing.simulation.faults import FaultKind
-from dstl.testing.simulation.operator import AppendingOperator
+from dstl.testing.simulation.operator import simulated_operator
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.spark import ConcurrentUpdate, TaskSpec
 from dstl.testing.simulation.taskmanager import TaskManagerActor
@@ -101,16 +101,14 @@ class DriverActor:
         )
         await self.service.start()
         for operator in options.operators:
-            definition = AppendingOperator(
-                uid=operator,
-                parallelism=options.parallelism,
-                max_parallelism=options.task_manager.max_parallelism,
-            )
+            groups = options.task_manager.max_parallelism
+            definition = simulated_operator(operator, options.parallelism, groups)
             self.service.expect(
                 definition.uid,
                 definition.parallelism,
                 definition.key_types,
                 resolve=definition.resolve,
+                watermark_delay_ms=definition.event_time[1] if definition.event_time else None,
                 key_columns=definition.by,
             )
         for _ in range(options.task_managers):

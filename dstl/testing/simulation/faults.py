@@ -41,6 +41,7 @@ class FaultKind(StrEnum):
     WORKER_CRASH = "worker-crash"
     WORKER_PAUSE = "worker-pause"
     CLOCK_SKEW = "clock-skew"
+    CLOCK_JUMP = "clock-jump"
     # Spark.
     TASK_FAILURE = "task-failure"
     LOST_RESULT = "task-result-lost"
@@ -162,4 +163,6 @@ def draw_plan(rng: random.Random) -> FaultPlan:
         longest_delay_s=rng.choice((5.0, 30.0, 90.0)),
     )
     plan.per_task = {**plan.per_task, **some(_LATER, 0.02, 0.10)}
+    if rng.random() < 0.3:
+        plan.nemesis = (*plan.nemesis, FaultKind.CLOCK_JUMP)
     return plan

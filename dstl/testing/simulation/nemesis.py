@@ -59,6 +59,9 @@ class Nemesis:
             case FaultKind.CONNECTION_RESET:
                 if world.network.reset_one():
                     world.count(kind)
+            case FaultKind.CLOCK_JUMP:
+                if world.jump_clock(rng):
+                    world.count(kind)
             case FaultKind.PARTITION:
                 living = [each for each in world.processes if not each.is_dead]
                 if len(living) >= 2:

@@ -18,13 +18,32 @@ from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.testing.simulation.attempt import SimulatedAttempt
 from dstl.testing.simulation.blocking import Wait
-from dstl.testing.simulation.spark import DIFFERENCES, OPERATIONS, STATES, WRITERS, encode_value
+from dstl.testing.simulation.clocked_operator import clocked_operator
+from dstl.testing.simulation.clocked_runner import ClockedRunner
+from dstl.testing.simulation.spark import CLOCKED, DIFFERENCES, OPERATIONS, STATES, WRITERS, encode_value
 
-__all__ = ["AppendingOperator", "mark_changes"]
+__all__ = ["AppendingOperator", "mark_changes", "simulated_operator"]
 
 _KEY = StructType([StructField("key", BinaryType())])
 _ROW = StructType([*_KEY.fields, StructField("operation", IntegerType())])
 _VALUE = StructType([StructField("value", BinaryType())])
+
+
+def simulated_operator(
+    uid: str,
+    parallelism: int,
+    max_parallelism: int,
+    attempt: SimulatedAttempt | None = None,
+    wait: Wait | None = None,
+) -> TaskDefinition:
+    """Return the definition of an operator; in a task, with the attempt that it works for and what waits for it."""
+    if uid in CLOCKED:
+        if attempt is None or wait is None:
+            return clocked_operator(uid, parallelism, max_parallelism)
+        return clocked_operator(uid, parallelism, max_parallelism, lambda runner: ClockedRunner(runner, attempt, wait))
+    return AppendingOperator(
+        uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, attempt=attempt, wait=wait
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +71,6 @@ class AppendingOperator(TaskDefinition):
         """Return the runner of one task."""
         assert self.attempt is not None
         assert self.wait is not None
-        self.declare(registry)
         return _Runner(self.attempt, self.wait)
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from multiprocessing import get_context
 
@@ -102,6 +102,12 @@ class Summary:
         self.virtual_seconds += result.virtual_seconds
         if result.violations:
             self.failed.append(result)
+
+    def join(self, other: Summary) -> None:
+        """Take in what other seeds have shown."""
+        for each in fields(self):
+            # Numbers add up, lists become one, and so do counters.
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def missing(self) -> list[FaultKind]:

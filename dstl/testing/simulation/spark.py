@@ -13,6 +13,7 @@ from dstl.rpc.messages import TaskAttempt
 from handles.key_group import partition_of
 
 __all__ = [
+    "CLOCKED",
     "DIFFERENCES",
     "OPERATIONS",
     "STATES",
@@ -36,6 +37,9 @@ WRITERS = STATES.index("writers")
 """The state that holds, for each key, which attempt has written it last: it must be one whose changes count."""
 DIFFERENCES = STATES.index("differences")
 """The state that a processor writes whose changes are no function of its rows."""
+
+CLOCKED = {"event-clock": True, "wall-clock": False}
+"""Operators with timers and states that expire; True for timers in event time."""
 
 
 @dataclass(frozen=True)

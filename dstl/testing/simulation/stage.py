@@ -10,7 +10,7 @@ from contextvars import copy_context
 
 from dstl.testing.simulation.faults import FaultKind, FaultPlan, draw_plan
 from dstl.testing.simulation.network import NetworkLoop
-from dstl.testing.simulation.spark import QueryLogs
+from dstl.testing.simulation.spark import CLOCKED, QueryLogs
 
 __all__ = ["CROWD", "Stage"]
 
@@ -25,7 +25,8 @@ class Stage:
     Attributes:
         plan: The faults.
         logs: Spark's checkpoint directory and the right state.
-        operators: Uids of the query's operators.
+        operators: Uids of the query's appending operators.
+        clocked: Uids of its operators with timers and states that expire; often none.
         violated: Set with the first violation.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
@@ -45,6 +46,8 @@ class Stage:
         self.own_rng = self.rng("world")
         self.logs = QueryLogs(self.own_rng.choice((4, 12)), CROWD if self.is_crowded else _MAX_PARALLELISM)
         self.operators = ("one", "two")[: self.own_rng.choice((1, 1, 2))]
+        clocks = self.rng("clocks")
+        self.clocked = tuple(uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded)
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.violated = asyncio.Event()

@@ -18,9 +18,9 @@ from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.testing.simulation.attempt import SimulatedAttempt
 from dstl.testing.simulation.blocking import Wait
 from dstl.testing.simulation.faults import FaultKind
-from dstl.testing.simulation.operator import AppendingOperator, mark_changes
+from dstl.testing.simulation.operator import mark_changes, simulated_operator
 from dstl.testing.simulation.process import Process
-from dstl.testing.simulation.spark import TaskSpec
+from dstl.testing.simulation.spark import CLOCKED, TaskSpec
 from dstl.testing.simulation.world import World
 
 __all__ = ["Worker"]
@@ -52,13 +52,8 @@ class Worker:
 
     def _run(self, spec: TaskSpec, wait: Wait) -> None:
         attempt = SimulatedAttempt(self._world, spec, self._rng)
-        operator = AppendingOperator(
-            uid=spec.operator,
-            parallelism=spec.parallelism,
-            max_parallelism=self._world.logs.max_parallelism,
-            attempt=attempt,
-            wait=wait,
-        )
+        groups = self._world.logs.max_parallelism
+        operator = simulated_operator(spec.operator, spec.parallelism, groups, attempt, wait)
         process = WorkerProcess(
             pid=1,
             host="simulated",
@@ -124,7 +119,7 @@ class _Line:
     def send(self, message: Call[R]) -> _Pending[R]:
         """Send a request behind those before it, and return its reply to come."""
         sent: Call[Any] = message
-        if isinstance(message, Write):
+        if isinstance(message, Write) and self._attempt.spec.operator not in CLOCKED:
             sent = replace(message, changes=mark_changes(message.changes, self._attempt.spec.writer))
         elif isinstance(message, Acknowledgement):
             self._before_acknowledging(message)
@@ -135,6 +130,7 @@ class _Line:
         """Send a request and return its reply, with the attempt's faults."""
         attempt, reply = self._attempt, self.send(message).result()
         if isinstance(reply, Begun):
+            attempt.parent = reply.parent
             attempt.fail_at(2)
         elif isinstance(reply, Acknowledged):
             attempt.world.trace("acknowledged", f"{attempt.spec} {reply.decision}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -23,13 +24,13 @@ class _Clock:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, skew: float) -> None:
         self._loop = loop
-        self._skew = skew
+        self.skew = skew
 
     def now(self) -> float:
         return self._loop.time()
 
     def wall(self) -> float:
-        return self._loop.time() + self._skew
+        return self._loop.time() + self.skew
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -58,6 +59,7 @@ class World(Stage):
         )
         self.threads = BlockingThreads()
         self.processes: list[Process] = []
+        self._clocks: list[_Clock] = []
         self._skewed = self.own_rng.random() < 0.3
         loop.set_exception_handler(self._loop_error)
 
@@ -67,7 +69,15 @@ class World(Stage):
         if self._skewed:
             skew = self.rng(f"{name}:skew").uniform(-3600, 3600)
             self.count(FaultKind.CLOCK_SKEW)
-        return Runtime(_Clock(self.loop, skew), self.rng(f"{name}:rng"), self.rng(f"{name}:ids"))
+        clock = _Clock(self.loop, skew)
+        self._clocks.append(clock)
+        return Runtime(clock, self.rng(f"{name}:rng"), self.rng(f"{name}:ids"))
+
+    def jump_clock(self, rng: random.Random) -> bool:
+        """Set the wall clock of one process, any one, up to an hour forward or back."""
+        if self._clocks:
+            rng.choice(self._clocks).skew += rng.uniform(-3600, 3600)
+        return bool(self._clocks)
 
     def process(self, name: str) -> Process:
         """Return a new process."""

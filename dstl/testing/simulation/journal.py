@@ -1,0 +1,130 @@
+"""The journal of a long simulation: what its seeds have shown so far, so that it can be stopped and taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import dstl
+import handles
+import materializer
+from dstl.errors import Invalid
+from dstl.testing.simulation.audit import Violation
+from dstl.testing.simulation.faults import FaultKind
+from dstl.testing.simulation.runner import SeedResult, Summary
+
+__all__ = ["Journal", "code_digest"]
+
+_EVERY = 100
+_FIGURES = tuple(each.name for each in fields(Summary) if each.name not in ("failed", "faults"))
+
+
+class Journal:
+    """A file of JSON lines: the first says which seeds there are and of which code, each other what some have shown.
+
+    Lines are appended and flushed, so a run that is killed loses its last seeds only. Not for two writers at once.
+
+    Args:
+        path: The file; made where there is none.
+        start: The first seed of a new journal.
+        seeds: The number of seeds of a new journal.
+
+    Attributes:
+        start: The first seed.
+        seeds: The number of seeds.
+        summary: What the seeds that are done have shown.
+
+    Raises:
+        Invalid: The journal was written by other code, whose seeds mean something else, or it is no journal.
+    """
+
+    def __init__(self, path: Path, start: int, seeds: int) -> None:
+        self.start, self.seeds, self.summary = start, seeds, Summary()
+        self._path = path
+        self._new = Summary()
+        if path.exists():
+            self._read()
+            # A writer that was killed may have torn its last line off; the next begins on a line of its own.
+            if not path.read_bytes().endswith(b"\n"):
+                path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
+        else:
+            self._append({"start": start, "seeds": seeds, "code": code_digest()})
+
+    @property
+    def left(self) -> range:
+        """The seeds that are still to be run."""
+        return range(self.start + self.summary.seeds, self.start + self.seeds)
+
+    def add(self, result: SeedResult) -> None:
+        """Take a seed in; seeds come in their order."""
+        self._new.add(result)
+        if self._new.seeds >= _EVERY or result.violations:
+            self.flush()
+
+    def flush(self, real_seconds: float = 0.0) -> None:
+        """Write down what was taken in.
+
+        Args:
+            real_seconds: Seconds that the seeds took since the journal was opened; 0 while they run.
+        """
+        new, self._new = self._new, Summary()
+        new.real_seconds = real_seconds
+        if new.seeds or real_seconds:
+            self.summary.join(new)
+            self._append(_summary_line(new))
+
+    def _append(self, line: object) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+    def _read(self) -> None:
+        try:
+            lines = _lines(self._path)
+            head = next(lines)
+            self.start, self.seeds, code = int(head["start"]), int(head["seeds"]), head["code"]  # type: ignore[call-overload]
+            for line in lines:
+                self.summary.join(_summary_of(line))
+        except (StopIteration, KeyError, TypeError, ValueError) as error:
+            raise Invalid(f"{self._path} is no journal of a simulation ({error!r}): name another file") from None
+        if code != code_digest():
+            raise Invalid(
+                f"{self._path} was written by other code, and the same seed is another world now: name another file"
+            )
+
+
+def code_digest() -> str:
+    """Return a digest of the product and its simulator: with another one a seed may be another world."""
+    digest = hashlib.blake2b(digest_size=8)
+    for package in (dstl, handles, materializer):
+        root = Path(str(package.__file__)).parent
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{root.name}/{path.relative_to(root)}\n".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _lines(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the lines; the last may be torn, for its writer was killed."""
+    text = path.read_text(encoding="utf-8")
+    for line in text[: text.rfind("\n") + 1].splitlines():
+        yield json.loads(line)
+
+
+def _summary_line(summary: Summary) -> dict[str, object]:
+    line: dict[str, object] = {name: getattr(summary, name) for name in _FIGURES}
+    line["faults"] = {str(kind): number for kind, number in summary.faults.items()}
+    line["failed"] = [{**asdict(each), "faults": {}, "trace": []} for each in summary.failed]
+    return line
+
+
+def _summary_of(line: dict[str, object]) -> Summary:
+    summary = Summary(**{name: line[name] for name in _FIGURES})  # type: ignore[arg-type]
+    summary.faults = Counter({FaultKind(kind): number for kind, number in line["faults"].items()})  # type: ignore[attr-defined]
+    for each in line["failed"]:  # type: ignore[attr-defined]
+        violations = tuple(Violation(**violation) for violation in each["violations"])
+        summary.failed.append(SeedResult(**{**each, "violations": violations, "faults": Counter(), "trace": ()}))
+    return summary
