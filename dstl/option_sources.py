@@ -26,6 +26,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "checkpoints": options.CheckpointOptions,
     "materialization": options.MaterializationOptions,
     "s3": options.S3Options,
+    "sealing": options.SealingOptions,
     "cluster": options.ClusterOptions,
     "workers": options.WorkerOptions,
     "metrics": options.MetricsOptions,

@@ -84,7 +84,7 @@ class RecordFrame:
             raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
         body = data[len(data) - _FIXED - body_length : len(data) - _FIXED]
         try:
-            return from_json(decompress(body, raw_length, max_size=self.max_raw))
+            return from_json(decompress(body, raw_length, max_size=self.max_raw), allow_inf_nan=False)
         except ValueError as error:
             raise damaged(str(error)) from None
 

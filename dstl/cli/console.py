@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -22,7 +23,8 @@ from rich.text import Text
 
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown, Unavailable
 from dstl.monitoring.text import age_text, size_text, time_text
-from dstl.options import S3Options
+from dstl.option_sources import resolve
+from dstl.options import S3Options, SealingOptions
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
@@ -37,6 +39,7 @@ __all__ = [
     "age_text",
     "errors_as_exit",
     "new_table",
+    "open_at",
     "parse_duration",
     "print_json",
     "print_table",
@@ -133,13 +136,19 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
     """Open a location, do something with it, close it, and return what it gave."""
 
     async def run() -> T:
-        store = open_store(location, s3_options(endpoint_url))
+        store = open_at(location, endpoint_url)
         try:
             return await work(store, system_runtime())
         finally:
             await store.close()
 
     return asyncio.run(run())
+
+
+def open_at(location: str, endpoint_url: str | None) -> ObjectStore:
+    """Open a location's store, with the key that ``DSTL_SEALING_KEY_FILE`` names where its objects are sealed."""
+    sealing = resolve("sealing", SealingOptions, None, os.environ, {})
+    return open_store(location, s3_options(endpoint_url), sealing)
 
 
 def s3_options(endpoint_url: str | None) -> S3Options:

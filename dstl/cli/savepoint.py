@@ -13,7 +13,7 @@ from dstl.checkpoint.savepoint.verification import verify_savepoint
 from dstl.cli import console
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import absolute_location, open_store
+from dstl.store.location import absolute_location
 
 __all__ = ["app"]
 
@@ -42,7 +42,7 @@ def create(
         with console.progress_bar(f"savepoint {name}") as on_progress:
 
             async def work(source: ObjectStore, runtime: Runtime) -> Savepoint:
-                target = source if to is None else open_store(to, console.s3_options(endpoint_url))
+                target = source if to is None else console.open_at(to, endpoint_url)
                 try:
                     return await create_savepoint(
                         source, target, runtime, name, checkpoint_id=checkpoint, on_progress=on_progress

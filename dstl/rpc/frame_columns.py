@@ -39,7 +39,7 @@ def read_columns(payload: memoryview, schema: pa.Schema) -> list[pa.Array]:
                 raise Invalid(f"a payload has the columns {reader.schema.names} instead of {schema.names}")
             batch = reader.read_next_batch()
             batch.validate(full=True)
-    except (pa.ArrowException, StopIteration, OSError) as error:
+    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
         raise Invalid(f"a payload is no stream of {', '.join(schema.names)}: {error}") from None
     columns: list[pa.Array] = batch.columns
     if any(column.null_count for column, field in zip(columns, schema, strict=True) if not field.nullable):

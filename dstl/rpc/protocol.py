@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import secrets
 import socket
-import stat
 import struct
 from collections import Counter
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 import msgpack
 
 from dstl.errors import CorruptData, Invalid, error_from_wire, error_to_wire
+from dstl.private_file import read_private_file
 
 __all__ = [
     "MAX_FRAME",
@@ -108,15 +107,7 @@ class Secret:
         Raises:
             Invalid: It cannot be read, or others than its owner may, or the secret is too short.
         """
-        try:
-            with open(path, encoding="utf-8") as file:
-                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-                if mode & 0o077:
-                    raise Invalid(f"others than its owner may read the secret file {path} (mode {mode:03o}): chmod 600")
-                return Secret.from_text(file.read())
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not text"
-            raise Invalid(f"the secret file {path} cannot be read: {reason}") from None
+        return Secret.from_text(read_private_file(path, "secret"))
 
 
 def _guessing_bits(key: bytes) -> float:

@@ -28,6 +28,7 @@ from dstl.options import (
     MaterializationOptions,
     MetricsOptions,
     S3Options,
+    SealingOptions,
     UploadOptions,
     WorkerOptions,
     check_grace,
@@ -106,6 +107,7 @@ class StateBackend(StatefulOperators):
             given come from the environment or Spark's configuration: see :mod:`dstl.option_sources`.
         s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
         metrics: Where the driver serves metrics for Prometheus and a page for people; by default nowhere.
+        sealing: With which key objects are sealed, so that who can write there cannot forge state.
         cluster: On another master than ``local[...]``: where the coordinator listens, and who starts TaskManagers.
         workers: How Spark's Python workers run the query's tasks.
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
@@ -147,6 +149,7 @@ class StateBackend(StatefulOperators):
         checkpoints: CheckpointOptions | None = None,
         materialization: MaterializationOptions | None = None,
         s3: S3Options | None = None,
+        sealing: SealingOptions | None = None,
         cluster: ClusterOptions | None = None,
         workers: WorkerOptions | None = None,
         metrics: MetricsOptions | None = None,
@@ -200,6 +203,8 @@ class StateBackend(StatefulOperators):
         materialization = resolve("materialization", MaterializationOptions, materialization, os.environ, conf)
         check_grace(checkpoints, materialization)
         s3 = resolve("s3", S3Options, s3, os.environ, conf)
+        sealing = resolve("sealing", SealingOptions, sealing, os.environ, conf)
+        open_at = partial(open_store, options=s3, sealing=sealing)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         self._workers = resolve("workers", WorkerOptions, workers, os.environ, conf)
         metrics = resolve("metrics", MetricsOptions, metrics, os.environ, conf)
@@ -212,8 +217,10 @@ class StateBackend(StatefulOperators):
             raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
         self._host = LOOPBACK if local else None
         self._secret = Secret.from_file(cluster.secret_file) if cluster.secret_file else Secret.generate()
-        config = TaskManagerConfig(absolute, table, max_parallelism, batching, upload, hedging, materialization, s3)
-        self._store = open_store(absolute, s3)
+        config = TaskManagerConfig(
+            absolute, table, max_parallelism, batching, upload, hedging, materialization, s3, sealing
+        )
+        self._store = open_at(absolute)
         stores: list[ObjectStore] = [self._store]
         try:
             self._loop.run(probe(self._store, runtime=runtime))
@@ -256,9 +263,9 @@ class StateBackend(StatefulOperators):
         self._closer = weakref.finalize(
             self, shut_down, self._loop, self._service, self._launcher, stores, self._monitor
         )
-        self._savepoints = SavepointMaker(self._service, self._loop, absolute, s3)
+        self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
         if restore_from is not None:
-            begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, s3)
+            begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, open_at)
             try:
                 stores += self._loop.run(begin)
             except BaseException:

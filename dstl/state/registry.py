@@ -149,7 +149,7 @@ class StateRegistry:
                 removed=[int(one) for one in data["removed"]],
                 settled=settled,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptData(
                 f"not a state registry: {shown(error)}; was it written by a newer version of DSTL?"
             ) from error

@@ -13,12 +13,14 @@ import re
 from urllib.parse import quote, unquote
 
 from dstl.errors import Invalid
-from dstl.options import S3Options
+from dstl.options import S3Options, SealingOptions
+from dstl.private_file import read_private_file
 from dstl.store.base import ObjectStore, check_name
 from dstl.store.local import LocalStore
 from dstl.store.memory import MemoryStore
 from dstl.store.prefixed import PrefixedStore
 from dstl.store.s3 import S3Store
+from dstl.store.sealed import SealedStore
 from dstl.store.sharded import ShardedStore
 
 __all__ = ["absolute_location", "has_scheme", "is_in_memory", "open_store", "split_locations"]
@@ -31,7 +33,9 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 _FORMS = "write a directory (/path or file:///path) or s3://bucket/prefix"
 
 
-def open_store(location: str | os.PathLike[str], options: S3Options | None = None) -> ObjectStore:
+def open_store(
+    location: str | os.PathLike[str], options: S3Options | None = None, sealing: SealingOptions | None = None
+) -> ObjectStore:
     """Return the store at a location. Nothing is contacted or made yet: :func:`~dstl.store.probe.probe` does that.
 
     ============================  ======================================================================
@@ -45,12 +49,17 @@ def open_store(location: str | os.PathLike[str], options: S3Options | None = Non
     Args:
         location: As above, or a path object. It never holds credentials.
         options: For S3; ignored elsewhere.
+        sealing: With which key objects are sealed; None for none.
 
     Raises:
-        Invalid: Not a location.
+        Invalid: Not a location, or no key where one is to be.
     """
+    key = None
+    if sealing is not None and sealing.key_file is not None:
+        key = read_private_file(sealing.key_file, "sealing key").strip().encode()
     stores = [_open_one(one, options or S3Options()) for one in split_locations(location)]
-    return stores[0] if len(stores) == 1 else ShardedStore(stores)
+    store = stores[0] if len(stores) == 1 else ShardedStore(stores)
+    return store if key is None else SealedStore(store, key)
 
 
 def split_locations(location: str | os.PathLike[str]) -> tuple[str, ...]:

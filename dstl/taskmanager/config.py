@@ -5,7 +5,14 @@ from __future__ import annotations
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, S3Options, UploadOptions
+from dstl.options import (
+    BatchingOptions,
+    HedgingOptions,
+    MaterializationOptions,
+    S3Options,
+    SealingOptions,
+    UploadOptions,
+)
 from materializer.tables import TableKind
 
 __all__ = ["TaskManagerConfig"]
@@ -24,6 +31,7 @@ class TaskManagerConfig:
         hedging: When a second request is sent.
         materialization: When tables are written as base files.
         s3: How S3 is reached; credentials come from the provider chain of the TaskManager's own host.
+        sealing: Where the TaskManager's own host has the key that objects are sealed with.
     """
 
     location: str
@@ -34,6 +42,7 @@ class TaskManagerConfig:
     hedging: HedgingOptions = HedgingOptions()
     materialization: MaterializationOptions = MaterializationOptions()
     s3: S3Options = S3Options()
+    sealing: SealingOptions = SealingOptions()
 
     def to_json(self) -> bytes:
         """Return it as JSON."""

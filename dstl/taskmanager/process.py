@@ -110,7 +110,7 @@ async def _coordinator(invitation: Invitation, runtime: Runtime) -> AsyncConnect
 
 async def _check_shared(config: TaskManagerConfig, marks: Sequence[str], host: str) -> None:
     """Refuse to serve where the driver's location is another place than this host's of the same name."""
-    store = open_store(config.location, config.s3)
+    store = open_store(config.location, config.s3, config.sealing)
     try:
         await check_place(store, marks, host)
     finally:
@@ -130,7 +130,9 @@ async def _serving(
     config: TaskManagerConfig, invitation: Invitation, runtime: Runtime, recorder: MetricSet
 ) -> AsyncIterator[Address]:
     """Serve state, and yield where."""
-    stores = [InstrumentedStore(open_store(config.location, config.s3), recorder=recorder) for _ in range(2)]
+    stores = [
+        InstrumentedStore(open_store(config.location, config.s3, config.sealing), recorder=recorder) for _ in range(2)
+    ]
     await call_in_thread(sweep_scratch_directories)
     scratch = ScratchDirectory()
     task_manager = TaskManager(

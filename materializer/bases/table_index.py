@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import google_crc32c
 import zstandard
+from pydantic_core import from_json
 
 from dstl.errors import CorruptData, Invalid
 from dstl.store.zstd_frame import decompress
@@ -102,7 +103,7 @@ def decode_index(data: bytes, files: Iterable[TableFile], name: str) -> TableInd
             raise damaged("sizes do not agree")
         raw = decompress(stored, raw_size, max_size=_MAX_RAW)
         at = _U32.size + _U32.unpack_from(raw)[0]
-        description = json.loads(raw[_U32.size : at])
+        description = from_json(raw[_U32.size : at], allow_inf_nan=False)
         contents = {}
         for file_name, length in description["contents"]:
             if not _SMALL_FILE.fullmatch(file_name):

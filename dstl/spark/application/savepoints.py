@@ -14,15 +14,16 @@ from dstl.checkpoint.savepoint.format import Savepoint, directory_of, parse_save
 from dstl.checkpoint.savepoint.restore import RestoreMode, SavepointRestore
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
-from dstl.options import S3Options
 from dstl.runtime import IoLoop, Runtime, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import absolute_location, is_in_memory, open_store
+from dstl.store.location import absolute_location, is_in_memory
 from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["SavepointMaker", "start_from_savepoint"]
 
 T = TypeVar("T")
+
+OpenAt = Callable[[str], ObjectStore]
 
 
 class SavepointMaker:
@@ -32,14 +33,14 @@ class SavepointMaker:
         service: The query's coordinator.
         service_loop: Its loop.
         location: The query's location.
-        s3: How S3 is reached.
+        open_at: Opens the store of a location.
     """
 
-    def __init__(self, service: CoordinatorService, service_loop: IoLoop, location: str, s3: S3Options) -> None:
+    def __init__(self, service: CoordinatorService, service_loop: IoLoop, location: str, open_at: OpenAt) -> None:
         self._service = service
         self._service_loop = service_loop
         self._location = location
-        self._s3 = s3
+        self._open_at = open_at
 
     def make(self, name: str, to: str | os.PathLike[str] | None, on_progress: OnProgress | None) -> SavepointReport:
         """Copy the last completed checkpoint, on a loop of its own, so that no checkpoint waits for it.
@@ -65,7 +66,7 @@ class SavepointMaker:
         return SavepointReport(where, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
 
     async def _make(self, target: str, name: str, runtime: Runtime, on_progress: OnProgress | None) -> Savepoint:
-        source, store = open_store(self._location, self._s3), open_store(target, self._s3)
+        source, store = self._open_at(self._location), self._open_at(target)
         try:
             return await save_newest(
                 self._held,
@@ -103,7 +104,7 @@ async def start_from_savepoint(
     location: str,
     restore_from: str | os.PathLike[str],
     mode: RestoreMode,
-    s3: S3Options,
+    open_at: OpenAt,
 ) -> list[ObjectStore]:
     """Let a query that has no checkpoint yet begin with a savepoint.
 
@@ -113,7 +114,7 @@ async def start_from_savepoint(
         location: The query's location, as it was given, with directories made absolute.
         restore_from: ``LOCATION/savepoints/NAME``.
         mode: ``no_claim`` or ``claim``.
-        s3: How S3 is reached.
+        open_at: Opens the store of a location.
 
     Returns:
         The savepoint's store, where it is another than the query's: to be closed with the query's.
@@ -125,7 +126,7 @@ async def start_from_savepoint(
     """
     where, name = parse_savepoint_location(restore_from)
     where = absolute_location(where).rstrip("/")
-    opened = [] if where == location.rstrip("/") else [open_store(where, s3)]
+    opened = [] if where == location.rstrip("/") else [open_at(where)]
     try:
         source = opened[0] if opened else store
         await service.start_from(SavepointRestore(source, store, name, mode, system_runtime()))

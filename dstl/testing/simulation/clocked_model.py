@@ -173,7 +173,7 @@ class _Expired:
 
 
 class _Handle:
-    """What Spark gives a processor, over the dictionaries of one key at a time."""
+    """The handle of a processor, over the dictionaries of one key at a time."""
 
     def __init__(self, now_ms: int) -> None:
         self.key = KeyState()

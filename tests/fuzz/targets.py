@@ -1,0 +1,320 @@
+"""Every decoder of stored bytes and of frames: samples of what it reads, and mutations that get past its checksums."""
+
+import json
+import random
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+import msgpack
+import pyarrow as pa
+import zstandard
+from fuzz.mutation import mutate, mutate_json, to_text
+
+from dstl.changelog.segment.decoder import decode_segment, parse_index
+from dstl.changelog.segment.frame import pack_trailer
+from dstl.checkpoint.manifest import format as manifest_format
+from dstl.checkpoint.manifest.format import decode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.savepoint import format as savepoint_format
+from dstl.checkpoint.savepoint.format import (
+    decode_marker,
+    decode_savepoint,
+    is_savepoint_object,
+    parse_savepoint_location,
+)
+from dstl.errors import DstlError
+from dstl.rpc import fleet_messages, messages
+from dstl.rpc.codec import CALL, Call, decode_call, decode_reply, encode_call, reply_of
+from dstl.rpc.frame_columns import VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.framing import FrameMac, Framing
+from dstl.rpc.protocol import decode_body, encode_frame, frame_length, raise_for
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.stored_schema import schema_from_json, schema_to_json
+from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.codec.value_columns import ValueColumns
+from dstl.state.descriptor import StateKind
+from dstl.state.registry import StateRegistry
+from dstl.store.base import check_name
+from dstl.store.location import split_locations
+from materializer.bases import key_group_file as base_file
+from materializer.bases import table_index as base_index
+from materializer.bases.table_index import decode_index
+from worlds.ddl import parse_ddl
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CORPUS = Path(__file__).parent / "corpus"
+
+Mutated = Callable[[random.Random], bytes]
+
+
+class Target:
+    """One decoder.
+
+    Args:
+        name: Of the decoder, and of the folder of its kept inputs.
+        decode: Takes any bytes; what it may not raise is a bug.
+        samples: Good bytes.
+        sealed: More ways to make an input, such as with right checksums over wrong contents.
+    """
+
+    def __init__(self, name: str, decode: Callable[[bytes], object], samples: list[bytes], *sealed: Mutated) -> None:
+        self.name, self.decode, self.samples = name, decode, samples
+        self._makers = (self._any, *sealed)
+
+    def input(self, rng: random.Random) -> bytes:
+        return rng.choice(self._makers)(rng)
+
+    def kept(self) -> Iterator[Path]:
+        """Yield the inputs that have found something once."""
+        return iter(sorted((CORPUS / self.name).glob("*")))
+
+    def _any(self, rng: random.Random) -> bytes:
+        return mutate(rng, rng.choice(self.samples), self.samples)
+
+
+def all_of(*decoders: Callable[[], object]) -> None:
+    """Run all; where each has refused, raise what the last one said."""
+    refusals: list[DstlError] = []
+    for decode in decoders:
+        try:
+            decode()
+        except DstlError as error:
+            refusals.append(error)
+    if len(refusals) == len(decoders):
+        raise refusals[-1]
+
+
+def _golden(pattern: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(GOLDEN.glob(pattern))]
+
+
+def _segment() -> Target:
+    samples = _golden("segment_*.dstl")
+
+    def footer(rng: random.Random) -> bytes:
+        data = rng.choice(samples)
+        start = parse_index(data, "fuzz").footer_offset
+        raw = mutate(rng, data[start:-24], samples)
+        return data[:start] + raw + pack_trailer(raw)
+
+    def decode(data: bytes) -> None:
+        for *_, batch in decode_segment(data, "fuzz"):
+            batch.validate(full=True)
+
+    return Target("segment", decode, samples, footer)
+
+
+def _framed(frame: Any, samples: list[bytes]) -> Mutated:
+    """Mutate the JSON of a record and frame it again; sometimes what a writer would refuse to frame."""
+
+    def body(data: bytes) -> Any:
+        length, _ = struct.unpack_from("<II", data, len(data) - 20)
+        return json.loads(zstandard.decompress(data[len(data) - 20 - length : len(data) - 20]))
+
+    bodies = [body(data) for data in samples]
+
+    def make(rng: random.Random) -> bytes:
+        raw = to_text(rng, mutate_json(rng, rng.choice(bodies)))
+        if rng.random() < 0.2:
+            raw = mutate(rng, raw, [raw])
+        stored = zstandard.compress(raw, 1)
+        declared = len(raw) if rng.random() < 0.9 else rng.choice((0, 1, 1 << 20, 0xFFFFFFFF))
+        front = frame.magic + stored + struct.pack("<II", len(stored), declared)
+        return front + struct.pack("<I8s", google_crc32c.value(front), frame.end)
+
+    return make
+
+
+def _manifest() -> Target:
+    samples = _golden("manifest_*.dstl")
+    name = manifest_name(3)
+    return Target(
+        "manifest", lambda data: decode_record(data, name), samples, *[_framed(manifest_format._FRAME, samples)] * 3
+    )
+
+
+def _savepoint() -> Target:
+    samples = _golden("savepoint_v1*.dstl")
+
+    def decode(data: bytes) -> None:
+        (decode_marker if len(data) % 2 else decode_savepoint)(data, "before-upgrade", "fuzz://")
+
+    return Target("savepoint", decode, samples, *[_framed(savepoint_format._FRAME, samples)] * 3)
+
+
+def _base() -> Target:
+    samples = _golden("savepoint_v1.base")
+    crc = struct.Struct("<I")
+
+    def sealed(rng: random.Random) -> bytes:
+        """Mutate a page below its compression, and tell the truth of its lengths; sometimes not of its rows."""
+        rows = rng.choice((1, 2, 3))
+        lengths = [rng.choice((0, 1, 2, 200, 0xFFFFFFFF)) for _ in range(3 * rows)]
+        raw = struct.pack(f"<{rows}H", *range(rows)) + struct.pack(f"<{3 * rows}I", *lengths)
+        raw = mutate(rng, raw + b"x" * (sum(lengths) if sum(lengths) < 5000 else 10), samples)
+        stored = zstandard.compress(raw, 1)
+        count = rows if rng.random() < 0.7 else rng.choice((1, 5, 0xFFFFFFFF))
+        declared = len(raw) if rng.random() < 0.8 else rng.choice((0, 1, 14, 1 << 26, 0xFFFFFFFF))
+        header = base_file._HEADER.pack(base_file.MAGIC, base_file.FORMAT_VERSION, 0, 0)
+        data = header + crc.pack(google_crc32c.value(header))
+        summed = google_crc32c.value(header)
+        block = base_file._BLOCK.pack(count, declared, len(stored)) + stored
+        summed = google_crc32c.extend(summed, block)
+        trailer = base_file._TRAILER.pack(0, 1, count, declared)
+        return data + block + crc.pack(summed) + trailer + crc.pack(google_crc32c.extend(summed, trailer))
+
+    def decode(data: bytes) -> None:
+        for page in base_file.open_key_group(data, 0)[1]:
+            page.validate(full=True)
+
+    return Target("base", decode, samples, sealed)
+
+
+def _table_index() -> Target:
+    samples = _golden("table_index_v1.base")
+
+    def parts(data: bytes) -> tuple[tuple[Any, ...], Any, bytes]:
+        fields = base_index._HEADER.unpack_from(data)
+        raw = zstandard.decompress(data[base_index._HEADER.size : -4])
+        (length,) = struct.unpack_from("<I", raw)
+        return fields, json.loads(raw[4 : 4 + length]), raw[4 + length :]
+
+    fields, description, rest = parts(samples[0])
+
+    def sealed(rng: random.Random) -> bytes:
+        text = to_text(rng, mutate_json(rng, description))
+        if rng.random() < 0.2:
+            text = mutate(rng, text, samples)
+        raw = struct.pack("<I", len(text) if rng.random() < 0.9 else rng.randrange(1 << 32)) + text + rest
+        stored = zstandard.compress(raw, 1)
+        front = base_index._HEADER.pack(*fields[:-2], len(stored), len(raw)) + stored
+        return front + struct.pack("<I", google_crc32c.value(front))
+
+    return Target("table_index", lambda data: decode_index(data, [], "fuzz"), samples, sealed, sealed)
+
+
+def _frame() -> Target:
+    headers = [{"call": "begin", "task": ["q", "r", "op", 1, 0, 1, 1], "pid": 4}, {"error": ["Fenced", "gone"]}, {}]
+    samples = [b"".join(map(bytes, encode_frame(header, b"payload"))) for header in headers]
+
+    def decode(data: bytes) -> None:
+        frame_length(data[:4].ljust(4, b"\0"))
+        sealed = Framing(FrameMac(b"k" * 32), FrameMac(b"k" * 32))
+        header, _ = decode_body(data[4:])
+        all_of(lambda: raise_for(header), lambda: sealed.decode(data[4:]))
+
+    return Target("frame", decode, samples)
+
+
+def _calls() -> dict[str, type[Call[Any]]]:
+    found = {}
+    for module in (messages, fleet_messages):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Call) and value is not Call and hasattr(value, "name"):
+                found[value.name] = value
+    return found
+
+
+def _message() -> Target:
+    calls = _calls()
+    task = messages.TaskAttempt("q", "r", "op", 1, 0, 1, 1)
+    known = [messages.Begin(task, 4, "host"), messages.Acknowledgement(task, 3, b"digest", 12)]
+    plain = [encode_call(call)[0] for call in known]
+    plain += [{CALL: name, **dict.fromkeys(kind.__dataclass_fields__, 0)} for name, kind in calls.items()]  # type: ignore[attr-defined]
+    samples = [msgpack.packb(header) for header in plain]
+
+    def changed(rng: random.Random) -> bytes:
+        value = mutate_json(rng, json.loads(json.dumps(rng.choice(plain), default=lambda raw: raw.decode())))
+        try:
+            return bytes(msgpack.packb(value))
+        except (OverflowError, ValueError):
+            return samples[0]  # beyond what msgpack can say
+
+    def decode(data: bytes) -> None:
+        header, payload = decode_body(struct.pack(">I", len(data)) + data)
+        kind = calls.get(str(header.pop(CALL, "")))
+        for each in [kind] if kind else calls.values():
+            all_of(
+                partial(decode_call, each, dict(header), payload),
+                partial(decode_reply, reply_of(each), dict(header), payload),
+            )
+
+    return Target("message", decode, samples, changed, changed)
+
+
+def _columns() -> Target:
+    samples = [
+        bytes(write_columns(VALUE_COLUMN, [pa.array(values, pa.binary())]))
+        for values in ([], [b"a", None, b"bcd"], [b"x" * 100] * 20)
+    ]
+    return Target("columns", lambda data: read_columns(memoryview(data), VALUE_COLUMN), samples)
+
+
+def _rows() -> Target:
+    ddl = "a long, s string, d decimal(30,2), l array<int>, m map<string,int>, t timestamp, x struct<y: float, z: int>"
+    older, newer = parse_ddl("a int, s string"), parse_ddl(ddl)
+    value, key = ValueCodec("v", [older, newer], write_time_ms=5), KeyCodec(parse_ddl("s string, n long, b binary"))
+    columns = ValueColumns("v", [parse_ddl("a int, s string"), parse_ddl("a long, s string, f double")])
+    row = (7, "text", None, [1, 2], {"k": 1}, None, (1.5, 2))
+    samples = [value.encode(row), ValueCodec("v", [older]).encode((1, "x")), key.encode(("a", 1, b"b")), b""]
+
+    def decode(data: bytes) -> None:
+        both = pa.array([data, None, data[::-1]], pa.binary())
+        all_of(partial(value.decode, data), partial(key.decode, data), partial(columns.decode, both))
+
+    return Target("row", decode, samples)
+
+
+def _registry() -> Target:
+    registry = StateRegistry(parse_ddl("k string"))
+    registry.declare("total", StateKind.VALUE, parse_ddl("n long"))
+    registry.declare("seen", StateKind.MAP, parse_ddl("n long"), parse_ddl("u string"), 1000)
+    plain = registry.to_wire()
+    schema = json.loads(schema_to_json(parse_ddl("a long, l array<struct<x: int>>, m map<string, decimal(10,2)>")))
+    samples = [json.dumps(plain).encode(), json.dumps(schema).encode()]
+
+    def changed(rng: random.Random) -> bytes:
+        return to_text(rng, mutate_json(rng, rng.choice((plain, schema))))
+
+    def decode(data: bytes) -> None:
+        text = data.decode("utf-8", "replace")
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = text
+        all_of(lambda: schema_from_json(text, "fuzz"), lambda: StateRegistry.from_wire(found))
+
+    return Target("registry", decode, samples, changed, changed)
+
+
+def _name() -> Target:
+    samples = [
+        b"s3://bucket/a/b", b"/tmp/x/../y", b"file:///x%2e%2e/y", b"s3://key:secret@bucket/x", b"memory://a,memory://b",
+        manifest_name(7).encode(), b"savepoints/a/savepoint.dstl", b"../../etc/passwd", b"a/%2e%2e/b", b"a\0b", b"a//b",
+    ]  # fmt: skip
+
+    def decode(data: bytes) -> None:
+        text = data.decode("utf-8", "surrogateescape")
+        for read in (split_locations, parse_savepoint_location, manifest_sequence, is_savepoint_object):
+            with suppress(DstlError):
+                read(text)
+        checked = check_name(text)
+        parts = checked.split("/")
+        assert not {"", ".", ".."} & set(parts), checked
+        assert checked.isascii(), checked
+        assert not set(checked) & set("%\0\\"), checked
+
+    return Target("name", decode, samples)
+
+
+TARGETS = {
+    target.name: target
+    for target in (
+        _segment(), _manifest(), _savepoint(), _base(), _table_index(), _frame(), _message(), _columns(), _rows(),
+        _registry(), _name(),
+    )
+}  # fmt: skip
