@@ -100,7 +100,7 @@ async def test_the_bytes_of_a_sealed_object_stay_what_they_are() -> None:
     assert (await inner.get("a/b")).hex() == GOLDEN
     own = hmac.digest(KEY, b"dstl object seal 1", "sha256")
     seal = hmac.digest(own, (3).to_bytes(2, "little") + bytes(8) + b"\1" + b"a/b" + b"state", "sha256")[:16]
-    assert GOLDEN == (b"state" + seal).hex()
+    assert (b"state" + seal).hex() == GOLDEN
 
 
 async def test_a_key_comes_from_a_file_that_its_owner_alone_may_read(tmp_path: Path) -> None:
