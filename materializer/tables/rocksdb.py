@@ -145,6 +145,7 @@ class RocksDBStateTable:
         # File numbers begin anew in each database, so a file's name says which one has made it.
         self._incarnation = os.urandom(8).hex()
         self._put_rows = self._put_bytes = 0
+        self._write_buffer = self._options.write_buffer_for(0)
         native = engine_options(self._options)
         native.set_disable_auto_compactions(not compacting)
         self._db = open_database(self._path, native)
@@ -243,9 +244,17 @@ class RocksDBStateTable:
             # The checkpoint holds the interpreter's lock while it flushes; a flush before it does not.
             self._db.flush()
             import_rocksdict().Checkpoint(self._db).create_checkpoint(str(path))
+            self._size_write_buffer()
         return RocksDBTableSnapshot(
             path, dict(self._versions), self._checksums, self._incarnation, self._put_bytes // max(1, self._put_rows)
         )
+
+    def _size_write_buffer(self) -> None:
+        stored = int(self._db.property_int_value("rocksdb.total-sst-files-size") or 0)
+        wanted = self._options.write_buffer_for(stored)
+        if not 0.5 < wanted / self._write_buffer < 2:
+            self._db.set_options({"write_buffer_size": str(wanted)})
+            self._write_buffer = wanted
 
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages: they become one file, which RocksDB takes in."""

@@ -246,3 +246,11 @@ def test_memory_stays_within_the_options(tmp_path: Path) -> None:
             _large(table, turn * 2_000, 2_000, os.urandom(20))
         held = table._db.property_int_value("rocksdb.size-all-mem-tables")
         assert held <= SMALL.max_write_buffers * SMALL.write_buffer_bytes * 1.5
+
+
+def test_a_small_state_has_a_small_write_buffer() -> None:
+    """Files in front of the merged ones are space: six of 32 MB made a state of 30 MB five times as large."""
+    options = RocksDBOptions()
+    sizes = [0, 1 << 20, 64 << 20, 128 << 20, 1 << 30, 1 << 40]
+    assert [options.write_buffer_for(size) >> 20 for size in sizes] == [4, 4, 8, 16, 32, 32]
+    assert RocksDBOptions(write_buffer_bytes=1 << 20).write_buffer_for(1 << 40) == 1 << 20
