@@ -35,6 +35,7 @@ class Acknowledgements:
     Invariants:
         1. At most one attempt's changes count per partition.
         2. Attempts of a partition whose output Spark may have used agree, or :meth:`add` raises.
+        3. All partitions have made the same changes to broadcast states, or :meth:`add` raises.
 
     Args:
         parallelism: How many partitions there are.
@@ -102,11 +103,13 @@ class Acknowledgements:
         """Count an acknowledgement, and return True where other changes count than before.
 
         Raises:
-            NotDeterministic: It differs from another computation of its partition, and Spark uses both outputs.
+            NotDeterministic: It differs from another computation of its partition, and Spark uses both outputs; or its
+                changes to broadcast states differ from another partition's.
             CheckpointDeclined: It differs from another attempt of its task, and Spark may use either output.
         """
         task = ack.task
         own = (task.stage_id, task.slot)
+        self._check_broadcast(own, ack)
         before = self._done.get(own)
         if before is not None and _agree(before.ack, ack):
             if task.attempt_id not in before.attempts:
@@ -134,6 +137,12 @@ class Acknowledgements:
             for at in self._places(key) or ([] if self._offsets else [key[1]]):
                 chosen.setdefault(at, key)
         return [key for _, key in sorted(chosen.items())]
+
+    def _check_broadcast(self, own: _Task, ack: Acknowledgement) -> None:
+        """Refuse what differs from all others' changes to broadcast states: they agree, so one stands for them."""
+        other = next((done.ack for key, done in self._done.items() if key != own), None)
+        if other is not None and other.broadcast != ack.broadcast:
+            raise _broadcast_apart(other, ack)
 
     def _differing(self, own: _Task, ack: Acknowledgement) -> Iterator[tuple[Acknowledgement, Acknowledgement]]:
         """Yield the tasks that have computed one partition for different uses, with different changes.
@@ -226,7 +235,8 @@ def _longest_row(slots: Iterable[int]) -> int:
 
 def _agree(one: Acknowledgement, other: Acknowledgement) -> bool:
     """True where two attempts of one task have changed the same; where neither has, rows or none is no difference."""
-    return one.digest == other.digest and (one.partition == other.partition or not one.digest)
+    same = one.digest == other.digest and one.broadcast == other.broadcast
+    return same and (one.partition == other.partition or not one.digest)
 
 
 _CAUSE = (
@@ -258,4 +268,14 @@ def _rivals(one: Acknowledgement, other: Acknowledgement) -> DstlError:
         f"{other.task.stage_id}, task {other.task.slot}) {cause}, and Spark may keep the output of either: the state "
         "can belong to one of them only. Restart the query, which runs the batch again; to be rid of this, make it a "
         "function of the set of rows"
+    )
+
+
+def _broadcast_apart(one: Acknowledgement, other: Acknowledgement) -> DstlError:
+    at = ["?" if ack.partition is None else str(ack.partition) for ack in (one, other)]
+    return NotDeterministic(
+        f"operator {other.task.operator!r}: partitions {at[0]} and {at[1]} have changed the broadcast state "
+        f"differently for the same rows of batch {other.task.batch_id}, and there is one copy for both: make "
+        "handleBroadcastRows a function of its rows and of broadcast states alone (no random values, no clock, nothing "
+        "kept from keyed rows)"
     )

@@ -90,13 +90,20 @@ class CheckpointExecution:
         if nbytes >= _MEASURABLE_BYTES and seconds > 0:
             self._restore_rate = nbytes / seconds
 
-    async def run(self, coordinator: CheckpointCoordinator, trigger: Trigger, query_id: str) -> CheckpointReport:
+    async def run(
+        self,
+        coordinator: CheckpointCoordinator,
+        trigger: Trigger,
+        query_id: str,
+        sparks_ms: int | None = None,
+    ) -> CheckpointReport:
         """Make the checkpoint that is due; when this returns, it is durable and the TaskManagers know.
 
         Args:
             coordinator: Of the run; it takes the checkpoint in, or fails the batch.
             trigger: What it has said.
             query_id: Whose checkpoint it is.
+            sparks_ms: Spark's watermark of the batch, for the report.
 
         Raises:
             Fenced: A newer driver has taken over.
@@ -110,7 +117,8 @@ class CheckpointExecution:
         try:
             parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
             persist_s = watch.lap()
-            checkpoint, inlined = self._assembled(coordinator, trigger, parts, query_id)
+            parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
+            checkpoint, inlined = self._assembled(coordinator, trigger, parts, query_id, parent)
             assemble_s = watch.lap()
             late = coordinator.late_rows()
             figures = _figures(checkpoint, parts, late)
@@ -158,13 +166,18 @@ class CheckpointExecution:
             hedges=figures["hedges"],
             state_rows=_by_operator(parts, 0),
             state_bytes=_by_operator(parts, 1),
+            watermarks=self._catalogue.watermarks(parent.watermark_ms if parent else None, sparks_ms),
             **times,
         )
 
     def _assembled(
-        self, coordinator: CheckpointCoordinator, trigger: Trigger, parts: Sequence[Persisted], query_id: str
+        self,
+        coordinator: CheckpointCoordinator,
+        trigger: Trigger,
+        parts: Sequence[Persisted],
+        query_id: str,
+        parent: CompletedCheckpoint | None,
     ) -> tuple[CompletedCheckpoint, list[bytes]]:
-        parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
         operators, watermark_ms = self._catalogue.entries(coordinator.event_times(), parent)
         return assemble(
             parent,

@@ -32,6 +32,8 @@ class CheckpointReport:
         hedges: How many of the requests were second ones for late uploads.
         state_rows: By operator, entries of its tables before the batch (of RocksDB, an estimate).
         state_bytes: By operator, their bytes.
+        watermarks: By operator with event time, the watermark that the batch went by, Unix milliseconds; 0 before there
+            is one. Timers up to it have fired.
     """
 
     checkpoint_id: int
@@ -51,6 +53,7 @@ class CheckpointReport:
     hedges: int = 0
     state_rows: Mapping[str, int] = field(default_factory=dict)
     state_bytes: Mapping[str, int] = field(default_factory=dict)
+    watermarks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

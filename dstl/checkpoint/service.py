@@ -24,7 +24,8 @@ from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
-from dstl.checkpoint.state_catalogue import Registry, StateCatalogue
+from dstl.checkpoint.sparks_watermark import ReadWatermarks, SparksWatermark
+from dstl.checkpoint.state_catalogue import Follows, Registry, StateCatalogue
 from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
 from dstl.errors import Closed, DstlError, Fenced, Invalid, MissingState, TaskManagerLost, clipped
 from dstl.metrics import NullRecorder, Recorder
@@ -76,6 +77,7 @@ class CoordinatorService:
         commit_attempts: How often a request to the manifest log is tried.
         on_progress: Told how far a restore has come, on the coordinator's loop; must not block. None: nobody asks.
         recorder: The driver's metrics.
+        read_watermarks: See :class:`SparksWatermark`; asked where an operator goes by Spark's watermark.
     """
 
     def __init__(
@@ -102,6 +104,7 @@ class CoordinatorService:
         active_run: ActiveRun | None = None,
         on_progress: ProgressListener | None = None,
         recorder: Recorder = NullRecorder(),
+        read_watermarks: ReadWatermarks | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -161,6 +164,7 @@ class CoordinatorService:
         self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, self._objects.held, options)
         self._attempts = AttemptRegister(active_run)
         self._poll = MetricsPoll(secret, lambda: self._fleet.members, host)
+        self._sparks = SparksWatermark(read_watermarks)
         self._retired: set[str] = set()
         self._tried: set[str] = set()
         self._opening = asyncio.Lock()
@@ -201,6 +205,7 @@ class CoordinatorService:
         resolve: Callable[[Registry | None], Registry],
         watermark_delay_ms: int | None = None,
         key_columns: Sequence[str] = (),
+        follows: Follows | None = None,
     ) -> None:
         """Add a stateful operator to the set whose acknowledgements complete a checkpoint.
 
@@ -214,7 +219,7 @@ class CoordinatorService:
         if self._coordinator is not None or self._retired:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator] = parallelism
-        self._catalogue.expect(operator, parallelism, key_types, resolve, watermark_delay_ms, key_columns)
+        self._catalogue.expect(operator, parallelism, key_types, resolve, watermark_delay_ms, key_columns, follows)
 
     async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
         """Let the query begin with a savepoint's state: see :meth:`RunOpening.start_from`."""
@@ -277,6 +282,11 @@ class CoordinatorService:
         """Return the metrics of every TaskManager, asked for now."""
         return await self._poll.read()
 
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark that the next batch goes by, Unix milliseconds; None where there is none yet."""
+        return self.completed[-1].watermark_ms if self.completed else None
+
     def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
         """Return True where the batch is this query's current one and has its checkpoint; None asks for any query."""
         coordinator = self._coordinator
@@ -304,10 +314,14 @@ class CoordinatorService:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
                 self._attempts.begun(task, peer)
+        watermark_ms = parent.watermark_ms if parent else None
+        late_ms = parent.late_watermark_ms if parent else None
+        if self._catalogue.goes_by_spark(task.operator):
+            watermark_ms, late_ms = await self._sparks.of_batch(task)
         return Begun(
             parent=parent.checkpoint_id if parent else None,
-            watermark_ms=parent.watermark_ms if parent else None,
-            late_watermark_ms=parent.late_watermark_ms if parent else None,
+            watermark_ms=watermark_ms,
+            late_watermark_ms=late_ms,
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             processing_time_ms=coordinator.batch_time_ms,
             registry=json.dumps(self._catalogue.known(task.operator)).encode(),
@@ -346,7 +360,8 @@ class CoordinatorService:
             if trigger is not None:
                 watch, sequence = Stopwatch(self._runtime.clock), self._log.next_sequence
                 try:
-                    report = await self._execution.run(coordinator, trigger, self._query_id)
+                    sparks_ms = self._sparks.known_ms
+                    report = await self._execution.run(coordinator, trigger, self._query_id, sparks_ms)
                 except DstlError as error:
                     self._recorder.increment("numberOfFailedCheckpoints")
                     self._note(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from dstl.checkpoint.key_columns import check_key_columns
 from dstl.errors import Invalid
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 
-__all__ = ["Registry", "StateCatalogue"]
+__all__ = ["Follows", "Registry", "StateCatalogue"]
+
+Follows = Literal["operator", "spark"]
+"""Whose watermark an operator goes by: the one that all with a watermark of their own share, or Spark's."""
 
 Registry = Mapping[str, Any]
 """The states of one operator as plain data; ``dstl.state`` owns its meaning."""
@@ -30,6 +33,7 @@ class StateCatalogue:
         self._registries: dict[str, Registry] = {}
         self._resolvers: dict[str, Callable[[Registry | None], Registry]] = {}
         self._delays: dict[str, int] = {}
+        self._follows: dict[str, Follows] = {}
         self._carried: tuple[OperatorEntry, ...] = ()
 
     def expect(
@@ -40,6 +44,7 @@ class StateCatalogue:
         resolve: Callable[[Registry | None], Registry],
         watermark_delay_ms: int | None = None,
         key_columns: Sequence[str] = (),
+        follows: Follows | None = None,
     ) -> None:
         """Add an operator of the query.
 
@@ -49,9 +54,20 @@ class StateCatalogue:
             key_types: Types of its grouping columns.
             resolve: Returns its states, given those of the checkpoint that a run starts from, None where it has none;
                 raises ``Invalid`` where they contradict each other.
-            watermark_delay_ms: How far its watermark stays behind the latest event time; None without event time.
+            watermark_delay_ms: How far its own watermark stays behind the latest event time; None where it has none.
             key_columns: Names of its grouping columns; without them only their types are compared with a checkpoint's.
+            follows: Whose watermark it goes by where it has event time and no watermark of its own.
+
+        Raises:
+            Invalid: It follows an operator that has not been added.
         """
+        if follows == "operator" and not self._delays:
+            raise Invalid(
+                f"operator {operator!r} goes by the watermark of an operator before it, which is none of this "
+                "backend's: define both with one StateBackend"
+            )
+        if follows is not None:
+            self._follows[operator] = follows
         self._key_columns[operator] = tuple(key_columns)
         self._resolvers[operator] = resolve
         if watermark_delay_ms is not None:
@@ -83,6 +99,20 @@ class StateCatalogue:
         known = {uid: entry.registry for uid, entry in stored.items() if entry.registry}
         self._registries = {uid: resolve(known.get(uid)) for uid, resolve in self._resolvers.items()}
         self._carried = tuple(missing)
+
+    def goes_by_spark(self, operator: str) -> bool:
+        """Return True where the operator's watermark is Spark's."""
+        return self._follows.get(operator) == "spark"
+
+    def watermarks(self, ours_ms: int | None, sparks_ms: int | None) -> dict[str, int]:
+        """Return, by operator with event time, the watermark that a batch goes by, Unix milliseconds.
+
+        Args:
+            ours_ms: That of the checkpoint before; None where there is none.
+            sparks_ms: Spark's for the batch; None where nothing goes by it.
+        """
+        timed = {**dict.fromkeys(self._delays, "operator"), **self._follows}
+        return {uid: (sparks_ms if whose == "spark" else ours_ms) or 0 for uid, whose in timed.items()}
 
     def known(self, operator: str) -> Registry:
         """Return the states of an operator in the run that was opened."""

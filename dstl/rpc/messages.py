@@ -138,6 +138,8 @@ class Acknowledgement(Call[Acknowledged]):
         digest: Digest of the change set, empty where there is none: equal digests are equal changes.
         event_time_ms: Latest event time among its rows, Unix milliseconds; None where there is none.
         late_rows: Rows that it has dropped because they came behind the watermark.
+        broadcast: Digest of what it has changed in broadcast states, empty where it has not: every task of a batch has
+            the same.
     """
 
     name: ClassVar[str] = "acknowledge"
@@ -147,6 +149,7 @@ class Acknowledgement(Call[Acknowledged]):
     digest: bytes
     event_time_ms: int | None = None
     late_rows: int = 0
+    broadcast: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

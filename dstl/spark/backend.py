@@ -42,6 +42,7 @@ from dstl.spark.application.savepoints import SavepointMaker, start_from_savepoi
 from dstl.spark.application.session import (
     LOOPBACK,
     active_run,
+    batch_watermarks,
     driver_host,
     executor_hosts,
     is_local,
@@ -54,7 +55,9 @@ from dstl.spark.query.failure_log import log_failures
 from dstl.spark.query.placement import repartition
 from dstl.spark.query.plan import mark_of
 from dstl.spark.query.start import watch_queries
+from dstl.spark.query.watermark_batches import WatermarkFile, with_watermark_batches
 from dstl.spark.saved_state.frame import state_rows
+from dstl.spark.saved_state.reader import latest_watermark
 from dstl.spark.task import OperatorTask
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.store.base import ObjectStore
@@ -191,6 +194,7 @@ class StateBackend(StatefulOperators):
         self._recorder = MetricSet()
         self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = [CheckpointMetrics(self._recorder)]
         self._progress_listeners: list[ProgressListener] = []
+        self._watermark = WatermarkFile()
         self._loop = IoLoop("dstl-coordinator")
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
@@ -241,6 +245,7 @@ class StateBackend(StatefulOperators):
                 if cluster.launch and not local
                 else None,
                 active_run=lambda query_id: asyncio.to_thread(active_run, session, query_id),
+                read_watermarks=lambda query_id: asyncio.to_thread(batch_watermarks, session, query_id),
                 allow_non_restored_state=allow_non_restored_state,
                 on_event=self._on_event,
                 on_progress=self._on_progress,
@@ -260,9 +265,8 @@ class StateBackend(StatefulOperators):
             self._loop.run(self._store.close())
             self._loop.close()
             raise
-        self._closer = weakref.finalize(
-            self, shut_down, self._loop, self._service, self._launcher, stores, self._monitor
-        )
+        end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark)
+        self._closer = weakref.finalize(self, shut_down, *end)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
         if restore_from is not None:
             begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, open_at)
@@ -304,8 +308,8 @@ class StateBackend(StatefulOperators):
 
         Returns:
             ``key`` (a struct of the grouping columns), ``user_key`` (a struct, of a map state) and ``value`` (a struct;
-            a list state has a row for each element, in its order); of the timers ``key`` and ``expiry_ms``.
-            Intervals of months are their number.
+            a list state has a row for each element, in its order); of the timers ``key`` and ``expiry_ms``; of a
+            broadcast state no ``key``. Intervals of months are their number.
 
         Raises:
             Invalid: No such state; names those that there are.
@@ -423,6 +427,8 @@ class StateBackend(StatefulOperators):
 
     def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
         self._loop.run(self._expect(definition))
+        if definition.needs_watermark_batches:
+            keyed = with_watermark_batches(keyed, self._watermark, self._latest_watermark)
         self._operators.append(definition.uid)
         self._launcher.start()
         log_failures(keyed.sparkSession)
@@ -431,14 +437,19 @@ class StateBackend(StatefulOperators):
         return repartition(keyed, definition).mapInArrow(task, definition.output)
 
     async def _expect(self, definition: TaskDefinition) -> None:
+        time = definition.event_time
         self._service.expect(
             definition.uid,
             definition.parallelism,
             definition.key_types,
             definition.resolve,
-            definition.event_time[1] if definition.event_time else None,
+            time.own_delay_ms if time else None,
             definition.by,
+            time.follows if time else None,
         )
+
+    def _latest_watermark(self) -> int | None:
+        return self._loop.run(latest_watermark(self._store, system_runtime()))
 
     def _check_open(self) -> None:
         if self._closer is None or not self._closer.alive:
@@ -451,6 +462,7 @@ class StateBackend(StatefulOperators):
             listener(status)
 
     def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
+        self._watermark.write(self._service.watermark_ms)
         for listener in self._listeners:
             try:
                 listener(report)

@@ -13,10 +13,13 @@ from itertools import chain
 
 import pyarrow as pa
 
+from dstl.changelog.change_digest import ChangeDigest
 from dstl.rpc.client import Address, Transport
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.task_definition import TaskDefinition
+from dstl.state.broadcast_rows import BroadcastRows, rows_of_streams
+from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
@@ -63,8 +66,10 @@ def run_attempt(
         Unavailable: The coordinator or a TaskManager is gone.
     """
     partition: int | None = None
-    if definition.needs_marks:
-        partition, batches = take_marks(batches)
+    broadcast: list[BroadcastRows] = []
+    if definition.needs_marks or definition.streams:
+        partition, marks, batches = take_marks(batches, [stream.column for stream in definition.streams])
+        broadcast = rows_of_streams(marks, definition.streams)
     if definition.has_initial_state:
         batches = initial_first(batches)
     rows = definition.arrange(batches)
@@ -74,10 +79,19 @@ def run_attempt(
     begun = _begin(task, worker)
     registry = StateRegistry.from_wire(json.loads(begun.registry), settled=True)
     state = _open_state(definition, task, begun, worker)
+    common: list[ChangeDigest] = []
 
     def send(changes: pa.RecordBatch) -> None:
         partition = _partition_of(definition, changes.column("key_group"))
         state.write(partition, changes, begun.registry)
+
+    def send_broadcast(changes: pa.RecordBatch) -> None:
+        # All partitions have made the same changes: the one that owns their key group brings them to the log.
+        if not common:
+            common.append(ChangeDigest())
+        common[0].update(changes)
+        if BROADCAST_KEY_GROUP in _key_groups(definition, partition):
+            send(changes)
 
     runner = definition.task_runner(registry)
     yield from runner.run(
@@ -90,12 +104,14 @@ def run_attempt(
             processing_time_ms=begun.processing_time_ms,
             watermark_ms=begun.watermark_ms or 0,
             late_watermark_ms=begun.late_watermark_ms or 0,
+            broadcast=broadcast,
+            send_broadcast=send_broadcast,
         ),
     )
     state.flush()
-    worker.connect(worker.coordinator).call(
-        Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows)
-    )
+    agreed = common[0].digest() if common else b""
+    ack = Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, agreed)
+    worker.connect(worker.coordinator).call(ack)
 
 
 def _begin(task: TaskAttempt, worker: WorkerProcess) -> Begun:

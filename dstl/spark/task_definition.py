@@ -5,15 +5,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from dstl.state.broadcast_rows import BroadcastStream
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 
-__all__ = ["OperatorPlace", "TaskDefinition", "TaskRunner"]
+__all__ = ["EventTime", "OperatorPlace", "TaskDefinition", "TaskRunner"]
+
+
+class EventTime(NamedTuple):
+    """The event time of an operator's input.
+
+    Attributes:
+        column: Its column.
+        delay_ms: How far the watermark stays behind the latest time, in milliseconds.
+        follows: Whose watermark it is, where it was passed on: that of an ``operator`` of ours before this one, or
+            ``spark``'s; None where the operator makes its own.
+    """
+
+    column: str
+    delay_ms: int
+    follows: Literal["operator", "spark"] | None = None
+
+    @property
+    def own_delay_ms(self) -> int | None:
+        """The delay of the operator's own watermark; None where it goes by another's."""
+        return self.delay_ms if self.follows is None else None
 
 
 class OperatorPlace(NamedTuple):
@@ -72,8 +93,9 @@ class TaskDefinition(ABC):
         output: Columns of the output.
         parallelism: Partitions.
         max_parallelism: Key groups.
-        event_time: The event-time column and its watermark's delay in milliseconds; None without one, or timers.
+        event_time: The input's event time; None without one, or where nothing goes by it.
         has_initial_state: Rows of initial state are among those of the first batch.
+        streams: Broadcast streams, whose rows every partition gets.
     """
 
     uid: str
@@ -83,8 +105,9 @@ class TaskDefinition(ABC):
     output: StructType
     parallelism: int
     max_parallelism: int
-    event_time: tuple[str, int] | None = None
+    event_time: EventTime | None = None
     has_initial_state: bool = False
+    streams: tuple[BroadcastStream, ...] = ()
 
     @property
     def label(self) -> str:
@@ -100,6 +123,11 @@ class TaskDefinition(ABC):
     def needs_marks(self) -> bool:
         """True where a task must know its partition even without rows."""
         return self.has_initial_state
+
+    @property
+    def needs_watermark_batches(self) -> bool:
+        """True where a batch is due when the operator's own watermark has moved, also without rows."""
+        return False
 
     def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the operator's states, given those of its checkpoint: what every task of a run is told.

@@ -20,7 +20,7 @@ MAX_STATES = 1 << 16
 
 
 class StateKind(StrEnum):
-    """Kind of content that a state has for each grouping key. The value is stored with the checkpoint."""
+    """Kind of content that a state has for each grouping key, or for all. The value is stored with the checkpoint."""
 
     VALUE = "value"
     LIST = "list"
@@ -28,6 +28,7 @@ class StateKind(StrEnum):
     TIMER = "timer"
     REDUCING = "reducing"
     AGGREGATING = "aggregating"
+    BROADCAST = "broadcast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class StateDescriptor:
         kind: What it holds.
         state_id: Its number in change records and tables, in ``[0, 65536)``; never reused.
         schemas: Every value schema it has had, as Spark's JSON, oldest first; values carry their version.
-        user_key_schema: Of a map state: the user key's schema as Spark's JSON; otherwise empty.
+        user_key_schema: Of a map or broadcast state: the user key's schema as Spark's JSON; otherwise empty.
         ttl_ms: Milliseconds after its last write at which a value is gone; 0 for never.
     """
 

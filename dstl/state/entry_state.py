@@ -7,6 +7,7 @@ many is never fetched whole: single entries are read one by one, and iteration g
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from dstl.errors import Invalid
 from dstl.state.call_error import why_unusable
@@ -18,8 +19,6 @@ from dstl.state.ttl import TimeToLive
 
 __all__ = ["EntryState"]
 
-_WHOLE_BYTES = 256 << 10
-"""A key with more bytes of entries than this is read piece by piece."""
 _FETCH_BYTES = 1 << 20
 """About what one fetch for several keys should bring."""
 _MAX_KEYS = 4096
@@ -36,6 +35,9 @@ class EntryState:
         source: Prior state.
         overlay: Own writes.
     """
+
+    whole_bytes: ClassVar[int] = 256 << 10
+    """A key with more bytes of entries than this is read piece by piece."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class EntryState:
         window = self._window
         stop = min(len(window.keys), index + self._ahead)
         found = self._source.fetch_entries(
-            self._state, window.key_groups[index:stop], window.keys[index:stop], _WHOLE_BYTES
+            self._state, window.key_groups[index:stop], window.keys[index:stop], self.whole_bytes
         )
         size = 0
         for position, entries in enumerate(found[1:], start=index + 1):
@@ -138,7 +140,7 @@ class EntryState:
         if found[0] is None and stop > index + 1:
             # Its neighbours may have filled the reply: only alone does None mean too large.
             found = self._source.fetch_entries(
-                self._state, window.key_groups[index : index + 1], window.keys[index : index + 1], _WHOLE_BYTES
+                self._state, window.key_groups[index : index + 1], window.keys[index : index + 1], self.whole_bytes
             )
         return found[0]
 
@@ -175,7 +177,7 @@ class EntryState:
         _, written = self._overlay.written_entries(self._state, key)
         own = sorted(written.items())
         at, after = 0, None
-        while page := self._source.scan_entries(self._state, key_group, key, after, _WHOLE_BYTES):
+        while page := self._source.scan_entries(self._state, key_group, key, after, self.whole_bytes):
             after = page[-1][0]
             for entry in page:
                 while at < len(own) and own[at][0] < entry[0]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, shown
+from dstl.state.broadcast_rows import BroadcastStream
+from dstl.state.broadcast_state import BroadcastScope, BroadcastState
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.stored_schema import with_user_types
 from dstl.state.codec.value_codec import ValueCodec
@@ -62,6 +64,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         overlay: Takes what the processor writes.
         schemas: Reads the schemas that ``init`` gives as text.
         max_value_bytes: No encoded value is longer.
+        streams: The operator's broadcast streams, each of which may have a state.
     """
 
     def __init__(
@@ -72,7 +75,10 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         overlay: Overlay,
         schemas: DeclaredSchemas,
         max_value_bytes: int,
+        streams: Sequence[BroadcastStream] = (),
     ) -> None:
+        self._streams = {stream.name: stream for stream in streams}
+        self.broadcast = BroadcastScope()
         self._registry = registry
         self._time_mode = time_mode
         self._task = task
@@ -143,6 +149,47 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             descriptor,
             lambda codec, ttl: MapState(descriptor, codec, self.window, ttl, task.source, overlay, user_keys),
         )
+
+    def getBroadcastState(
+        self,
+        stateName: str,
+        userKeySchema: StructType | str | None = None,
+        valueSchema: StructType | str | None = None,
+    ) -> BroadcastState:
+        """Return the state of a broadcast stream (Flink's ``BroadcastState``): one map for all grouping keys.
+
+        Keyed rows and timers read it; ``handleBroadcastRows`` writes it, in every partition alike. The job keeps one
+        copy of it. Behind ``init`` the name alone returns what ``init`` has declared.
+
+        Args:
+            stateName: Name of the stream in ``broadcast=``.
+            userKeySchema: A ``StructType`` or a DDL string; by default the stream's first column.
+            valueSchema: The same of the values; by default all of the stream's columns, so that a row of it is a value.
+
+        Raises:
+            Invalid: No such stream, or one that ``init`` has not declared a state for; a schema that does not fit what
+                is stored.
+        """
+        known: BroadcastState | None = self._made.get(stateName)
+        if known is not None and not self._in_init and isinstance(known, BroadcastState):
+            return known
+        stream = self._streams.get(stateName)
+        if stream is None:
+            held = ", ".join(map(repr, self._streams)) or "none"
+            raise Invalid(
+                f"there is no broadcast stream {shown(stateName)}; there is {held}: pass "
+                f"broadcast={{{stateName!r}: stream}} to transformWithState"
+            )
+        what = f"the user key of state {stateName!r}"
+        key = StructType(stream.schema.fields[:1]) if userKeySchema is None else self._read_schema(userKeySchema, what)
+        user_keys = KeyCodec(key, what)
+        value = stream.schema if valueSchema is None else valueSchema
+        descriptor = self._declare(StateKind.BROADCAST, stateName, value, key, None)
+        if known is None:
+            source, scope = self._task.source, self.broadcast
+            known = BroadcastState(descriptor, self._codec(descriptor)[0], source, scope, user_keys)
+            self._made[stateName] = known
+        return known
 
     def getReducingState(
         self,
@@ -225,6 +272,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         """
         self._in_init = False
         self._registry.end_declarations()
+        self.broadcast.open()
 
     def open_window(self, keys: list[bytes], key_groups: list[int]) -> None:
         """Take these keys in hand and fetch what the point states have for them: one call."""

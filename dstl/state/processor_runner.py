@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from itertools import islice
@@ -14,8 +14,11 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
+from dstl.errors import Invalid
+from dstl.state.broadcast_rows import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.declared_schemas import DeclaredSchemas
+from dstl.state.emitted_times import check_emitted
 from dstl.state.frames.frame_writer import FrameWriter
 from dstl.state.frames.row_reader import row_class
 from dstl.state.frames.row_writer import RowWriter
@@ -36,7 +39,12 @@ _COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
 def discover_states(
-    processor: Any, registry: StateRegistry, time_mode: str, operator: str, schemas: DeclaredSchemas
+    processor: Any,
+    registry: StateRegistry,
+    time_mode: str,
+    operator: str,
+    schemas: DeclaredSchemas,
+    streams: Sequence[BroadcastStream] = (),
 ) -> StateRegistry:
     """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.
 
@@ -48,6 +56,7 @@ def discover_states(
         time_mode: PySpark's name of it.
         operator: For messages.
         schemas: Reads the schemas that ``init`` gives as text, and remembers them for the tasks.
+        streams: The operator's broadcast streams.
 
     Returns:
         The registry, to be stored with checkpoints and given to the tasks (``settled=True``).
@@ -57,7 +66,8 @@ def discover_states(
         UserCodeError: ``init`` or ``close`` raised.
     """
     nothing = TaskInput(MemoryStateSource(), send=lambda part: None, sequence=0, processing_time_ms=0)
-    handle = ProcessorHandle(registry, TimeMode.parse(time_mode), nothing, Overlay(), schemas, MAX_CHANGE_BYTES)
+    mode = TimeMode.parse(time_mode)
+    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, MAX_CHANGE_BYTES, streams)
     try:
         processor.init(handle)
         processor.close()
@@ -80,8 +90,10 @@ class ProcessorRunner:
         style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
         time_mode: PySpark's name of it, in any case.
         event_time_column: Its maximum is observed; in event time, rows that are late by it are dropped.
+        emitted_time_column: The output's event time; rows that would be late for what follows are refused.
         timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
         frames: How large a pandas-style processor's input frames are.
+        streams: The operator's broadcast streams.
         max_value_bytes: No encoded state value is longer.
         part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
             that start earlier; larger: fewer messages.
@@ -104,8 +116,10 @@ class ProcessorRunner:
         style: Style = "row",
         time_mode: str = "none",
         event_time_column: str | None = None,
+        emitted_time_column: str | None = None,
         timezone: str = "UTC",
         frames: FrameLimits = FrameLimits(),
+        streams: Sequence[BroadcastStream] = (),
         max_value_bytes: int = MAX_CHANGE_BYTES - (1 << 16),
         part_bytes: int = 8 << 20,
         output_rows: int = 10_000,
@@ -119,7 +133,9 @@ class ProcessorRunner:
         self._style: Style = style
         self._mode = TimeMode.parse(time_mode)
         self._event_time = event_time_column
+        self._emitted_time = emitted_time_column
         self._frames = frames
+        self._streams = streams
         self._max_value_bytes = max_value_bytes
         self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
@@ -155,21 +171,25 @@ class ProcessorRunner:
 
         Raises:
             UserCodeError: The processor raised; nothing more is sent, and what was sent must be dropped.
+            Invalid: An emitted row is late for what follows.
             DstlError: Prior state cannot be read, or changes not sent.
         """
         with _fewer_collections():
             for outputs in self._outputs(batches, task):
-                yield from self._writer.batches(outputs)
+                for made in self._writer.batches(outputs):
+                    if self._emitted_time is not None:
+                        check_emitted(made, self._emitted_time, task.late_until_ms, self._operator)
+                    yield made
 
     def _outputs(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[list[Any]]:
         self._overlay = Overlay()
         self._task = task
         self._handle = handle = ProcessorHandle(
-            self.registry, self._mode, task, self._overlay, self._schemas, self._max_value_bytes
+            self.registry, self._mode, task, self._overlay, self._schemas, self._max_value_bytes, self._streams
         )
         late_ms: int | None = None
         if self._mode is TimeMode.EVENT_TIME:
-            late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
+            late_ms = task.late_until_ms
         self._reader = BatchReader(self._keys, self._input_schema, self._style, self._event_time, late_ms, self._frames)
         self._input = self._reader.read(batches)
         self._peeked: KeyedBatch | None = None
@@ -180,6 +200,7 @@ class ProcessorRunner:
             handle.end_init()
             if timed:
                 self._begin_timers(handle)
+            self._broadcast_phase(handle)
             yield from self._input_phase()
             if timed:
                 yield from self._timer_phase(handle)
@@ -194,6 +215,28 @@ class ProcessorRunner:
                 raise
             raise raised from error
         self._drain()
+        try:
+            for part in handle.broadcast.close():
+                if task.send_broadcast is not None:
+                    task.send_broadcast(part)
+        except Exception as error:
+            self._ours = error
+            raise
+
+    # The broadcast phase
+
+    def _broadcast_phase(self, handle: ProcessorHandle) -> None:
+        scope = handle.broadcast
+        for each in self._task.broadcast:
+            scope.stream = name = each.stream.name
+            yielded = self._processor.handleBroadcastRows(name, each.taken(self._style, self._frames))
+            # A function with a yield in it does nothing before it is iterated over.
+            if yielded is not None and next(iter(yielded), None) is not None:
+                raise Invalid(
+                    f"handleBroadcastRows yields rows for {name!r}, and every partition would yield them once more: "
+                    "keep them in handle.getBroadcastState(name), and yield in handleInputRows or handleExpiredTimer"
+                )
+        scope.stream = None
 
     # The input phase
 

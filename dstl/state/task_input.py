@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from dstl.state.source import StateSource
+
+if TYPE_CHECKING:
+    from dstl.state.broadcast_rows import BroadcastRows
 
 __all__ = ["KeyWindow", "TaskInput"]
 
@@ -26,6 +30,8 @@ class TaskInput:
         processing_time_ms: The batch's time, milliseconds since 1970; the same when the batch runs again.
         watermark_ms: Event-time watermark, 0 before there is one: timers up to it are due.
         late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
+        broadcast: Rows of the operator's broadcast streams, of those that have any.
+        send_broadcast: Takes what was written to broadcast states, as ``send`` takes the rest; None for nothing.
     """
 
     source: StateSource
@@ -35,6 +41,13 @@ class TaskInput:
     processing_time_ms: int = -1
     watermark_ms: int = 0
     late_watermark_ms: int | None = None
+    broadcast: Sequence[BroadcastRows] = ()
+    send_broadcast: Callable[[pa.RecordBatch], None] | None = None
+
+    @property
+    def late_until_ms(self) -> int:
+        """Rows at or before it are late, milliseconds since 1970."""
+        return self.watermark_ms if self.late_watermark_ms is None else self.late_watermark_ms
 
 
 class KeyWindow:

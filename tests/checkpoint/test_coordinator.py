@@ -76,6 +76,36 @@ def winners(cluster: Cluster, operator: str = "op") -> tuple[int, ...]:
     return trigger.winners[operator]
 
 
+def broadcast_ack(task: TaskAttempt, changed: bytes, keyed: bytes = b"") -> Acknowledgement:
+    return Acknowledgement(task, task.slot, keyed, broadcast=changed)
+
+
+def test_partitions_that_have_changed_the_broadcast_state_differently_fail_the_batch() -> None:
+    for tasks in ([(0, b"x"), (1, b"y")], [(0, b"x"), (1, b"")], [(0, b""), (1, b"x")]):
+        cluster = Cluster(op=2)
+        first, second = [(cluster.begun(slot), changed) for slot, changed in tasks]
+        cluster.coordinator.acknowledge(broadcast_ack(*first))
+        with pytest.raises(NotDeterministic, match=r"partitions 0 and 1 .*handleBroadcastRows a function of its rows"):
+            cluster.coordinator.acknowledge(broadcast_ack(*second))
+        with pytest.raises(NotDeterministic):
+            cluster.begun(1)
+
+
+def test_a_retry_that_has_changed_the_broadcast_state_as_all_others_have_takes_its_place() -> None:
+    cluster = Cluster(op=2)
+    lost = cluster.begun(0)
+    cluster.coordinator.acknowledge(broadcast_ack(lost, b"x", b"keyed"))
+    rival = cluster.begun(0)
+    with pytest.raises(CheckpointDeclined, match="one task"):
+        cluster.coordinator.acknowledge(broadcast_ack(rival, b"y", b"keyed"))
+    cluster = Cluster(op=2)
+    lost = cluster.begun(0)
+    cluster.coordinator.acknowledge(broadcast_ack(lost, b"x", b"keyed"))
+    cluster.gone.add(lost.attempt_id)
+    cluster.coordinator.acknowledge(broadcast_ack(cluster.begun(0), b"y", b"keyed"))
+    assert cluster.coordinator.acknowledge(broadcast_ack(cluster.begun(1), b"y")) is Decision.WAIT
+
+
 def test_the_acknowledgement_that_completes_the_set_waits() -> None:
     cluster = Cluster(a=2, b=1)
     assert cluster.run_tasks([0, 1], operator="a") is Decision.GO_ON

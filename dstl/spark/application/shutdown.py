@@ -8,6 +8,7 @@ from dstl.checkpoint.service import CoordinatorService
 from dstl.runtime import IoLoop
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.monitor import Monitor
+from dstl.spark.query.watermark_batches import WatermarkFile
 from dstl.store.base import ObjectStore
 
 __all__ = ["shut_down"]
@@ -19,6 +20,7 @@ def shut_down(
     launcher: FleetLauncher,
     stores: Sequence[ObjectStore],
     monitor: Monitor | None,
+    watermark: WatermarkFile,
 ) -> None:
     """End the page, the service, its stores, the loop, and then the TaskManagers, which end by themselves."""
 
@@ -34,3 +36,4 @@ def shut_down(
     finally:
         loop.close()
         launcher.stop()
+        watermark.close()

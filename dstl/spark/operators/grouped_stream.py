@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -26,9 +26,11 @@ class OperatorArguments(TypedDict, total=False):
         tick: Have a batch at least this often, so that timers fire without input.
         name: The operator's name, under which its state is found at a restart.
         parallelism: Partitions; by default the backend's.
+        broadcast: Streams by name whose rows every partition gets.
     """
 
     tick: str | None
+    broadcast: Mapping[str, DataFrame] | None
     name: str | None
     parallelism: int | None
 
@@ -80,10 +82,10 @@ class GroupedStream:
             outputMode: ``append`` or ``update``, in any case.
             timeMode: ``none``, ``processingTime`` or ``eventTime``, in any case.
             initialState: A batch DataFrame grouped by the same columns.
-            eventTimeColumnName: Must be empty. In Spark it names the output's event time for a following operator, to
-                which the input's watermark is passed on. Here every operator has a watermark of its own; the error
-                says how another one with event time can follow.
-            operator: ``tick``, ``name`` and ``parallelism``.
+            eventTimeColumnName: The output's event-time column. The watermark that the operator goes by is passed on
+                with it, to one of Spark's operators or of ours; a row at or before the watermark of the batch before is
+                refused, as in Spark.
+            operator: ``tick``, ``name``, ``parallelism`` and ``broadcast``.
 
         Returns:
             A DataFrame, streaming as the grouped one is, that any sink can write.
@@ -91,13 +93,6 @@ class GroupedStream:
         Raises:
             Invalid: As :meth:`StateBackend.transform_with_state`.
         """
-        if eventTimeColumnName:
-            raise Invalid(
-                f"eventTimeColumnName={eventTimeColumnName!r} passes the input's watermark on, and here every operator "
-                "has its own: leave it out. For a following operator with event time set "
-                "spark.sql.streaming.statefulOperator.allowMultiple=false, without which Spark refuses a second "
-                f"watermark, and call .withWatermark({eventTimeColumnName!r}, delay) on the result"
-            )
         return self._transform(
             self._df,
             by=self._by,
@@ -106,6 +101,7 @@ class GroupedStream:
             output_mode=outputMode,
             time_mode=timeMode,
             initial_state=initialState,
+            event_time=eventTimeColumnName,
             style=self._style,
             **operator,
         )

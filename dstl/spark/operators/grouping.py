@@ -8,6 +8,7 @@ on columns. A micro-batch's partition must therefore fit a worker's memory, as i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 
-__all__ = ["group_rows", "initial_first", "take_marks"]
+__all__ = ["Marked", "group_rows", "initial_first", "take_marks"]
 
 _ROWS_PER_BATCH = 1 << 14
 
@@ -47,22 +48,39 @@ def _by_key_group(codes: Codes, key_groups: npt.NDArray[np.integer]) -> Codes:
     return groups.reordered(np.argsort(key_groups[groups.first_rows()], kind="stable")).codes
 
 
-def take_marks(batches: Iterable[pa.RecordBatch]) -> tuple[int | None, list[pa.RecordBatch]]:
-    """Return the partition that the marks among the rows name, and the rows without the marks.
+class Marked(NamedTuple):
+    """The rows of a task, those that were sent to its partition by number apart from those sent by key.
+
+    Attributes:
+        partition: The number; None where nothing was sent by number.
+        marks: Rows sent by number: marks, and rows of broadcast streams.
+        rows: The others.
+    """
+
+    partition: int | None
+    marks: list[pa.RecordBatch]
+    rows: list[pa.RecordBatch]
+
+
+def take_marks(batches: Iterable[pa.RecordBatch], helpers: Sequence[str] = ()) -> Marked:
+    """Return the rows whose key group is a mark, and the others without the columns that only marks have.
 
     A partition of a DataFrame that is in a union with itself has two marks, of equal numbers.
     """
     partition: int | None = None
+    marks: list[pa.RecordBatch] = []
     rest: list[pa.RecordBatch] = []
     for batch in batches:
         groups = batch.column(KEY_GROUP_COLUMN)
         lowest = pc.min(groups).as_py()
         if lowest is not None and lowest < 0:
             partition = -1 - lowest
-            batch = batch.filter(pc.greater_equal(groups, 0))
+            by_key = pc.greater_equal(groups, 0)
+            marks.append(batch.filter(pc.invert(by_key)))
+            batch = batch.filter(by_key)
         if batch.num_rows:
-            rest.append(batch)
-    return partition, rest
+            rest.append(batch.drop_columns(list(helpers)) if helpers else batch)
+    return Marked(partition, marks, rest)
 
 
 def initial_first(batches: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:

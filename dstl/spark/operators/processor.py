@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -14,10 +14,12 @@ from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, UserCodeError, shown
 from dstl.spark.operators.arguments import check_ships, choice
+from dstl.spark.operators.broadcast import check_broadcast
 from dstl.spark.operators.ddl import parse_ddl
+from dstl.spark.operators.event_time import check_event_time_column, event_time_of
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.input_checks import check_input, check_names
-from dstl.spark.task_definition import OperatorPlace, TaskDefinition
+from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
 from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.handle import TimeMode
@@ -30,7 +32,6 @@ __all__ = ["ProcessorDefinition", "Style", "define_processor"]
 _OUTPUT_MODES = ("append", "update")
 _BATCH_OUTPUT_MODES = (*_OUTPUT_MODES, "complete")
 """A batch query has all its output at once: there Spark takes every mode, and they mean the same."""
-_WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class ProcessorDefinition(TaskDefinition):
         time_mode: PySpark's name of it.
         timezone: The session's time zone, which Spark shows timestamps in.
         frames: How large the frames of a pandas-style processor's input are.
+        emitted_time: The output's event-time column; empty where it has none.
         schemas: What the DDL texts of ``init`` stand for.
     """
 
@@ -52,6 +54,7 @@ class ProcessorDefinition(TaskDefinition):
     timezone: str
     schemas: DeclaredSchemas
     frames: FrameLimits = field(default_factory=FrameLimits)
+    emitted_time: str = ""
 
     @property
     def needs_marks(self) -> bool:
@@ -63,13 +66,22 @@ class ProcessorDefinition(TaskDefinition):
         """True in the time modes that have timers."""
         return TimeMode.parse(self.time_mode) is not TimeMode.NONE
 
+    @property
+    def needs_watermark_batches(self) -> bool:
+        """True where timers fire by the operator's own watermark, here or in what follows."""
+        time = self.event_time
+        by_event_time = TimeMode.parse(self.time_mode) is TimeMode.EVENT_TIME
+        return time is not None and time.follows is None and (by_event_time or bool(self.emitted_time))
+
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the states that the processor's ``init`` declares and deletes, on a copy of it.
 
         Raises:
             UserCodeError: A state cannot follow the stored one; names both schemas.
         """
-        return discover_states(copy.deepcopy(self.processor), registry, self.time_mode, self.uid, self.schemas)
+        return discover_states(
+            copy.deepcopy(self.processor), registry, self.time_mode, self.uid, self.schemas, self.streams
+        )
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows, those of one key together."""
@@ -95,9 +107,11 @@ class ProcessorDefinition(TaskDefinition):
             schemas=self.schemas,
             style=self.style,
             time_mode=self.time_mode,
-            event_time_column=self.event_time[0] if self.event_time else None,
+            event_time_column=self.event_time.column if self.event_time else None,
+            emitted_time_column=self.emitted_time or None,
             timezone=self.timezone,
             frames=self.frames,
+            streams=self.streams,
         )
 
 
@@ -111,6 +125,8 @@ def define_processor(
     time_mode: str,
     style: Style,
     has_initial_state: bool,
+    emitted_time: str = "",
+    broadcast: Mapping[str, DataFrame] | None = None,
 ) -> ProcessorDefinition:
     """Check everything that can be checked before a task runs, and return the definition.
 
@@ -138,6 +154,8 @@ def define_processor(
     schemas = DeclaredSchemas(parse_ddl)
     schema = schemas.schema(output, f"{what}: the output schema")
     arrow_schema_of(schema, f"{what}: the output")
+    if emitted_time:
+        check_event_time_column(emitted_time, schema, what)
     definition = ProcessorDefinition(
         **place._asdict(),
         processor=processor,
@@ -146,10 +164,12 @@ def define_processor(
         output=schema,
         style=style,
         time_mode=time_mode,
-        event_time=_event_time(df, mode, what),
+        event_time=_event_time(df, mode, emitted_time, what),
+        emitted_time=emitted_time if df.isStreaming else "",
         schemas=schemas,
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
         has_initial_state=has_initial_state,
+        streams=check_broadcast(broadcast, df, processor, what),
         frames=_frame_limits(df.sparkSession),
     )
     check_ships(processor, f"{what}: the processor", "make in init() what belongs to one process")
@@ -170,16 +190,15 @@ def _frame_limits(session: SparkSession) -> FrameLimits:
     return FrameLimits(rows if rows > 0 else UNLIMITED, conf.arrowMaxBytesPerBatch())
 
 
-def _event_time(df: DataFrame, time_mode: TimeMode, what: str) -> tuple[str, int] | None:
-    """Return the column that ``withWatermark`` has named, and its delay; Spark leaves both in the schema."""
-    if time_mode is TimeMode.NONE or not df.isStreaming:
+def _event_time(df: DataFrame, mode: TimeMode, emitted: str, what: str) -> EventTime | None:
+    """Return the event time of the input; None where there is none and none is needed."""
+    if not df.isStreaming or (mode is TimeMode.NONE and not emitted):
         return None
-    marked = [field for field in df.schema.fields if _WATERMARK_DELAY in (field.metadata or {})]
-    if len(marked) != 1:
-        if time_mode is TimeMode.PROCESSING_TIME:
-            return None  # there, a watermark is only shown
-        raise Invalid(
-            f"{what}: time mode eventTime needs one column with a watermark, and the input has {len(marked)}: "
-            "call df.withWatermark(column, delay) before, and keep the column"
-        )
-    return marked[0].name, int(marked[0].metadata[_WATERMARK_DELAY])
+    found = event_time_of(df)
+    if isinstance(found, EventTime):
+        return found
+    if emitted:
+        raise Invalid(f"{what}: eventTimeColumnName={emitted!r} passes the input's watermark on, which needs {found}")
+    if mode is TimeMode.PROCESSING_TIME:
+        return None  # there, a watermark is only shown
+    raise Invalid(f"{what}: time mode eventTime needs {found}")

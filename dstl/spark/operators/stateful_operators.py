@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, GroupedData
@@ -13,6 +13,8 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid
 from dstl.spark.operators.arguments import with_signature_of
 from dstl.spark.operators.batch_query import batch_query
+from dstl.spark.operators.broadcast import with_broadcast
+from dstl.spark.operators.event_time import passed_on
 from dstl.spark.operators.grouped_stream import GroupedStream, grouping_columns
 from dstl.spark.operators.initial_state import check_initial_state, with_initial_state
 from dstl.spark.operators.keyed_function import define_aggregate, define_map_states
@@ -76,6 +78,8 @@ class StatefulOperators(ABC):
         tick: str | None = None,
         name: str | None = None,
         parallelism: int | None = None,
+        event_time: str = "",
+        broadcast: Mapping[str, DataFrame] | None = None,
         style: Style = "row",
     ) -> DataFrame:
         """Run a Row-style ``StatefulProcessor`` over a DataFrame, as ``groupBy(by).transformWithState`` does.
@@ -101,6 +105,15 @@ class StatefulOperators(ABC):
             name: The operator's name, under which its state is found at a restart; by default ``operator-<n>`` in the
                 order of definition. Give one to be free to add and remove operators later.
             parallelism: Partitions; by default the backend's.
+            event_time: The output's event-time column, PySpark's ``eventTimeColumnName``: the operator's watermark goes
+                with it to what follows, one of Spark's operators or of ours. A row with an event time at or before the
+                watermark of the batch before is refused, since what follows would drop it as late.
+            broadcast: Streams by name (batch DataFrames where ``df`` is one), whose rows reach every partition in their
+                batch, before the keyed rows: ``handleBroadcastRows(name, rows)`` of the processor takes those of one
+                stream, sorted by their columns, and keeps them in ``handle.getBroadcastState(name)``, a map that keyed
+                rows and timers read. It yields nothing. Each row is sent to each partition, so this is for rules, not
+                for data; give rows a version where one may replace another of the same batch. Keep the argument at
+                restarts: the streams are sources that Spark counts.
             style: ``row``, or ``pandas`` as :meth:`transform_with_state_in_pandas` has it.
 
         Returns:
@@ -119,6 +132,8 @@ class StatefulOperators(ABC):
             time_mode=time_mode,
             style=style,
             has_initial_state=initial_state is not None,
+            emitted_time=event_time,
+            broadcast=broadcast,
         )
         interval = None if tick is None else interval_ms(tick, place.label)
         if interval is not None and not definition.has_timers:
@@ -129,7 +144,7 @@ class StatefulOperators(ABC):
                 raise Invalid(
                     f"{place.label}: tick={tick!r} makes batches of a stream, and the DataFrame is none: leave it out"
                 )
-            return batch_query(df, definition, initial)
+            return batch_query(df, definition, initial, broadcast or {})
         keyed = keyed_input(df, definition)
         if initial is not None:
             keyed = with_initial_state(keyed, initial, definition)
@@ -137,7 +152,12 @@ class StatefulOperators(ABC):
             keyed = with_ticks(keyed, interval)
         if definition.needs_marks:
             keyed = with_marks(keyed, definition.parallelism)
-        return self._run(keyed, definition)
+        if definition.streams:
+            keyed = with_broadcast(keyed, broadcast or {}, definition)
+        output_df = self._run(keyed, definition)
+        if definition.emitted_time and definition.event_time is not None:
+            return passed_on(output_df, definition.emitted_time, definition.event_time)
+        return output_df
 
     @with_signature_of(transform_with_state)
     def transform_with_state_in_pandas(self, df: DataFrame, **arguments: Any) -> DataFrame:

@@ -8,10 +8,24 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-__all__ = ["PlannedOperator", "mark_of", "planned_operators"]
+__all__ = ["PlannedOperator", "is_behind_state_of_spark", "mark_of", "planned_operators"]
 
 _MARK = "CollectMetrics"
 _LIMITS = ("GlobalLimit", "LocalLimit", "Offset", "Tail")
+_STATEFUL = frozenset(
+    (
+        "Aggregate",
+        "Deduplicate",
+        "DeduplicateWithinWatermark",
+        "Distinct",
+        "FlatMapGroupsInPandasWithState",
+        "FlatMapGroupsWithState",
+        "TransformWithState",
+        "TransformWithStateInPySpark",
+        "UpdateEventTimeWatermarkColumn",
+    )
+)
+"""Spark's operators that hand their own watermark on as it is. (A join of streams does not: it holds rows back.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,24 @@ def planned_operators(df: DataFrame) -> list[PlannedOperator]:
     """Return the operators in a streaming DataFrame as it was written down; other observed frames may be among them."""
     found = _nodes(df._jdf.queryExecution().analyzed())
     return [PlannedOperator(_mark(node), limited) for node, limited in found if node.nodeName() == _MARK]
+
+
+def is_behind_state_of_spark(df: DataFrame) -> bool:
+    """Return True where the rows of a stream come out of a stateful operator of Spark's, behind ``withWatermark``."""
+    return _is_behind_state(df._jdf.queryExecution().analyzed())
+
+
+def _is_behind_state(node: Any) -> bool:
+    while True:
+        name = node.nodeName()
+        if name in _STATEFUL:
+            return bool(node.isStreaming())
+        children = node.children()
+        if name == "Union":
+            return all(_is_behind_state(children.apply(index)) for index in range(children.size()))
+        if children.size() != 1 or name == "EventTimeWatermark":
+            return False
+        node = children.apply(0)
 
 
 def _mark(node: Any) -> int:

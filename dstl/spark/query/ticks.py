@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +29,15 @@ try:
 except ImportError:  # before Spark 4.2: such a query then takes everything that is there in one batch
     SupportsTriggerAvailableNow = object
 
-__all__ = ["TickSource", "interval_ms", "one_row_once", "with_marks", "with_ticks"]
+__all__ = [
+    "SupportsTriggerAvailableNow",
+    "TickSource",
+    "interval_ms",
+    "nulls_for",
+    "one_row_once",
+    "with_marks",
+    "with_ticks",
+]
 
 _FORMAT = "dstl_ticks"
 _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
@@ -109,7 +117,7 @@ def with_ticks(df: DataFrame, interval: int) -> DataFrame:
     """Return the same rows from a stream that has a batch at least every ``interval`` milliseconds."""
     stream = _source(df.sparkSession).option("interval_ms", str(interval)).load()
     # No constant condition: Spark would see that there is nothing to read and leave the source out.
-    return df.union(stream.where(F.col("tick") < 0).select(*_nulls(df)))
+    return df.union(stream.where(F.col("tick") < 0).select(*nulls_for(df)))
 
 
 def one_row_once(session: SparkSession) -> DataFrame:
@@ -132,7 +140,7 @@ def with_marks(df: DataFrame, partitions: int) -> DataFrame:
         made = session._jsparkSession.internalCreateDataFrame(rows, numbers._jdf.schema(), True)
     except Exception as error:
         raise Invalid(f"timers and initial state cannot be had with this Spark, {session.version}: {error}") from error
-    return df.union(DataFrame(made, session).select(*_nulls(df, KEY_GROUP_COLUMN)))
+    return df.union(DataFrame(made, session).select(*nulls_for(df, (KEY_GROUP_COLUMN,))))
 
 
 def _source(session: SparkSession) -> Any:
@@ -140,8 +148,9 @@ def _source(session: SparkSession) -> Any:
     return session.readStream.format(_FORMAT)
 
 
-def _nulls(df: DataFrame, kept: str | None = None) -> list[Any]:
+def nulls_for(df: DataFrame, kept: Collection[str] = ()) -> list[Any]:
+    """Return a null for each column of a frame, but for columns that are kept, for a union with the frame."""
     return [
-        F.col(field.name) if field.name == kept else F.lit(None).cast(field.dataType).alias(field.name)
+        F.col(field.name) if field.name in kept else F.lit(None).cast(field.dataType).alias(field.name)
         for field in df.schema.fields
     ]

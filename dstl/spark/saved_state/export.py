@@ -74,7 +74,7 @@ class _Parts:
     """Builds batches with a struct column for each part of a row that has columns."""
 
     def __init__(self, columns: StateColumns) -> None:
-        self._writers = {"key": RowWriter(columns.key, "key")}
+        self._writers = {"key": RowWriter(columns.key, "key")} if columns.key.fields else {}
         if columns.user_key is not None:
             self._writers["user_key"] = RowWriter(columns.user_key, "user_key")
         if columns.value.fields:

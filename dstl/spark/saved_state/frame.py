@@ -34,7 +34,8 @@ async def state_rows(
     found = await find_checkpoint(store, runtime, None if checkpoint == "latest" else checkpoint)
     uid = operator_of(found, name) if operator is None else operator
     columns = state_columns(found, uid, name)
-    schema = StructType().add("key", columns.key, nullable=False)
+    has_key = bool(columns.key.fields)
+    schema = StructType().add("key", columns.key, nullable=False) if has_key else StructType()
     is_timer = not columns.value.fields
     for field in columns.user_key.fields if columns.user_key and is_timer else ():
         schema = schema.add(field)
@@ -47,7 +48,7 @@ async def state_rows(
         if is_timer:
             rows.append((row.key, *(row.user_key or ())))
         elif row.user_key is not None:
-            rows.append((row.key, row.user_key, row.value))
+            rows.append((*((row.key,) if has_key else ()), row.user_key, row.value))
         else:
             rows.append((row.key, row.value))
     shown = _shown(schema)

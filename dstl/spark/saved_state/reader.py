@@ -11,7 +11,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from dstl.checkpoint.savepoint.creation import choose_checkpoint, key_group_chunks
 from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
-from dstl.errors import Invalid
+from dstl.errors import DstlError, Invalid
 from dstl.runtime import Runtime
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
@@ -25,7 +25,15 @@ from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 
-__all__ = ["StateColumns", "StateRow", "find_checkpoint", "find_savepoint", "read_state", "state_columns"]
+__all__ = [
+    "StateColumns",
+    "StateRow",
+    "find_checkpoint",
+    "find_savepoint",
+    "latest_watermark",
+    "read_state",
+    "state_columns",
+]
 
 _TIMER = StructType([StructField("expiry_ms", LongType(), nullable=False)])
 
@@ -35,8 +43,8 @@ class StateRow:
     """One entry of a state.
 
     Attributes:
-        key: The grouping columns.
-        user_key: Of a map state; of a timer, when it is due in Unix milliseconds; None otherwise.
+        key: The grouping columns; none of a broadcast state, which is the same for all keys.
+        user_key: Of a map or broadcast state; of a timer, when it is due in Unix milliseconds; None otherwise.
         value: The value's columns; none of a timer.
     """
 
@@ -50,7 +58,7 @@ class StateColumns:
     """The types of a state's rows.
 
     Attributes:
-        key: The grouping columns.
+        key: The grouping columns; no column where rows have none.
         user_key: As in :class:`StateRow`; None where rows have none.
         value: The value's columns, as the newest schema has them.
     """
@@ -72,6 +80,14 @@ async def find_checkpoint(
     return await choose_checkpoint(store, runtime, checkpoint_id)
 
 
+async def latest_watermark(store: ObjectStore, runtime: Runtime) -> int | None:
+    """Return the watermark after the latest checkpoint, Unix milliseconds; None where none can be read, or has one."""
+    try:
+        return (await find_checkpoint(store, runtime)).watermark_ms
+    except DstlError:
+        return None
+
+
 async def find_savepoint(store: ObjectStore, runtime: Runtime, name: str) -> CompletedCheckpoint:
     """Return a savepoint of a location as the checkpoint that it is a copy of.
 
@@ -91,6 +107,8 @@ def state_columns(checkpoint: CompletedCheckpoint, operator: str, state: str) ->
     registry, descriptor = _find(checkpoint, operator, state)
     if descriptor.kind is StateKind.TIMER:
         return StateColumns(registry.key_schema, _TIMER, StructType([]))
+    if descriptor.kind is StateKind.BROADCAST:
+        return StateColumns(StructType([]), descriptor.user_key, descriptor.value_schemas[-1])
     return StateColumns(registry.key_schema, descriptor.user_key, descriptor.value_schemas[-1])
 
 
@@ -148,7 +166,7 @@ def _rows(
     table: StateTable, key_group: int, descriptor: StateDescriptor, registry: StateRegistry, now_ms: int
 ) -> Iterator[StateRow]:
     keys = KeyCodec(registry.key_schema)
-    is_timer = descriptor.kind is StateKind.TIMER
+    is_timer, is_broadcast = descriptor.kind is StateKind.TIMER, descriptor.kind is StateKind.BROADCAST
     values = ValueCodec(descriptor.name, descriptor.value_schemas)
     user_keys = KeyCodec(descriptor.user_key, "the user key") if descriptor.user_key is not None else None
     after: tuple[bytes, bytes] | None = None
@@ -158,5 +176,6 @@ def _rows(
                 yield StateRow(keys.decode(entry.key), (expiry_ms(entry.user_key),), ())
             elif not is_expired(entry.value, descriptor.ttl_ms, now_ms):
                 user_key = user_keys.decode(entry.user_key) if user_keys is not None else None
-                yield StateRow(keys.decode(entry.key), user_key, values.decode(entry.value))
+                key = () if is_broadcast else keys.decode(entry.key)
+                yield StateRow(key, user_key, values.decode(entry.value))
         after = (page[-1].key, page[-1].user_key)

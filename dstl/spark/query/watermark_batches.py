@@ -1,0 +1,134 @@
+"""Batches without input once the watermark has moved on, as Spark makes them for its own operators.
+
+Spark looks at its own stateful operators only. So there is a source beside the input whose offset is the watermark that
+the next batch will go by: when it has risen, there is something new, and never a row. The source runs in a process of
+Spark's, on the driver's host, and reads the number in a file that the driver rewrites with each checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from dstl.spark.query.ticks import SupportsTriggerAvailableNow, nulls_for
+
+__all__ = ["WatermarkFile", "WatermarkSource", "with_watermark_batches"]
+
+_FORMAT = "dstl_watermark"
+_FILE = "watermark"
+_NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+class WatermarkFile:
+    """The driver's end: a file with the watermark of the next batch, in a directory of its own that use makes."""
+
+    def __init__(self) -> None:
+        self._directory = ""
+        self._written: int | None = None
+
+    def path(self, watermark_ms: Callable[[], int | None]) -> str:
+        """Return where it is, made at the first call.
+
+        Args:
+            watermark_ms: Returns the watermark to begin with, Unix milliseconds, None for none: what is due by it fires
+                when the query starts.
+        """
+        if not self._directory:
+            begin = watermark_ms()
+            self._directory = tempfile.mkdtemp(prefix="dstl-watermark-")
+            self.write(begin)
+        return os.path.join(self._directory, _FILE)
+
+    def write(self, watermark_ms: int | None) -> None:
+        """Let the next batch go by this watermark, Unix milliseconds; None leaves it as it is."""
+        if not self._directory or watermark_ms is None or watermark_ms == self._written:
+            return
+        staged = os.path.join(self._directory, f"{_FILE}.new")
+        with open(staged, "w") as file:
+            file.write(str(watermark_ms))
+        os.replace(staged, os.path.join(self._directory, _FILE))
+        self._written = watermark_ms
+
+    def close(self) -> None:
+        """Remove it. Idempotent."""
+        directory, self._directory = self._directory, ""
+        if directory:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+class WatermarkSource(DataSource):  # type: ignore[misc]
+    """A streaming source without rows, whose offset is the watermark in a file.
+
+    Options:
+        path: The file.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name for ``spark.readStream``."""
+        return _FORMAT
+
+    def schema(self) -> str:
+        """Return the source's schema."""
+        return "watermark long"
+
+    def streamReader(self, schema: Any) -> _WatermarkReader:
+        """Return the reader of offsets."""
+        return _WatermarkReader(self.options["path"])
+
+
+class _WatermarkReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._last: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"watermark": 0}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
+        # Before a run's first batch the driver may know of none, and after its end there is no file.
+        with contextlib.suppress(OSError, ValueError), open(self._path) as file:
+            self._last = int(file.read())
+        if self._last is None:
+            return start or self.initialOffset()
+        return {"watermark": self._last}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Hold nothing fast: the last rows that are there move the watermark, too."""
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return []
+
+    def read(self, partition: InputPartition) -> Any:
+        return iter(())
+
+    def commit(self, end: dict[str, int]) -> None:
+        pass
+
+
+def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None]) -> DataFrame:
+    """Return the same rows from a stream that has a batch whenever the watermark has moved.
+
+    Where the session has Spark make no batches without data, nor does this.
+
+    Args:
+        df: The rows.
+        file: Where the driver writes the watermark.
+        begin_ms: See :meth:`WatermarkFile.path`.
+    """
+    session = df.sparkSession
+    if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
+        return df
+    path = file.path(begin_ms)
+    session.dataSource.register(WatermarkSource)
+    stream = session.readStream.format(_FORMAT).option("path", path).load()
+    # No constant condition: Spark would see that there is nothing to read and leave the source out.
+    return df.union(stream.where(F.col("watermark") < 0).select(*nulls_for(df)))

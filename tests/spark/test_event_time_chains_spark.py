@@ -1,0 +1,165 @@
+"""Operators with event time in a row, batch by batch as Spark's own: watermarks passed on, and batches without data."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import Invalid
+from dstl.spark import StateBackend, cause
+from dstl.spark.listener import CheckpointReport
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("rocksdb")]
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+TIMED = "k string, i long, mark long, ts timestamp"
+SEEN = "k string, what string, mark long"
+DELAY = "2 seconds"
+
+
+def moment(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
+
+
+class Sessions(StatefulProcessor):
+    """Passes rows on; at each timer, five seconds behind a row, yields a row with the timer's own event time."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for i in sorted(row.i for row in rows):
+            self.handle.registerTimer((i + 5) * 1000)
+            yield Row(k=key[0], i=i, mark=timerValues.getCurrentWatermarkInMs(), ts=moment(i + 0.5))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        at = expiredTimerInfo.getExpiryTimeInMs() // 1000
+        yield Row(k=key[0], i=-at, mark=timerValues.getCurrentWatermarkInMs(), ts=moment(at))
+
+    def close(self) -> None:
+        pass
+
+
+class Reader(StatefulProcessor):
+    """Says which rows it sees and by which watermark; sets a timer three seconds behind each row's event time."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        mark = timerValues.getCurrentWatermarkInMs()
+        for values in sorted((tuple(row) for row in rows), key=repr):
+            n = (self.n.get() or (0,))[0] + 1
+            self.n.update((n,))
+            at = max(value for value in map(seconds_of, values) if value is not None)
+            self.handle.registerTimer((at + 3) * 1000)
+            yield Row(k=key[0], what=f"{n} {values!r}", mark=mark)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        what = f"fired {expiredTimerInfo.getExpiryTimeInMs()} {self.n.get()}"
+        yield Row(k=key[0], what=what, mark=timerValues.getCurrentWatermarkInMs())
+
+    def close(self) -> None:
+        pass
+
+
+def seconds_of(value: Any) -> int | None:
+    if isinstance(value, dict):
+        value = value["end"]
+    return int(value.timestamp()) if isinstance(value, dt.datetime) else None
+
+
+def habits(rng: random.Random, start: int, batches: int) -> list[list[dict[str, Any]]]:
+    """Event times that rise, leap, fall behind, and batches without a row."""
+    now, made = start, []
+    for _ in range(batches):
+        kind = rng.choice(["rise", "rise", "leap", "late", "none"])
+        now += {"rise": rng.randrange(1, 5), "leap": rng.randrange(8, 30)}.get(kind, 0)
+        times = [now - rng.randrange(4 if kind != "late" else 25) for _ in range(rng.randrange(1, 5))]
+        made.append([{"k": rng.choice("abc"), "i": i} for i in times] if kind != "none" else [])
+    return made
+
+
+def timed(df: DataFrame) -> DataFrame:
+    return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", DELAY)
+
+
+def chains(group: Callable[..., Any], df: DataFrame) -> DataFrame:
+    """A processor behind a processor, one behind an aggregate of Spark's, and such an aggregate behind a processor."""
+    rows = timed(df)
+    first = group(rows, "k").transformWithState(Sessions(), TIMED, "append", "eventTime", eventTimeColumnName="ts")
+    second = group(first, "k").transformWithState(Reader(), SEEN, "append", "eventTime")
+    counted = rows.groupBy(F.window("t", "10 seconds"), "k").count()
+    behind = group(counted, "k").transformWithState(Reader(), SEEN, "append", "eventTime")
+    again = first.groupBy(F.window("ts", "10 seconds"), "k").count()
+    shown = again.select("k", F.col("window.start").cast("string"), "count")
+    return second.union(behind).union(shown)
+
+
+def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
+    stream: Callable[..., Any], spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    source = stream("k string, i long")
+    want, ours, reports = [], [], []
+    runs = [[[{"k": "a", "i": 30}], *habits(rng, 32, 4)], [*habits(rng, 90, 2), [{"k": "a", "i": 150}], []]]
+    for number, batches in enumerate(runs):
+        for rows in batches:
+            source.add(rows)
+        want += source.collect(chains(DataFrame.groupBy, source.read()), "native")
+        with StateBackend(str(tmp_path / "state"), parallelism=2 + number, spark=spark) as backend:
+            backend.add_listener(reports.append)
+            ours += source.collect(chains(backend.groupBy, source.read()), "ours")
+        # Batch by batch: also those that have no data, in which the last timers fire.
+        assert ours == want, f"run {number}"
+    assert any("fired" in str(row) for row in want)
+    marks = [r.watermarks for r in reports if isinstance(r, CheckpointReport)]
+    assert all(set(each) == {"operator-1", "operator-2", "operator-3"} for each in marks)
+    assert all(len(set(each.values())) == 1 for each in marks), "operators in a row go by one watermark"
+    seen = [each["operator-1"] for each in marks]
+    assert seen == sorted(seen)
+    assert seen[-1] == 148_000
+
+
+def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_event_time(
+    stream: Callable[..., Any], spark: SparkSession, tmp_path: Path
+) -> None:
+    class Backwards(Sessions):
+        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+            yield Row(k=key[0], i=0, mark=0, ts=moment(3))
+
+    source = stream("k string, i long")
+    for i in (10, 20, 40):
+        source.add([{"k": "a", "i": i}])
+    df = timed(source.read())
+    what: tuple[Any, ...] = (Backwards(), TIMED, "append", "eventTime")
+    with pytest.raises(Exception, match="WATERMARK"):
+        source.collect(df.groupBy("k").transformWithState(*what, eventTimeColumnName="ts"), "native")
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        group = backend.groupBy(df, "k")
+        with pytest.raises(Invalid, match="'nope' is no column of the output"):
+            group.transformWithState(*what, eventTimeColumnName="nope", name="x")
+        with pytest.raises(Invalid, match="is bigint: an event time is a timestamp"):
+            group.transformWithState(*what, eventTimeColumnName="i", name="x")
+        with pytest.raises(Invalid, match=r"passes the input's watermark on, which needs .*withWatermark"):
+            backend.groupBy(source.read(), "k").transformWithState(
+                Sessions(), TIMED, "append", "none", eventTimeColumnName="ts", name="x"
+            )
+        passing = group.transformWithState(*what, eventTimeColumnName="ts")
+        other = StateBackend(str(tmp_path / "other"), parallelism=2, spark=spark)
+        with other, pytest.raises(Invalid, match="none of this backend's"):
+            other.groupBy(passing, "k").transformWithState(Reader(), SEEN, "append", "eventTime", name="reader")
+        with pytest.raises(Exception, match="event time 'ts'") as raised:
+            source.collect(passing, "ours")
+        assert isinstance(cause(raised.value), Invalid)
