@@ -21,6 +21,8 @@ from dstl.checkpoint.put_once import Check
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.checkpoint.upkeep import cleaning_plan
 from dstl.errors import DstlError, Fenced, OutcomeUnknown, Unavailable
+from dstl.spark import task_attempt
+from dstl.state import broadcast_rows
 from dstl.state.timers import Timers
 from dstl.state.ttl import TimeToLive
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
@@ -70,6 +72,16 @@ def driver_starts_without_a_fence(patch: Patch) -> None:
         return self.epoch
 
     patch.setattr(ManifestLog, "fence", fence)
+
+
+def broadcast_rows_as_the_shuffle_has_them(patch: Patch) -> None:
+    """Two partitions come to different broadcast states, and one of them is stored."""
+    patch.setattr(broadcast_rows, "_sorted", lambda table: table)
+
+
+def broadcast_state_is_written_by_the_last_partition(patch: Patch) -> None:
+    """The only copy is lost, for no log of its key group has it."""
+    patch.setattr(task_attempt, "BROADCAST_KEY_GROUP", -1)
 
 
 def names_shared_by_attempts(patch: Patch) -> None:
@@ -265,6 +277,8 @@ class Mutant:
 
 
 MUTANTS = [
+    Mutant(broadcast_rows_as_the_shuffle_has_them, tasks={FaultKind.REORDERED_ROWS: 0.5}),
+    Mutant(broadcast_state_is_written_by_the_last_partition),
     Mutant(cleaner_deletes_fences),
     Mutant(commit_takes_any_record_for_its_own, nemesis=TWO_DRIVERS, mean_s=0.5),
     Mutant(lost_response_taken_for_another_driver, requests={FaultKind.LOST_RESPONSE: 0.3}),

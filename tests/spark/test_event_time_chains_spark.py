@@ -32,7 +32,7 @@ def moment(seconds: float) -> dt.datetime:
 
 
 class Sessions(StatefulProcessor):
-    """Passes rows on; at each timer, five seconds behind a row, yields a row with the timer's own event time."""
+    """Passes rows on; at each timer, five seconds behind a row, yields a row with an event time that is not late."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -44,7 +44,8 @@ class Sessions(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         at = expiredTimerInfo.getExpiryTimeInMs() // 1000
-        yield Row(k=key[0], i=-at, mark=timerValues.getCurrentWatermarkInMs(), ts=moment(at))
+        mark = timerValues.getCurrentWatermarkInMs()
+        yield Row(k=key[0], i=-at, mark=mark, ts=moment(max(at, mark / 1000 + 0.5)))
 
     def close(self) -> None:
         pass

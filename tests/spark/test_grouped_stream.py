@@ -51,7 +51,7 @@ def test_both_styles_take_the_same_arguments() -> None:
     assert list(pandas) == [name for name in row if name != "style"]
 
 
-def test_an_operator_with_event_time_follows_another_as_the_refusal_says(
+def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_own(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
     conf = "spark.sql.streaming.statefulOperator.allowMultiple"
@@ -63,8 +63,6 @@ def test_an_operator_with_event_time_follows_another_as_the_refusal_says(
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         grouped = backend.groupBy(df, F.col("k"))
         first = grouped.transformWithState(Latest(), output, "Append", "EventTime", name="first")
-        with pytest.raises(Invalid, match=f"(?s){conf}.*withWatermark"):
-            grouped.transformWithState(Latest(), output, "append", "eventTime", None, "t")
         again = first.withWatermark("t", "2 seconds")
         second = backend.groupBy(again, ["k"]).transformWithState(
             Latest(), output, "append", "eventTime", name="second", parallelism=1

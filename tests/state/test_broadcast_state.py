@@ -16,7 +16,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import Invalid, UserCodeError
 from dstl.state.broadcast_rows import BroadcastStream, rows_of_streams
-from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
+from dstl.state.broadcast_state import BROADCAST_KEY_GROUP, BroadcastState
+from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
@@ -53,8 +54,6 @@ class World:
     """Partitions of one operator over the same state, batch after batch."""
 
     def __init__(self, make: Any = Rules, partitions: int = 2, stream: BroadcastStream = STREAM, **more: Any) -> None:
-        from dstl.state.memory_source import MemoryStateSource
-
         self.make, self.partitions, self.stream, self.more = make, partitions, stream, more
         self.source = MemoryStateSource()
         self.stored = StateRegistry(KEY).to_wire()
@@ -152,7 +151,7 @@ def test_a_batch_without_rules_and_without_a_look_at_them_costs_no_call() -> Non
     assert dict(world.source.calls) == {"fetch_many": 1}
 
 
-def test_a_large_map_is_read_entry_by_entry_and_a_small_one_in_one_call() -> None:
+def test_a_large_map_is_read_entry_by_entry_and_a_small_one_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     class Lookup(Rules):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
             for each in rows:
@@ -165,16 +164,11 @@ def test_a_large_map_is_read_entry_by_entry_and_a_small_one_in_one_call() -> Non
     assert small.run([row("a", n) for n in (3, 60)]) == [("a", "3", 3), ("a", "None", 60)]
     assert small.source.calls["fetch_entries"] == 1
     large = World(Lookup, partitions=1)
-    from dstl.state.broadcast_state import BroadcastState
-
-    before, BroadcastState.whole_bytes = BroadcastState.whole_bytes, 100
-    try:
-        large.run([], [(str(n), n) for n in range(50)])
-        large.source.calls.clear()
-        assert large.run([row("a", n) for n in (3, 60)]) == [("a", "3", 3), ("a", "None", 60)]
-        assert large.source.calls["fetch_entry"] == 2
-    finally:
-        BroadcastState.whole_bytes = before
+    monkeypatch.setattr(BroadcastState, "whole_bytes", 100)
+    large.run([], [(str(n), n) for n in range(50)])
+    large.source.calls.clear()
+    assert large.run([row("a", n) for n in (3, 60)]) == [("a", "3", 3), ("a", "None", 60)]
+    assert large.source.calls["fetch_entry"] == 2
 
 
 def rule_method(body: Any) -> type[Rules]:

@@ -15,6 +15,7 @@ import dstl.state.list_state
 import dstl.state.map_state
 import dstl.state.value_state
 from dstl.errors import UserCodeError
+from dstl.state.entry_state import EntryState
 from dstl.state.handle import ProcessorHandle
 from dstl.state.processor_runner import ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
@@ -90,10 +91,8 @@ def test_writing_to_lists_and_maps_reads_nothing():
 
 
 def test_a_key_whose_entries_are_too_many_is_read_piece_by_piece(monkeypatch):
-    from dstl.state import entry_state
-
     job, whole = Job(Script), Job(Script)
-    monkeypatch.setattr(entry_state, "_WHOLE_BYTES", 20)
+    monkeypatch.setattr(EntryState, "whole_bytes", 20)
     rng = random.Random(1)
     ops = ["append", "set", "set", "look", "look", "look", "remove", "extend"]
     for turn in range(8):
@@ -102,7 +101,7 @@ def test_a_key_whose_entries_are_too_many_is_read_piece_by_piece(monkeypatch):
             rows += [{"k": "b", "op": op, "n": 3} for op in ("clearmap", "look", "put", "look", "set", "look")]
         small = job.run(batches_of(rows, 10))
         with monkeypatch.context() as patch:
-            patch.setattr(entry_state, "_WHOLE_BYTES", 1 << 20)
+            patch.setattr(EntryState, "whole_bytes", 1 << 20)
             assert whole.run(batches_of(rows, 10)) == small
     assert job.source.calls["scan_entries"] > 0
     assert job.source.calls["fetch_entry"] > 0

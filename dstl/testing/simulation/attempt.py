@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.types import IntegerType, StructField, StructType
 
 from dstl.errors import Unavailable
+from dstl.state.broadcast_rows import BroadcastStream
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.testing.simulation.clocked_rows import clocked_rows, mark_of
 from dstl.testing.simulation.faults import FaultKind
-from dstl.testing.simulation.spark import CLOCKED, TaskSpec, key_group_of
+from dstl.testing.simulation.spark import CLOCKED, RULES, TaskSpec, key_group_of
 from dstl.testing.simulation.world import World
 
-__all__ = ["INPUT_SCHEMA", "SimulatedAttempt"]
+__all__ = ["INPUT_SCHEMA", "RULE_STREAM", "SimulatedAttempt"]
 
-INPUT_SCHEMA = pa.schema([("key", pa.binary()), ("operation", pa.int32()), (KEY_GROUP_COLUMN, pa.int32())])
+RULE_STREAM = BroadcastStream(RULES, "__dstl_broadcast_0", StructType([StructField("operation", IntegerType())]))
+_CARRIED = pa.list_(pa.struct([("operation", pa.int32())]))
+INPUT_SCHEMA = pa.schema(
+    [("key", pa.binary()), ("operation", pa.int32()), (KEY_GROUP_COLUMN, pa.int32()), (RULE_STREAM.column, _CARRIED)]
+)
 
 
 class SimulatedAttempt:
@@ -51,7 +58,7 @@ class SimulatedAttempt:
             raise Unavailable(f"the task failed at step {step} (simulated)")
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of its partition, as Spark's shuffle delivers them: keys in any order."""
+        """Yield the rows of its partition, as Spark's shuffle delivers them: keys in any order, rules behind them."""
         self.fail_at(1)
         operations = self.spec.operations
         keys = list(operations)
@@ -65,13 +72,21 @@ class SimulatedAttempt:
         rows = [(key, operation) for key in keys for operation in operations[key]]
         if rows:
             groups = [key_group_of(key, self.world.logs.max_parallelism) for key, _ in rows]
-            columns = [[key for key, _ in rows], [operation for _, operation in rows], groups]
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column, field.type) for column, field in zip(columns, INPUT_SCHEMA, strict=True)],
-                schema=INPUT_SCHEMA,
-            )
+            yield _batch([[key for key, _ in rows], [operation for _, operation in rows], groups, [None] * len(rows)])
+        rules = list(self.spec.rules)
+        if rules and self.has_fault(FaultKind.REORDERED_ROWS):
+            self.rng.shuffle(rules)
+        if rules:
+            nulls: list[Any] = [None] * len(rules)
+            marks = [-1 - self.spec.slot] * len(rules)
+            yield _batch([nulls, nulls, marks, [[{"operation": operation}] for operation in rules]])
 
     def parts(self, count: int) -> list[slice]:
         """Return in which parts it sends its changes of so many keys: one, or two."""
         cut = self.rng.randrange(1, count) if count > 1 and self.rng.random() < 0.3 else count
         return [part for part in (slice(0, cut), slice(cut, count)) if part.start < part.stop]
+
+
+def _batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, INPUT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=INPUT_SCHEMA)

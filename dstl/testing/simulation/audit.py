@@ -235,6 +235,16 @@ class Auditor:
         """An attempt of an operator with a clock has yielded this (I7)."""
         self.clocked.output(spec, parent, batch, output)
 
+    def rules_read(self, spec: TaskSpec, rules: Mapping[int, bytes]) -> None:
+        """A task has read the broadcast state: it must be that of the batch before and the batch's own rules (I7)."""
+        expected = self._world.logs.rules_after(spec.batch)
+        if rules != expected:
+            self.fail(
+                "I7",
+                f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch} ({spec.run}) read the rules "
+                f"{_decoded(rules)}, not {_decoded(expected)}",
+            )
+
     def acknowledging(self, spec: TaskSpec, digest: bytes) -> None:
         """A task is about to acknowledge changes of this digest: only from now on may they count."""
         self._acknowledged[spec.writer] = digest
@@ -375,3 +385,7 @@ class Auditor:
     def orphans(self) -> list[str]:
         """Return the objects that no manifest in the store names."""
         return [name for name in sorted(self._objects) if manifest_sequence(name) is None and name not in self._held]
+
+
+def _decoded(rules: Mapping[int, bytes]) -> dict[int, list[int]]:
+    return {rule: decode_value(value) for rule, value in sorted(rules.items())}

@@ -275,6 +275,7 @@ class DriverActor:
             attempt=attempt,
             parallelism=options.parallelism,
             operations=self._world.logs.operations(batch, slot, options.parallelism),
+            rules=self._world.logs.rules_of(batch),
         )
         worker = self._free_worker()
         running = _Running(spec, slot, worker, asyncio.get_running_loop().create_future())

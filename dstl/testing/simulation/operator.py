@@ -12,21 +12,35 @@ from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.task_definition import TaskDefinition
-from dstl.state.descriptor import StateKind
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.broadcast_rows import BroadcastStream
+from dstl.state.broadcast_state import BroadcastScope, BroadcastState
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN, FrameLimits
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.testing.simulation.attempt import SimulatedAttempt
+from dstl.testing.simulation.attempt import RULE_STREAM, SimulatedAttempt
 from dstl.testing.simulation.blocking import Wait
 from dstl.testing.simulation.clocked_operator import clocked_operator
 from dstl.testing.simulation.clocked_runner import ClockedRunner
-from dstl.testing.simulation.spark import CLOCKED, DIFFERENCES, OPERATIONS, STATES, WRITERS, encode_value
+from dstl.testing.simulation.spark import (
+    CLOCKED,
+    DIFFERENCES,
+    OPERATIONS,
+    RULES,
+    STATES,
+    WRITERS,
+    encode_value,
+    rule_of,
+)
 
 __all__ = ["AppendingOperator", "mark_changes", "simulated_operator"]
 
 _KEY = StructType([StructField("key", BinaryType())])
 _ROW = StructType([*_KEY.fields, StructField("operation", IntegerType())])
 _VALUE = StructType([StructField("value", BinaryType())])
+_RULE = StructType([StructField("rule", IntegerType())])
 
 
 def simulated_operator(
@@ -54,6 +68,7 @@ class AppendingOperator(TaskDefinition):
     input_schema: StructType = _ROW
     key_schema: StructType = _KEY
     output: StructType = _ROW
+    streams: tuple[BroadcastStream, ...] = (RULE_STREAM,)
     attempt: SimulatedAttempt | None = None
     wait: Wait | None = None
 
@@ -61,6 +76,7 @@ class AppendingOperator(TaskDefinition):
         """Return the registry with the operator's states."""
         for name in STATES:
             registry.declare(name, StateKind.VALUE, _VALUE)
+        registry.declare(RULES, StateKind.BROADCAST, _VALUE, _RULE)
         return registry
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -71,7 +87,8 @@ class AppendingOperator(TaskDefinition):
         """Return the runner of one task."""
         assert self.attempt is not None
         assert self.wait is not None
-        return _Runner(self.attempt, self.wait)
+        *_, rules = self.declare(registry).declared
+        return _Runner(self.attempt, self.wait, rules)
 
 
 class _Runner:
@@ -80,14 +97,26 @@ class _Runner:
     max_event_time_ms: int | None = None
     late_rows = 0
 
-    def __init__(self, attempt: SimulatedAttempt, wait: Wait) -> None:
+    def __init__(self, attempt: SimulatedAttempt, wait: Wait, rules: StateDescriptor) -> None:
         self._attempt = attempt
         self._wait = wait
+        self._rules = rules
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput, /) -> Iterator[pa.RecordBatch]:
         """Read each key's operations, send them with the new ones, and yield the rows."""
-        attempt = self._attempt
+        attempt, scope = self._attempt, BroadcastScope()
+        codec = ValueCodec(RULES, self._rules.value_schemas)
+        rules = BroadcastState(self._rules, codec, task.source, scope, KeyCodec(_RULE))
+        scope.open()
+        for each in task.broadcast:
+            scope.stream = each.stream.name
+            for row in each.taken("row", FrameLimits()):
+                rule = (rule_of(row.operation),)
+                before = rules.getValue(rule)
+                rules.updateValue(rule, ((before.value if before else b"") + encode_value([row.operation]),))
+        scope.stream = None
         for batch in batches:
+            attempt.world.check.rules_read(attempt.spec, {rule: value for (rule,), (value,) in rules.iterator()})
             operations: dict[tuple[int, bytes], list[int]] = {}
             groups, keys, new = (batch.column(name).to_pylist() for name in (KEY_GROUP_COLUMN, "key", "operation"))
             for group, key, operation in zip(groups, keys, new, strict=True):
@@ -106,6 +135,9 @@ class _Runner:
                 task.send(_changes(sorted(written)))
                 attempt.fail_at(4)
             yield batch
+        for part in scope.close():
+            assert task.send_broadcast is not None
+            task.send_broadcast(part)
         self._wait(asyncio.sleep(attempt.rng.uniform(0.0, 0.01)))
 
 
@@ -115,15 +147,21 @@ def mark_changes(changes: bytes | memoryview, writer: bytes) -> bytes:
     This is done on the wire, so that the digest that an attempt acknowledges knows nothing of its name: as far as Spark
     can tell, attempts with equal operations have equal changes.
     """
-    rows: list[tuple[int, int, bytes, bytes]] = []
+    written: list[tuple[int, int, bytes, bytes]] = []
+    kept: list[pa.RecordBatch] = []
     with pa.ipc.open_stream(pa.py_buffer(changes)) as reader:
         for batch in reader:
-            columns = (batch.column(name).to_pylist() for name in ("key_group", "state", "key", "value"))
-            rows += zip(*columns, strict=True)
-    rows += [(group, WRITERS, key, writer) for group, state, key, _ in rows if state == OPERATIONS]
+            columns = [batch.column(name).to_pylist() for name in ("key_group", "state", "key")]
+            kept.append(batch)
+            written += [
+                (group, WRITERS, key, writer) for group, state, key in zip(*columns, strict=True) if state == OPERATIONS
+            ]
+    if written:
+        kept.append(_changes(sorted(written)))
+    whole = pa.Table.from_batches(kept).sort_by("key_group").combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, CHANGE_SCHEMA) as stream:
-        stream.write_batch(_changes(sorted(rows)))
+        stream.write_table(whole)
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 

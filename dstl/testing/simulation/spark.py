@@ -16,6 +16,7 @@ __all__ = [
     "CLOCKED",
     "DIFFERENCES",
     "OPERATIONS",
+    "RULES",
     "STATES",
     "WRITERS",
     "ConcurrentUpdate",
@@ -25,6 +26,7 @@ __all__ = [
     "encode_value",
     "key_group_of",
     "keys_of",
+    "rule_of",
 ]
 
 Key = bytes
@@ -37,6 +39,9 @@ WRITERS = STATES.index("writers")
 """The state that holds, for each key, which attempt has written it last: it must be one whose changes count."""
 DIFFERENCES = STATES.index("differences")
 """The state that a processor writes whose changes are no function of its rows."""
+RULES = "rules"
+"""The broadcast stream and its state, which every partition writes alike."""
+_RULES_EVERY, _RULES = 2, 3
 
 CLOCKED = {"event-clock": True, "wall-clock": False}
 """Operators with timers and states that expire; True for timers in event time."""
@@ -55,6 +60,7 @@ class TaskSpec:
     attempt: int
     parallelism: int
     operations: Mapping[bytes, Sequence[int]]
+    rules: Sequence[int] = ()
 
     def __str__(self) -> str:
         return f"{self.run} {self.operator} batch {self.batch} slot {self.slot} stage {self.stage} try {self.attempt}"
@@ -136,6 +142,18 @@ class QueryLogs:
                 found.setdefault(key, []).append(operation)
         return found
 
+    def rules_of(self, batch: int) -> list[int]:
+        """Return the rows of the broadcast stream in a batch; some batches have none."""
+        return [operation for operation in self.range_of(batch) if operation % _RULES_EVERY == 0]
+
+    def rules_after(self, batch: int) -> Mapping[int, bytes]:
+        """Return the broadcast state after a batch, -1 for the empty one: for each rule, the operations behind it."""
+        rules: dict[int, bytes] = {}
+        for operation in range(self.ends[batch] if batch >= 0 else 0):
+            if operation % _RULES_EVERY == 0:
+                rules[rule_of(operation)] = rules.get(rule_of(operation), b"") + encode_value([operation])
+        return rules
+
     def state_after(self, batch: int) -> Mapping[Key, bytes]:
         """Return the state of each key after a batch; -1 for the empty one."""
         if batch < 0:
@@ -152,6 +170,11 @@ class QueryLogs:
 def key_group_of(key: Key, max_parallelism: int) -> int:
     """Return the key group of a key: any fixed function does."""
     return int(key[4:]) * 7 % max_parallelism
+
+
+def rule_of(operation: int) -> int:
+    """Return the rule that a row of the broadcast stream changes."""
+    return operation % _RULES
 
 
 def keys_of(logs: QueryLogs) -> Sequence[Key]:
