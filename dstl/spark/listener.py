@@ -64,7 +64,7 @@ class CheckpointLog:
         slow = report.seconds > self._slow_after_s
         _log.log(
             logging.WARNING if slow else logging.INFO,
-            "checkpoint %d of batch %d took %.3f s: %d requests, %d new bytes, %d in all; about %.1f s to recover",
+            "checkpoint %d of batch %d took %.3f s: %d requests, %d new bytes, %d in all; about %.1f s to recover%s",
             report.checkpoint_id,
             report.batch_id,
             report.seconds,
@@ -72,6 +72,7 @@ class CheckpointLog:
             report.new_bytes,
             report.full_bytes,
             report.estimated_recovery_seconds,
+            f"; watermark {min(report.watermarks.values())} ms since 1970" if report.watermarks else "",
         )
         for operator, count in report.late_rows.items():
             _log.warning(
@@ -109,6 +110,8 @@ class CheckpointMetrics:
             self._recorder.observe(f"checkpointPartSeconds.{part}", getattr(report, f"{part}_s"))
         self._recorder.observe("checkpointSeconds", report.seconds)
         self._recorder.observe("checkpointRequests", report.requests)
+        if report.watermarks:
+            self._recorder.gauge("currentInputWatermark", min(report.watermarks.values()))
         self._recorder.gauge("lastCompletedCheckpointId", report.checkpoint_id)
         self._recorder.gauge("lastIncSizeOfNonMaterialization", report.new_bytes)
         self._recorder.gauge("lastCheckpointFullSize", report.full_bytes)

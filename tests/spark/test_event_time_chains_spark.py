@@ -96,32 +96,46 @@ def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", DELAY)
 
 
-def chains(group: Callable[..., Any], df: DataFrame) -> DataFrame:
+@pytest.fixture
+def one_partition(spark: SparkSession) -> Iterator[None]:
+    """Spark's own operators start a Python worker for each of theirs."""
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "1")
+    yield
+    spark.conf.set(name, before)
+
+
+def chains(group: Callable[..., Any], df: DataFrame, third: bool) -> DataFrame:
     """A processor behind a processor, one behind an aggregate of Spark's, and such an aggregate behind a processor."""
     rows = timed(df)
     first = group(rows, "k").transformWithState(Sessions(), TIMED, "append", "eventTime", eventTimeColumnName="ts")
     second = group(first, "k").transformWithState(Reader(), SEEN, "append", "eventTime")
     counted = rows.groupBy(F.window("t", "10 seconds"), "k").count()
     behind = group(counted, "k").transformWithState(Reader(), SEEN, "append", "eventTime")
+    if not third:
+        return second.union(behind)
     again = first.groupBy(F.window("ts", "10 seconds"), "k").count()
     shown = again.select("k", F.col("window.start").cast("string"), "count")
     return second.union(behind).union(shown)
 
 
+@pytest.mark.parametrize("more", [0, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.usefixtures("one_partition")
 def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
-    stream: Callable[..., Any], spark: SparkSession, tmp_path: Path, seed: int
+    stream: Callable[..., Any], spark: SparkSession, tmp_path: Path, seed: int, more: int
 ) -> None:
     rng = random.Random(seed)
     source = stream("k string, i long")
     want, ours, reports = [], [], []
-    runs = [[[{"k": "a", "i": 30}], *habits(rng, 32, 4)], [*habits(rng, 90, 2), [{"k": "a", "i": 150}], []]]
+    runs = [[[{"k": "a", "i": 30}], *habits(rng, 32, 1 + more)], [*habits(rng, 90, more), [{"k": "a", "i": 150}], []]]
     for number, batches in enumerate(runs):
         for rows in batches:
             source.add(rows)
-        want += source.collect(chains(DataFrame.groupBy, source.read()), "native")
+        want += source.collect(chains(DataFrame.groupBy, source.read(), bool(more)), "native")
         with StateBackend(str(tmp_path / "state"), parallelism=2 + number, spark=spark) as backend:
             backend.add_listener(reports.append)
-            ours += source.collect(chains(backend.groupBy, source.read()), "ours")
+            ours += source.collect(chains(backend.groupBy, source.read(), bool(more)), "ours")
         # Batch by batch: also those that have no data, in which the last timers fire.
         assert ours == want, f"run {number}"
     assert any("fired" in str(row) for row in want)
@@ -133,6 +147,7 @@ def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
     assert seen[-1] == 148_000
 
 
+@pytest.mark.usefixtures("one_partition")
 def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_event_time(
     stream: Callable[..., Any], spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -53,6 +53,16 @@ def test_rows_that_were_dropped_as_late_are_said_and_counted(caplog: pytest.LogC
     }
 
 
+def test_the_watermark_of_the_slowest_operator_is_said_and_shown(caplog: pytest.LogCaptureFixture) -> None:
+    report = dataclasses.replace(checkpoint(0.5), watermarks={"sessions": 12_000, "windows": 9_500})
+    with caplog.at_level(logging.INFO, "dstl.checkpoints"):
+        CheckpointLog()(report)
+    assert "about 2.5 s to recover; watermark 9500 ms since 1970" in caplog.text
+    recorder = MemoryRecorder()
+    CheckpointMetrics(recorder)(report)
+    assert recorder.snapshot()["currentInputWatermark"] == 9_500
+
+
 def test_a_restore_is_logged_with_what_it_read(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "dstl.checkpoints"):
         CheckpointLog()(RestoreReport(run_id="r", checkpoint_id=6, seconds=0.25, bytes=10, changes=3))
