@@ -127,7 +127,7 @@ class TaskDefinition(ABC):
     @property
     def needs_watermark_batches(self) -> bool:
         """True where a batch is due when the operator's own watermark has moved, also without rows."""
-        return False
+        return self.event_time is not None and self.event_time.follows is None
 
     def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the operator's states, given those of its checkpoint: what every task of a run is told.

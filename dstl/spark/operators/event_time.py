@@ -1,28 +1,27 @@
 """The event time of an operator's input and output: which column it is, and whose watermark goes with it.
 
 Spark keeps the delay of ``withWatermark`` in the column's metadata, and so do we for an output's event time: what
-follows, one of Spark's operators or of ours, finds it there. Beside it stands whose watermark it is. An operator
-directly behind ``withWatermark`` has one of its own, made of the rows that reach it. What follows an operator goes by
-that one's: by ours, as the coordinator keeps it, or by Spark's, where one of Spark's stateful operators stands in
-between, for the rows that leave a window say nothing about how far its input has come.
+follows, one of Spark's operators or of ours, finds it there. Whose watermark it is, the plan says. An operator directly
+behind ``withWatermark`` has one of its own, made of the rows that reach it. What follows an operator goes by that
+one's: by ours, as the coordinator keeps it, or by Spark's, where one of Spark's stateful operators stands in between,
+for the rows that leave a window say nothing about how far its input has come.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
 from dstl.errors import Invalid, shown
-from dstl.spark.query.plan import is_behind_state_of_spark
+from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime
 
 __all__ = ["WATERMARK_DELAY", "check_event_time_column", "event_time_of", "passed_on"]
 
 WATERMARK_DELAY = "spark.watermarkDelayMs"
-_FOLLOWS = "dstl.watermark"
 
 
 def event_time_of(df: DataFrame) -> EventTime | str:
@@ -34,10 +33,7 @@ def event_time_of(df: DataFrame) -> EventTime | str:
             "before, and keep the column"
         )
     field = marked[0]
-    follows: Literal["operator", "spark"] | None = field.metadata.get(_FOLLOWS) or (
-        "spark" if is_behind_state_of_spark(df) else None
-    )
-    return EventTime(field.name, int(field.metadata[WATERMARK_DELAY]), follows)
+    return EventTime(field.name, int(field.metadata[WATERMARK_DELAY]), watermark_follows(df))
 
 
 def check_event_time_column(name: Any, output: StructType, what: str) -> None:
@@ -66,7 +62,7 @@ def passed_on(df: DataFrame, column: str, event_time: EventTime) -> DataFrame:
         column: Its event time.
         event_time: That of the operator's input.
     """
-    metadata = {WATERMARK_DELAY: event_time.delay_ms, _FOLLOWS: event_time.follows or "operator"}
+    metadata = {WATERMARK_DELAY: event_time.delay_ms}
     return df.select(
         *(
             F.col(f"`{name}`").alias(name, metadata=metadata) if name == column else F.col(f"`{name}`")

@@ -69,9 +69,8 @@ class ProcessorDefinition(TaskDefinition):
     @property
     def needs_watermark_batches(self) -> bool:
         """True where timers fire by the operator's own watermark, here or in what follows."""
-        time = self.event_time
         by_event_time = TimeMode.parse(self.time_mode) is TimeMode.EVENT_TIME
-        return time is not None and time.follows is None and (by_event_time or bool(self.emitted_time))
+        return super().needs_watermark_batches and (by_event_time or bool(self.emitted_time))
 
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the states that the processor's ``init`` declares and deletes, on a copy of it.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
-__all__ = ["PlannedOperator", "is_behind_state_of_spark", "mark_of", "planned_operators"]
+__all__ = ["PlannedOperator", "mark_of", "planned_operators", "watermark_follows"]
 
 _MARK = "CollectMetrics"
 _LIMITS = ("GlobalLimit", "LocalLimit", "Offset", "Tail")
@@ -60,22 +60,42 @@ def planned_operators(df: DataFrame) -> list[PlannedOperator]:
     return [PlannedOperator(_mark(node), limited) for node, limited in found if node.nodeName() == _MARK]
 
 
-def is_behind_state_of_spark(df: DataFrame) -> bool:
-    """Return True where the rows of a stream come out of a stateful operator of Spark's, behind ``withWatermark``."""
-    return _is_behind_state(df._jdf.queryExecution().analyzed())
+def watermark_follows(df: DataFrame) -> Literal["operator", "spark"] | None:
+    """Return whose watermark the event time of a stream goes by.
+
+    Returns:
+        None where nothing stateful stands behind ``withWatermark``; ``operator`` where an operator of ours does, which
+        makes a watermark of its own; ``spark`` where one of Spark's does, or ours behind one of Spark's.
+    """
+    return _follows(df._jdf.queryExecution().analyzed())
 
 
-def _is_behind_state(node: Any) -> bool:
+def _follows(node: Any) -> Literal["operator", "spark"] | None:
     while True:
         name = node.nodeName()
         if name in _STATEFUL:
-            return bool(node.isStreaming())
+            return "spark" if node.isStreaming() else None
+        counted = _counted_input(node) if name.endswith("MapInArrow") else None
+        if counted is not None:
+            return _follows(counted) or "operator"
         children = node.children()
         if name == "Union":
-            return all(_is_behind_state(children.apply(index)) for index in range(children.size()))
+            found = {_follows(children.apply(index)) for index in range(children.size())}
+            return found.pop() if len(found) == 1 else None
         if children.size() != 1 or name == "EventTimeWatermark":
-            return False
+            return None
         node = children.apply(0)
+
+
+def _counted_input(node: Any) -> Any:
+    """Return the input of an operator of ours; None for another one. It stands first in every union of ours."""
+    while node.children().size():
+        node = node.children().apply(0)
+        if node.nodeName() == _MARK and node.name().startswith("dstl_"):
+            return node.children().apply(0)
+        if node.nodeName() in _STATEFUL:
+            return None
+    return None
 
 
 def _mark(node: Any) -> int:
