@@ -282,11 +282,6 @@ class CoordinatorService:
         """Return the metrics of every TaskManager, asked for now."""
         return await self._poll.read()
 
-    @property
-    def watermark_ms(self) -> int | None:
-        """The watermark that the next batch goes by, Unix milliseconds; None where there is none yet."""
-        return self.completed[-1].watermark_ms if self.completed else None
-
     def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
         """Return True where the batch is this query's current one and has its checkpoint; None asks for any query."""
         coordinator = self._coordinator
@@ -314,8 +309,7 @@ class CoordinatorService:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
                 self._attempts.begun(task, peer)
-        watermark_ms = parent.watermark_ms if parent else None
-        late_ms = parent.late_watermark_ms if parent else None
+        watermark_ms, late_ms = (parent.watermark_ms, parent.late_watermark_ms) if parent else (None, None)
         if self._catalogue.goes_by_spark(task.operator):
             watermark_ms, late_ms = await self._sparks.of_batch(task)
         return Begun(
@@ -360,8 +354,7 @@ class CoordinatorService:
             if trigger is not None:
                 watch, sequence = Stopwatch(self._runtime.clock), self._log.next_sequence
                 try:
-                    sparks_ms = self._sparks.known_ms
-                    report = await self._execution.run(coordinator, trigger, self._query_id, sparks_ms)
+                    report = await self._execution.run(coordinator, trigger, self._query_id, self._sparks.known_ms)
                 except DstlError as error:
                     self._recorder.increment("numberOfFailedCheckpoints")
                     self._note(
@@ -400,8 +393,7 @@ class CoordinatorService:
         started = self._runtime.clock.now()
         async with self._checkpointing:
             # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
-            if self._coordinator is not None:
-                self._coordinator = None
+            self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
         self._retired |= self._tried - {task.run_id}

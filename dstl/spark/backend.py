@@ -36,6 +36,7 @@ from dstl.options import (
 from dstl.rpc.protocol import Secret
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.environment import check_pyspark, check_table, check_worker_python
+from dstl.spark.application.expectation import expect
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.monitor import Monitor
 from dstl.spark.application.savepoints import SavepointMaker, start_from_savepoint
@@ -426,30 +427,16 @@ class StateBackend(StatefulOperators):
         return OperatorPlace(uid, tuple(column_names(by, label)), partitions, self.max_parallelism)
 
     def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
-        self._loop.run(self._expect(definition))
+        self._loop.run(expect(self._service, definition))
         if definition.needs_watermark_batches:
-            keyed = with_watermark_batches(keyed, self._watermark, self._latest_watermark)
+            begin = partial(latest_watermark, self._store, system_runtime())
+            keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()))
         self._operators.append(definition.uid)
         self._launcher.start()
         log_failures(keyed.sparkSession)
         watch_queries(mark_of(keyed, definition.uid), self, definition.uid)
         task = OperatorTask(definition, self._service.address, self._secret, self._host, self._workers.freeze)
         return repartition(keyed, definition).mapInArrow(task, definition.output)
-
-    async def _expect(self, definition: TaskDefinition) -> None:
-        time = definition.event_time
-        self._service.expect(
-            definition.uid,
-            definition.parallelism,
-            definition.key_types,
-            definition.resolve,
-            time.own_delay_ms if time else None,
-            definition.by,
-            time.follows if time else None,
-        )
-
-    def _latest_watermark(self) -> int | None:
-        return self._loop.run(latest_watermark(self._store, system_runtime()))
 
     def _check_open(self) -> None:
         if self._closer is None or not self._closer.alive:
@@ -462,7 +449,7 @@ class StateBackend(StatefulOperators):
             listener(status)
 
     def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
-        self._watermark.write(self._service.watermark_ms)
+        self._watermark.follow(self._service.completed)
         for listener in self._listeners:
             try:
                 listener(report)

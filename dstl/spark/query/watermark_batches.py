@@ -12,13 +12,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from dstl.spark.query.ticks import SupportsTriggerAvailableNow, nulls_for
+
+if TYPE_CHECKING:
+    # The source's process would load pydantic, too.
+    from handles.checkpoint import CompletedCheckpoint
 
 __all__ = ["WatermarkFile", "WatermarkSource", "with_watermark_batches"]
 
@@ -56,6 +60,10 @@ class WatermarkFile:
             file.write(str(watermark_ms))
         os.replace(staged, os.path.join(self._directory, _FILE))
         self._written = watermark_ms
+
+    def follow(self, completed: Sequence[CompletedCheckpoint]) -> None:
+        """Let the next batch go by the watermark of the last of these checkpoints."""
+        self.write(completed[-1].watermark_ms if completed else None)
 
     def close(self) -> None:
         """Remove it. Idempotent."""

@@ -10,7 +10,7 @@ from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, 
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.spark.operators.processor import ProcessorDefinition
-from dstl.spark.task_definition import TaskRunner
+from dstl.spark.task_definition import EventTime, TaskRunner
 from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.memory_source import MemoryStateSource
 from dstl.state.processor_runner import ProcessorRunner
@@ -60,7 +60,7 @@ def clocked_operator(
         output=_OUTPUT,
         parallelism=parallelism,
         max_parallelism=max_parallelism,
-        event_time=("at", DELAY_MS) if of_event_time else None,
+        event_time=EventTime("at", DELAY_MS) if of_event_time else None,
         processor=Recorder(of_event_time),
         style="row",
         time_mode="eventTime" if of_event_time else "processingTime",

@@ -108,7 +108,7 @@ class DriverActor:
                 definition.parallelism,
                 definition.key_types,
                 resolve=definition.resolve,
-                watermark_delay_ms=definition.event_time[1] if definition.event_time else None,
+                watermark_delay_ms=definition.event_time.own_delay_ms if definition.event_time else None,
                 key_columns=definition.by,
             )
         for _ in range(options.task_managers):
