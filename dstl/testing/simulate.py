@@ -6,6 +6,8 @@ failed is worth keeping (``tests/simulation/failed_seeds.toml``) together with a
 The long form is resumable: ``--seeds 300000 --start drawn --journal FILE`` goes on where the journal ends, as often as
 it is called, and reports all its seeds.
 
+``--enumerate 1`` draws nothing: it runs one scenario with one fault, once for each request, message and step.
+
 Exit codes: 0, every invariant held and every fault has happened; 1, a violation; 2, bad usage; 3, a fault never
 happened, so the run proves nothing about it (only where there were enough seeds to expect all of them).
 """
@@ -22,6 +24,7 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 from dstl.testing.simulation import SeedResult, Summary, run_seed, run_seeds
+from dstl.testing.simulation.enumeration import WAYS, strike_everywhere
 from dstl.testing.simulation.journal import Journal
 
 __all__ = ["main"]
@@ -47,9 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on the last line of standard output")
     parser.add_argument("--trace", action="store_true", help="print the whole trace of a seed that fails")
+    parser.add_argument(
+        "--enumerate",
+        type=int,
+        metavar="K",
+        help="instead of seeds: one scenario with one fault at every K-th request, message and step (1: at each)",
+    )
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
+    if options.enumerate is not None:
+        return _enumerate(max(1, options.enumerate))
     if options.start != _DRAWN and not options.start.isdecimal():
         parser.error(f"--start is a number or {_DRAWN}")
     start = random.SystemRandom().randrange(1 << 32) if options.start == _DRAWN else int(options.start)
@@ -77,6 +88,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if summary.failed:
         return 1
     return 3 if summary.missing and summary.seeds >= _ALL_FAULTS_FROM else 0
+
+
+def _enumerate(every: int) -> int:
+    """Strike everywhere in the scenario, and print how many places there were; return the exit code."""
+    failed = 0
+    for where, what in WAYS:
+        struck = 0
+        for nth, result in strike_everywhere(where, what, every=every):
+            struck += 1
+            for violation in result.violations:
+                failed += 1
+                print(f"{what} at {where} {nth}: {violation}", file=sys.stderr)
+        print(f"{what!s:24}{where:20}{struck} places", flush=True)
+    return int(failed > 0)
 
 
 def _explain(result: SeedResult, *, whole: bool) -> None:
@@ -107,6 +132,7 @@ def _figures(summary: Summary) -> dict[str, object]:
         "batches": summary.batches,
         "replays": summary.replays,
         "checkpoints": summary.checkpoints,
+        "savepoints": summary.savepoints,
         "given_up": summary.given_up,
         "materialized": summary.materialized,
         "restores": summary.restores,

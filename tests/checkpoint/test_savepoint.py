@@ -1,6 +1,7 @@
 """Savepoints offline: made whole or not at all, read back whole, deleted by their owner alone."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.checkpoint.savepoint.creation import create_savepoint, key_group_chunks, save_checkpoint
+from dstl.checkpoint.savepoint.creation import create_savepoint, key_group_chunks, save_checkpoint, save_newest
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import Savepoint, descriptor_name
 from dstl.checkpoint.savepoint.objects import SavepointObjects
@@ -22,6 +23,7 @@ from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
+from worlds.manifest_samples import checkpoint as a_checkpoint
 from worlds.savepoints import a_job, a_runtime, contents, replace
 from worlds.service import STATE, Model, retained, state_of, without_empty
 
@@ -412,3 +414,29 @@ async def test_a_savepoint_of_a_damaged_checkpoint_is_refused_and_leaves_nothing
     await replace(store, manifest, (await store.get(manifest))[:-1])
     with pytest.raises(CorruptData, match=manifest):
         await create_savepoint(store, store, a_runtime(), "mine")
+
+
+async def test_a_subsumed_checkpoint_whose_base_is_gone_is_not_called_damaged() -> None:
+    """Found by seed 500031: the savepoint failed instead of taking the newer checkpoint."""
+    taken = iter([a_checkpoint(1, 0), a_checkpoint(2, 1)])
+    saved = object()
+
+    @contextlib.asynccontextmanager
+    async def take() -> AsyncIterator[CompletedCheckpoint]:
+        yield next(taken)
+
+    async def save(of: CompletedCheckpoint) -> Savepoint:
+        if of.checkpoint_id == 1:
+            raise CorruptData("every base of key group 6 is damaged or missing")
+        return saved  # type: ignore[return-value]
+
+    async def subsumed(of: CompletedCheckpoint) -> bool:
+        return False
+
+    async def retained(of: CompletedCheckpoint) -> bool:
+        return True
+
+    assert await save_newest(take, save, subsumed) is saved
+    taken = iter([a_checkpoint(1, 0)])
+    with pytest.raises(CorruptData):
+        await save_newest(take, save, retained)

@@ -30,7 +30,7 @@ from dstl.checkpoint.savepoint.format import (
     marker_name,
 )
 from dstl.checkpoint.savepoint.objects import SavepointObjects
-from dstl.errors import DstlError, MissingState, ObjectExists, OutcomeUnknown
+from dstl.errors import CorruptData, DstlError, MissingState, ObjectExists, OutcomeUnknown
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
@@ -160,12 +160,14 @@ async def save_newest(
 
     Raises:
         MissingState: An object of a retained checkpoint is not there, or every checkpoint was subsumed.
+        CorruptData: A retained checkpoint is damaged.
     """
     for number in range(1, takes + 1):
         async with take() as checkpoint:
             try:
                 return await save(checkpoint)
-            except MissingState as error:
+            except (MissingState, CorruptData) as error:
+                # A base whose files are gone counts as damaged, for a restore would go on with the one before it.
                 if await is_retained(checkpoint):
                     raise
                 if number == takes:

@@ -10,6 +10,8 @@ import google_crc32c
 
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, manifest_sequence
 from dstl.checkpoint.manifest.scan import retained_of
+from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint
+from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState
 from dstl.runtime import LoopClock, Runtime
@@ -301,6 +303,10 @@ class Auditor:
             parts = 1 + checkpoint.checkpoint_id % 3
             await self._check_restored(checkpoint, dict(self._objects), parts=parts)
 
+    async def check_savepoint(self, savepoint: Savepoint) -> None:
+        """Restore a savepoint as the state of the checkpoint that it is a copy of (I6)."""
+        await self._check_restored(savepoint_as_checkpoint(savepoint), dict(self._objects), parts=1)
+
     async def settle(self) -> None:
         """Wait for the checks under way."""
         await asyncio.gather(*self._checking)
@@ -384,7 +390,11 @@ class Auditor:
 
     def orphans(self) -> list[str]:
         """Return the objects that no manifest in the store names."""
-        return [name for name in sorted(self._objects) if manifest_sequence(name) is None and name not in self._held]
+        return [
+            name
+            for name in sorted(self._objects)
+            if manifest_sequence(name) is None and name not in self._held and not name.startswith(SAVEPOINTS)
+        ]
 
 
 def _decoded(rules: Mapping[int, bytes]) -> dict[int, list[int]]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from dstl.testing.faulty_store import Fault
 
-__all__ = ["FaultKind", "FaultPlan", "draw_plan"]
+__all__ = ["FaultKind", "FaultPlan", "Strike", "draw_plan"]
 
 
 class FaultKind(StrEnum):
@@ -39,6 +39,7 @@ class FaultKind(StrEnum):
     TASK_MANAGER_CRASH = "task-manager-crash"
     TASK_MANAGER_PAUSE = "task-manager-pause"
     WORKER_CRASH = "worker-crash"
+    SAVEPOINT_CRASH = "savepoint-crash"
     WORKER_PAUSE = "worker-pause"
     CLOCK_SKEW = "clock-skew"
     CLOCK_JUMP = "clock-jump"
@@ -98,6 +99,28 @@ _LATER = (FaultKind.SECOND_ACTION_BESIDE, FaultKind.STAGE_RERUN, FaultKind.CHANG
 
 
 @dataclass
+class Strike:
+    """One fault at the n-th step of one kind: to try every n until there is none such finds every place of a fault.
+
+    Attributes:
+        where: ``request`` to the store, ``message`` between processes, or the name of a process, whose steps count.
+        nth: The step that it happens at, from 1.
+        what: What happens: one of the store's faults, a connection's reset, a process's crash or pause.
+        steps: Steps that there have been.
+    """
+
+    where: str
+    nth: int
+    what: FaultKind
+    steps: int = 0
+
+    def hits(self) -> bool:
+        """Count a step, and return True where it is the one."""
+        self.steps += 1
+        return self.steps == self.nth
+
+
+@dataclass
 class FaultPlan:
     """The faults of one seed: a random subset at random strength, for a fault may hide what another would show.
 
@@ -109,6 +132,8 @@ class FaultPlan:
         survives_cancel: Chance that a PUT lands although its caller was cancelled or killed before.
         only: Part of the names whose requests fail; empty for all.
         longest_delay_s: Most seconds by which a late PUT comes late, or a process is stopped.
+        saves: Chance that savepoints are made beside the query.
+        strike: One fault at one step, besides the others.
         healed: Set when the faults are over, for good.
     """
 
@@ -119,10 +144,15 @@ class FaultPlan:
     survives_cancel: float = 0.5
     only: str = ""
     longest_delay_s: float = 60.0
+    saves: float = 0.2
+    strike: Strike | None = None
     healed: bool = False
 
     def request_fault(self, rng: random.Random, possible: tuple[FaultKind, ...], name: str) -> FaultKind | None:
         """Draw what happens to one request; at most one thing does."""
+        strike = None if self.healed else self.strike
+        if strike is not None and strike.where == "request" and strike.hits():
+            return strike.what if strike.what in possible else None
         if self.healed or not self.per_request or self.only not in name:
             return None
         drawn = rng.random()

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from dstl.testing.simulation.faults import Strike
 from dstl.testing.simulation.process import Process, ProcessLoop
 
 __all__ = ["Network", "NetworkLoop"]
@@ -126,6 +127,9 @@ class _End(asyncio.Transport):
         network = self._network
         if network.closed:
             return
+        if network.strike is not None and network.strike.hits():
+            self.reset()
+            return
         at = network.loop.time() + network.latency()
         until = network.partitioned_until(self.process, self.peer.process)
         if until is not None and until > at:
@@ -151,6 +155,7 @@ class Network:
         self.listeners: dict[int, _Listener] = {}
         self.ends: dict[_End, None] = {}
         self.closed = False
+        self.strike: Strike | None = None
         self._made: list[_End] = []
         self._rng = rng
         self._ports = 1024

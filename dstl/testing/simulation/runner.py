@@ -21,6 +21,7 @@ from dstl.testing.simulation.cluster_manager import ClusterManager
 from dstl.testing.simulation.faults import FaultKind, FaultPlan
 from dstl.testing.simulation.nemesis import Nemesis
 from dstl.testing.simulation.network import NetworkLoop
+from dstl.testing.simulation.saving import check_savepoints, delete_unfinished, save_periodically
 from dstl.testing.simulation.world import World
 
 __all__ = ["SeedResult", "Summary", "run_seed", "run_seeds"]
@@ -49,6 +50,7 @@ class SeedResult:
         cleanings: Passes of the cleaner that ended well while the job ran.
         given_up: Commits that were given up by an abort marker.
         replays: Batches that Spark ran again.
+        savepoints: Savepoints that were made, and restored after everything.
         virtual_seconds: Virtual seconds that the world lasted.
         trace: Its lines, where they were asked for.
     """
@@ -65,6 +67,7 @@ class SeedResult:
     cleanings: int
     given_up: int
     replays: int
+    savepoints: int
     virtual_seconds: float
     trace: tuple[str, ...] = field(default=(), repr=False)
 
@@ -84,6 +87,7 @@ class Summary:
     cleanings: int = 0
     given_up: int = 0
     replays: int = 0
+    savepoints: int = 0
     virtual_seconds: float = 0.0
     real_seconds: float = 0.0
 
@@ -99,6 +103,7 @@ class Summary:
         self.cleanings += result.cleanings
         self.given_up += result.given_up
         self.replays += result.replays
+        self.savepoints += result.savepoints
         self.virtual_seconds += result.virtual_seconds
         if result.violations:
             self.failed.append(result)
@@ -209,6 +214,7 @@ async def _live(world: World, target_batches: int | None) -> SeedResult:
         cleanings=world.cleanings,
         given_up=world.given_up,
         replays=world.replays,
+        savepoints=len(world.savepoints),
         virtual_seconds=loop.time() - world.began,
         trace=tuple(world.lines or ()),
     )
@@ -222,6 +228,7 @@ async def _phases(world: World, target: int) -> None:
     nemesis = loop.create_task(Nemesis(world, cluster).run())
     supervisor = loop.create_task(cluster.supervise())
     cleaner = loop.create_task(clean_periodically(world))
+    saver = loop.create_task(save_periodically(world))
     deadline = loop.time() + _FAULTY_S
     # Polling costs nothing in virtual time, and leaves Spark's log without observers.
     while world.logs.committed < target and loop.time() < deadline and loop.callbacks < _MOST_CALLBACKS:  # noqa: ASYNC110
@@ -236,12 +243,15 @@ async def _phases(world: World, target: int) -> None:
         await asyncio.sleep(0.5)
     supervisor.cancel()
     cleaner.cancel()
+    saver.cancel()
     for driver in cluster.drivers:
         driver.process.kill()
     # Late requests arrive, TaskManagers end.
     await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
     await world.check.settle()
+    delete_unfinished(world)
     await sweep_twice(world)
+    await check_savepoints(world)
     await world.check.check_retained()
 
 
@@ -249,6 +259,7 @@ async def _heal(world: World) -> None:
     world.trace("healed", "")
     world.plan.healed = True
     world.network.heal()
+    world.network.strike = None
     for process in list(world.processes):
         process.fuse = None
         process.go_on()

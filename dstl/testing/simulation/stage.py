@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from contextvars import copy_context
 
+from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.testing.simulation.faults import FaultKind, FaultPlan, draw_plan
 from dstl.testing.simulation.network import NetworkLoop
 from dstl.testing.simulation.spark import CLOCKED, QueryLogs
@@ -27,6 +28,7 @@ class Stage:
         logs: Spark's checkpoint directory and the right state.
         operators: Uids of the query's appending operators.
         clocked: Uids of its operators with timers and states that expire; often none.
+        savepoints: Those that were made.
         violated: Set with the first violation.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
@@ -50,6 +52,7 @@ class Stage:
         self.clocked = tuple(uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded)
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
+        self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
 

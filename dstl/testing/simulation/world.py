@@ -10,7 +10,7 @@ from typing import Any
 from dstl.runtime import Runtime
 from dstl.testing.simulation.audit import Auditor
 from dstl.testing.simulation.blocking import BlockingThreads
-from dstl.testing.simulation.faults import FaultKind, FaultPlan
+from dstl.testing.simulation.faults import FaultKind, FaultPlan, Strike
 from dstl.testing.simulation.network import Network, NetworkLoop
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.stage import Stage
@@ -57,6 +57,8 @@ class World(Stage):
         self.store = SimulatedStore(
             loop, self.rng("store"), self.plan, self.check, self.count, self.trace, objects=objects
         )
+        if self.plan.strike is not None and self.plan.strike.where == "message":
+            self.network.strike = self.plan.strike
         self.threads = BlockingThreads()
         self.processes: list[Process] = []
         self._clocks: list[_Clock] = []
@@ -82,6 +84,9 @@ class World(Stage):
     def process(self, name: str) -> Process:
         """Return a new process."""
         process = Process(self.loop, name)
+        strike = self.plan.strike
+        if strike is not None and strike.where == name:
+            process.fuse, process.on_fuse = strike.nth - 1, lambda: self._strike(process, strike)
         self.processes.append(process)
         return process
 
@@ -93,6 +98,15 @@ class World(Stage):
         """Let something happen to a process between two of its next steps."""
         process.fuse = self.own_rng.randrange(most_steps)
         process.on_fuse = action
+
+    def _strike(self, process: Process, strike: Strike) -> None:
+        strike.steps = strike.nth
+        self.trace("strike", f"{process.name} {strike.what}")
+        if strike.what is FaultKind.TASK_MANAGER_PAUSE:
+            process.stop()
+            self.loop.call_later(self.plan.longest_delay_s, process.go_on, context=self.context)
+        else:
+            process.kill()
 
     def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.check.process_error(str(context.get("message")), context.get("exception"))
