@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dstl.errors import Invalid
 
-__all__ = ["KEY_COLUMNS", "VALUE_COLUMN", "read_columns", "write_columns"]
+__all__ = ["ENTRY_COLUMNS", "KEY_COLUMNS", "VALUE_COLUMN", "read_columns", "write_columns"]
 
 KEY_COLUMNS = pa.schema(
     [pa.field("key_group", pa.uint16(), nullable=False), pa.field("key", pa.binary(), nullable=False)]
@@ -17,6 +17,10 @@ KEY_COLUMNS = pa.schema(
 
 VALUE_COLUMN = pa.schema([pa.field("value", pa.binary())])
 """Its answer, in the keys' order; null where there is no value."""
+
+
+ENTRY_COLUMNS = pa.schema([*KEY_COLUMNS, pa.field("value", pa.binary(), nullable=False)])
+"""Entries of a state that nobody has named."""
 
 
 def write_columns(schema: pa.Schema, columns: Sequence[pa.Array]) -> memoryview:

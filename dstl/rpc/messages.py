@@ -22,6 +22,8 @@ __all__ = [
     "Begin",
     "Begun",
     "Done",
+    "ExpiryPlace",
+    "FetchDue",
     "FetchEntries",
     "FetchEntry",
     "FetchMany",
@@ -30,6 +32,7 @@ __all__ = [
     "OpenAttempt",
     "ScanEntries",
     "ScanTimers",
+    "ScanValues",
     "TaskAttempt",
     "Write",
 ]
@@ -296,16 +299,73 @@ class ScanTimers(AttemptCall[Fetched]):
 
 
 @dataclass(frozen=True, slots=True)
+class ExpiryPlace:
+    """The place of the time at which an entry expires: eight bytes, little-endian, in its key or its value.
+
+    Attributes:
+        in_key: In the key; else in the value.
+        offset: Where the time begins. A key or value that ends before expires never.
+        null_bit: A bit, counted from the beginning, that is set where there is no time; None for no such bit.
+    """
+
+    in_key: bool
+    offset: int
+    null_bit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDue(AttemptCall[Fetched]):
+    """Reads the entries of a point state that are due; the reply is Arrow, of ``ENTRY_COLUMNS``.
+
+    They come key group by key group, and within one by their time. A reply holds as many as fit, at least one.
+
+    Attributes:
+        state: The state's number.
+        place: Where an entry's time stands.
+        until: Due is a time at or below this.
+        skip: How many entries were answered already.
+        with_values: Whether values are wanted; without, they are empty.
+        key_groups: msgpack: a list.
+    """
+
+    name: ClassVar[str] = "fetch_due"
+    state: int
+    place: ExpiryPlace
+    until: int
+    skip: int
+    with_values: bool
+    key_groups: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class ScanValues(AttemptCall[Fetched]):
+    """Reads the next entries of a point state in one key group; the reply is Arrow, of ``ENTRY_COLUMNS``.
+
+    Attributes:
+        state: The state's number.
+        key_group: The key group.
+        after: msgpack: the key that they come after, or None for the first ones.
+    """
+
+    name: ClassVar[str] = "scan_values"
+    state: int
+    key_group: int
+    after: Payload
+
+
+@dataclass(frozen=True, slots=True)
 class Write(AttemptCall[Done]):
     """A part of an attempt's change set; the answer waits while the log is over its budget.
 
     Attributes:
         partition: The operator's partition that all its keys belong to.
         metadata: The operator's states as JSON, for the log's own record; empty but in an attempt's first part.
+        expiring: The puts are of entries that had no time before, or another one: an index by time takes them.
         changes: An Arrow stream of ``CHANGE_SCHEMA``.
     """
 
     name: ClassVar[str] = "write"
     partition: int
     metadata: bytes
+    expiring: bool
     changes: Payload

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import pyarrow as pa
@@ -81,9 +82,9 @@ def run_attempt(
     state = _open_state(definition, task, begun, worker)
     common: list[ChangeDigest] = []
 
-    def send(changes: pa.RecordBatch) -> None:
+    def send(changes: pa.RecordBatch, *, expiring: bool = False) -> None:
         partition = _partition_of(definition, changes.column("key_group"))
-        state.write(partition, changes, begun.registry)
+        state.write(partition, changes, begun.registry, expiring=expiring)
 
     def send_broadcast(changes: pa.RecordBatch) -> None:
         # All partitions have made the same changes: the one that owns their key group brings them to the log.
@@ -106,6 +107,7 @@ def run_attempt(
             late_watermark_ms=begun.late_watermark_ms or 0,
             broadcast=broadcast,
             send_broadcast=send_broadcast,
+            send_expiring=partial(send, expiring=True),
         ),
     )
     state.flush()

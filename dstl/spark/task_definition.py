@@ -96,6 +96,7 @@ class TaskDefinition(ABC):
         event_time: The input's event time; None without one, or where nothing goes by it.
         has_initial_state: Rows of initial state are among those of the first batch.
         streams: Broadcast streams, whose rows every partition gets.
+        placed_by: Columns of the input whose hash is a row's key group; empty for the grouping columns.
     """
 
     uid: str
@@ -108,6 +109,7 @@ class TaskDefinition(ABC):
     event_time: EventTime | None = None
     has_initial_state: bool = False
     streams: tuple[BroadcastStream, ...] = ()
+    placed_by: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

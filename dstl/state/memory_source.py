@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE
+from dstl.rpc.frame_columns import ENTRY_COLUMNS
+from dstl.rpc.messages import ExpiryPlace
 from dstl.state.source import Entry, Timer
 
 __all__ = ["MemoryStateSource"]
@@ -110,3 +112,35 @@ class MemoryStateSource:
         if after is not None:
             found = [one for one in found if one > (after[2], after[0], after[1])]
         return [(key_group, key, user_key) for user_key, key_group, key in found[:limit]]
+
+    def fetch_due(
+        self, state: int, key_groups: Sequence[int], place: ExpiryPlace, until: int, *, with_values: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the entries that are due."""
+        self.calls["fetch_due"] += 1
+        for found in self.scan_values(state, key_groups):
+            due = []
+            for key, value in zip(found.column("key").to_pylist(), found.column("value").to_pylist(), strict=True):
+                holder = key if place.in_key else value
+                at = holder[place.offset : place.offset + 8]
+                bit = place.null_bit
+                timeless = len(at) < 8 or (bit is not None and bool(holder[bit // 8] >> bit % 8 & 1))
+                due.append(not timeless and int.from_bytes(at, "little", signed=True) <= until)
+            found = found.filter(pa.array(due, pa.bool_()))
+            if found.num_rows:
+                yield found if with_values else found.set_column(2, ENTRY_COLUMNS[2], pa.array([b""] * len(found)))
+
+    def scan_values(self, state: int, key_groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield all entries."""
+        self.calls["scan_values"] += 1
+        held = [
+            (group, key, entries[b""])
+            for (group, key), entries in self._tables[state].items()
+            if group in set(key_groups) and b"" in entries
+        ]
+        if held:
+            columns = [
+                pa.array(column, field.type)
+                for column, field in zip(zip(*held, strict=True), ENTRY_COLUMNS, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=ENTRY_COLUMNS)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from dstl.rpc.messages import ExpiryPlace
 
 __all__ = ["Entry", "StateSource", "Timer"]
 
@@ -75,4 +77,22 @@ class StateSource(Protocol):
             after: Last timer of the page before; None for the first page.
             limit: Most timers to return; fewer mean that there are no more.
         """
+        ...
+
+    def fetch_due(
+        self, state: int, key_groups: Sequence[int], place: ExpiryPlace, until: int, *, with_values: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of a point state that are due: key group, key and value, each entry once.
+
+        Args:
+            state: The state's number.
+            key_groups: Where to look.
+            place: Where an entry's time stands.
+            until: Due is a time at or below this; its unit is that of the entries.
+            with_values: Whether values are wanted; without, they are empty.
+        """
+        ...
+
+    def scan_values(self, state: int, key_groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield all entries of a point state in some key groups: key group, key and value, each entry once."""
         ...

@@ -32,6 +32,8 @@ class TaskInput:
         late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
         broadcast: Rows of the operator's broadcast streams, of those that have any.
         send_broadcast: Takes what was written to broadcast states, as ``send`` takes the rest; None for nothing.
+        send_expiring: Takes those parts whose puts are of entries with a time (see ``StateSource.fetch_due``) that had
+            none before, or another; None: ``send`` takes them.
     """
 
     source: StateSource
@@ -43,6 +45,7 @@ class TaskInput:
     late_watermark_ms: int | None = None
     broadcast: Sequence[BroadcastRows] = ()
     send_broadcast: Callable[[pa.RecordBatch], None] | None = None
+    send_expiring: Callable[[pa.RecordBatch], None] | None = None
 
     @property
     def late_until_ms(self) -> int:

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.changelog.value_offsets import value_offsets
+from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.taskmanager.expiry_index import ExpiryIndex
 from materializer.tables import StateTable
 
-__all__ = ["REPLY_BYTES", "bounded_entries", "count_within", "entries_after", "values_of"]
+__all__ = ["REPLY_BYTES", "bounded_entries", "count_within", "due_entries", "entries_after", "next_values", "values_of"]
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
@@ -95,3 +97,71 @@ def entries_after(
             break
         last = found[-1].user_key
     return page
+
+
+def due_entries(
+    index: ExpiryIndex, key_groups: Sequence[int], until: int, skip: int, with_values: bool, max_bytes: int
+) -> memoryview:
+    """Return entries that are due, key group by key group, as an Arrow stream of ``ENTRY_COLUMNS``.
+
+    Args:
+        index: The entries by time.
+        key_groups: Where to look.
+        until: Due is a time at or below this.
+        skip: How many were returned before; the rest comes, about ``max_bytes`` of it, at least one entry if there is
+            one.
+        with_values: Whether values are wanted; without, they are empty.
+        max_bytes: Of keys and values.
+    """
+    parts: list[pa.RecordBatch] = []
+    for key_group in key_groups:
+        keys, values = index.due(key_group, until)
+        if skip >= len(keys):
+            skip -= len(keys)
+            continue
+        keys, values = keys.slice(skip), values.slice(skip)
+        skip = 0
+        if not with_values:
+            values = _empty(len(keys))
+        sizes = np.cumsum(np.diff(value_offsets(keys)) + np.diff(value_offsets(values)).astype(np.int64))
+        count = max(0 if parts else 1, int(np.searchsorted(sizes, max_bytes, side="right")))
+        count = min(count, len(keys))
+        groups = pa.array(np.full(count, key_group, np.uint16))
+        parts.append(pa.RecordBatch.from_arrays([groups, keys[:count], values[:count]], schema=ENTRY_COLUMNS))
+        if count < len(keys):
+            break
+        max_bytes -= int(sizes[-1])
+    return _stream(parts)
+
+
+def next_values(table: StateTable, state: int, key_group: int, after: bytes | None, max_bytes: int) -> memoryview:
+    """Return the next values of one key group of a point state, in the order of their keys, strictly after a key.
+
+    Returns:
+        An Arrow stream of ``ENTRY_COLUMNS``: about ``max_bytes``, at least one entry if there is one.
+    """
+    keys: list[bytes] = []
+    values: list[bytes] = []
+    size = 0
+    last = None if after is None else (after, b"")
+    while size < max_bytes:
+        found = table.scan(state, key_group, after=last, limit=_PAGE)
+        keys += [entry.key for entry in found]
+        values += [entry.value for entry in found]
+        if len(found) < _PAGE:
+            break
+        size += sum(len(entry.key) + len(entry.value) for entry in found)
+        last = found[-1].key, b""
+    columns = [pa.array(np.full(len(keys), key_group, np.uint16)), pa.array(keys, pa.binary())]
+    return write_columns(ENTRY_COLUMNS, [*columns, pa.array(values, pa.binary())])
+
+
+def _stream(parts: Sequence[pa.RecordBatch]) -> memoryview:
+    whole = pa.Table.from_batches(parts, ENTRY_COLUMNS).combine_chunks()
+    columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in whole.columns]
+    return write_columns(ENTRY_COLUMNS, columns)
+
+
+def _empty(count: int) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(b"")])

@@ -32,6 +32,7 @@ from dstl.rpc.fleet_messages import (
 from dstl.rpc.messages import (
     AttemptCall,
     Done,
+    FetchDue,
     Fetched,
     FetchEntries,
     FetchEntry,
@@ -40,6 +41,7 @@ from dstl.rpc.messages import (
     OpenAttempt,
     ScanEntries,
     ScanTimers,
+    ScanValues,
     Write,
 )
 from dstl.rpc.protocol import Secret
@@ -47,7 +49,15 @@ from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.own_metrics import TaskManagerMetrics
-from dstl.taskmanager.reads import REPLY_BYTES, bounded_entries, count_within, entries_after, values_of
+from dstl.taskmanager.reads import (
+    REPLY_BYTES,
+    bounded_entries,
+    count_within,
+    due_entries,
+    entries_after,
+    next_values,
+    values_of,
+)
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
 from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus
@@ -97,6 +107,8 @@ class TaskManagerService:
                 FetchEntry: self._fetch_entry,
                 ScanEntries: self._scan_entries,
                 ScanTimers: self._scan_timers,
+                FetchDue: self._fetch_due,
+                ScanValues: self._scan_values,
                 Write: self._write,
                 Resume: self._resume,
                 Restore: self._restore,
@@ -158,12 +170,23 @@ class TaskManagerService:
         timers = self._backend.timers(call.operator)
         return _packed(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
 
+    async def _fetch_due(self, peer: Peer, call: FetchDue) -> Fetched:
+        self._table_of(call)
+        (key_groups,) = _unpack(call.key_groups, 1)
+        index = self._backend.expiries(call.operator, call.state, call.place)
+        return Fetched(due_entries(index, key_groups, call.until, call.skip, call.with_values, self._reply_bytes))
+
+    async def _scan_values(self, peer: Peer, call: ScanValues) -> Fetched:
+        table = self._table_of(call)
+        (after,) = _unpack(call.after, 1)
+        return Fetched(next_values(table, call.state, call.key_group, after, self._reply_bytes))
+
     async def _write(self, peer: Peer, call: Write) -> Done:
         self._backend.check_attempt(call.key)
         # Back-pressure: a worker whose changes do not fit the budget waits here, and its task with it.
         async with self._backend.storage.reserve(len(call.changes)):
             for changes in _changes(call.changes):
-                self._backend.write(call.key, call.partition, changes, call.metadata)
+                self._backend.write(call.key, call.partition, changes, call.metadata, call.expiring)
         return Done()
 
     async def _resume(self, peer: Peer, call: Resume) -> Resumed:

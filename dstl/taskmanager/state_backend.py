@@ -19,8 +19,10 @@ from dstl.changelog.storage import PersistResult, StateChangelogStorage
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Invalid, Superseded, Unavailable
 from dstl.rpc.fleet_messages import Persisted
+from dstl.rpc.messages import ExpiryPlace
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
+from dstl.taskmanager.expiry_index import ExpiryIndex
 from dstl.taskmanager.persisted_part import PersistedPart
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.checkpoint import CheckpointId
@@ -49,7 +51,8 @@ class _Attempt:
     partition: int | None = None
     persisted: bool = False
     to_sqn: SequenceNumber = 0
-    overlay: list[pa.RecordBatch] = field(default_factory=list)
+    overlay: list[tuple[pa.RecordBatch, bool]] = field(default_factory=list)
+    """Changes, and whether their times are new to an index by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ class TaskManagerStateBackend:
         self._max_parallelism = max_parallelism
         self._tables: dict[str, StateTable] = {}
         self._timers: dict[str, TimerIndex] = {}
-        self._unfolded: deque[tuple[str, pa.RecordBatch]] = deque()
+        self._expiries: dict[str, dict[tuple[int, ExpiryPlace], ExpiryIndex]] = {}
+        self._unfolded: deque[tuple[str, pa.RecordBatch, bool]] = deque()
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
         self._persisted: _Persisted | None = None
@@ -131,13 +135,24 @@ class TaskManagerStateBackend:
             self._timers[operator] = TimerIndex(table)
         return self._timers[operator]
 
+    def expiries(self, operator: str, state: int, place: ExpiryPlace) -> ExpiryIndex:
+        """Return the entries of an operator's state by their time."""
+        table = self.table(operator)
+        indexes = self._expiries.setdefault(operator, {})
+        if (state, place) not in indexes:
+            indexes[state, place] = ExpiryIndex(table, state, place)
+        return indexes[state, place]
+
     def fold(self) -> None:
         """Bring the tables up to checkpoint :attr:`base`, now rather than at the next look at them."""
         while self._unfolded:
-            operator, changes = self._unfolded[0]
+            operator, changes, expiring = self._unfolded[0]
             self._opened(operator).apply(changes)
             if operator in self._timers:
                 self._timers[operator].apply(changes)
+            if expiring:
+                for index in self._expiries.get(operator, {}).values():
+                    index.add(changes)
             self._unfolded.popleft()
 
     def _opened(self, operator: str) -> StateTable:
@@ -190,6 +205,7 @@ class TaskManagerStateBackend:
         self.resume(base)
         self._unfolded.clear()
         self._timers.clear()
+        self._expiries.clear()
         for table in self._tables.values():
             table.close()
         self._tables = tables
@@ -218,7 +234,9 @@ class TaskManagerStateBackend:
                 f"attempt {key[1]} of operator {key[0]} is over: another attempt or batch has taken its place"
             )
 
-    def write(self, key: AttemptKey, partition: int, changes: pa.RecordBatch, metadata: bytes) -> None:
+    def write(
+        self, key: AttemptKey, partition: int, changes: pa.RecordBatch, metadata: bytes, expiring: bool = False
+    ) -> None:
         """Append a part of an attempt's change set to its log and its overlay.
 
         Args:
@@ -227,6 +245,7 @@ class TaskManagerStateBackend:
             changes: Columns of ``CHANGE_SCHEMA``.
             metadata: The operator's states; goes into the log once per attempt, so that a segment explains itself. The
                 first call has it, what later ones have is not looked at.
+            expiring: The times of its puts are new to an index by time.
 
         Raises:
             Superseded: The attempt is over, or has been persisted.
@@ -251,7 +270,7 @@ class TaskManagerStateBackend:
                 f"operator {key[0]}: attempt {key[1]} writes to partitions {attempt.partition} and {partition}"
             )
         attempt.writer.append_batch(changes)
-        attempt.overlay.append(changes)
+        attempt.overlay.append((changes, expiring))
 
     async def persist(self, winners: Mapping[str, Sequence[int]]) -> Persisted:
         """Make the winners' changes durable, or seal them to be inlined: at most one new segment.
@@ -327,6 +346,7 @@ class TaskManagerStateBackend:
         self._writers.clear()
         self._unfolded.clear()
         self._timers.clear()
+        self._expiries.clear()
         for table in self._tables.values():
             table.close()
         self._tables.clear()
@@ -336,7 +356,7 @@ class TaskManagerStateBackend:
         if self._completed is not None and parent == self._completed[0]:
             for key in self._completed[1]:
                 attempt = self._attempts.pop(key)
-                self._unfolded.extend((attempt.operator, changes) for changes in attempt.overlay)
+                self._unfolded.extend((attempt.operator, *part) for part in attempt.overlay)
                 if attempt.writer is not None:
                     # The coordinator's from now on; nobody here asks for it again.
                     attempt.writer.truncate(attempt.to_sqn)

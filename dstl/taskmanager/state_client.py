@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,11 @@ from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
 from dstl.rpc.client import Reply, Transport
 from dstl.rpc.codec import Call, Payload, R
-from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from dstl.rpc.messages import (
     Done,
+    ExpiryPlace,
+    FetchDue,
     Fetched,
     FetchEntries,
     FetchEntry,
@@ -28,6 +30,7 @@ from dstl.rpc.messages import (
     OpenAttempt,
     ScanEntries,
     ScanTimers,
+    ScanValues,
     Write,
 )
 from handles.key_group import KeyGroupRange
@@ -94,13 +97,14 @@ class StateClient:
         """Digest of everything written so far, whatever its order and parts; empty where nothing was."""
         return self._digest.digest() if self._has_written else b""
 
-    def write(self, partition: int, changes: pa.RecordBatch, metadata: bytes) -> None:
+    def write(self, partition: int, changes: pa.RecordBatch, metadata: bytes, *, expiring: bool = False) -> None:
         """Send a part of the change set, sorted by key group; waits while too much was sent that nobody has taken.
 
         Args:
             partition: The operator's partition that all its keys belong to.
             changes: Columns of ``CHANGE_SCHEMA``.
             metadata: The operator's states, for the log's own record; each TaskManager gets them once.
+            expiring: The puts are of entries whose time (see :meth:`fetch_due`) is new.
 
         Raises:
             DstlError: What was sent before has failed.
@@ -120,7 +124,7 @@ class StateClient:
                     writer.write_batch(part)
                 told = b"" if owner in self._told else metadata
                 self._told.add(owner)
-                self._send_unseen(owner, Write(*self._who, partition, told, memoryview(sink.getvalue())))
+                self._send_unseen(owner, Write(*self._who, partition, told, expiring, memoryview(sink.getvalue())))
 
     def flush(self) -> None:
         """Wait until every TaskManager has taken everything.
@@ -252,6 +256,33 @@ class StateClient:
         due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
         return due[:limit]
 
+    def fetch_due(
+        self, state: int, key_groups: Sequence[int], place: ExpiryPlace, until: int, *, with_values: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the entries of a point state that are due, as batches of ``ENTRY_COLUMNS``."""
+        for owner, (owned, _) in enumerate(self._owners):
+            groups = [group for group in key_groups if group in owned]
+            taken = 0
+            while groups:
+                message = FetchDue(*self._who, state, place, until, taken, with_values, _pack(groups))
+                found = _entries(self._call(owner, message))
+                if not found.num_rows:
+                    break
+                taken += found.num_rows
+                yield found
+
+    def scan_values(self, state: int, key_groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        """Yield all entries of a point state, key group by key group, as batches of ``ENTRY_COLUMNS``."""
+        for group in key_groups:
+            after: bytes | None = None
+            while True:
+                asked = ScanValues(*self._who, state, group, _pack(after))
+                found = _entries(self._call(self._owner(group), asked))
+                if not found.num_rows:
+                    break
+                after = found.column("key")[-1].as_py()
+                yield found
+
     def _read(self, reads: Sequence[_Read]) -> None:
         """Carry reads out, those of several TaskManagers at the same time."""
         while asked := [(read, self._send(read.owner, read.ask(read.at))) for read in reads if read.at < read.count]:
@@ -310,6 +341,10 @@ class StateClient:
 def _sendable(count: int, nbytes: int) -> int:
     """Return of how many of ``count`` keys, with ``nbytes`` together, one request is made."""
     return count if nbytes <= _REQUEST_BYTES else max(1, count * _REQUEST_BYTES // nbytes)
+
+
+def _entries(data: Payload) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(read_columns(memoryview(data), ENTRY_COLUMNS), schema=ENTRY_COLUMNS)
 
 
 def _pack(*fields: object) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
@@ -253,7 +255,7 @@ def test_a_grouped_stream_says_what_takes_the_place_of_sparks_other_methods(
 ) -> None:
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         grouped = backend.groupBy(stream().read(), "k")
-        for name in ("count", "agg", "sum", "applyInPandas", "applyInPandasWithState"):
+        for name in ("count", "sum", "applyInPandas", "applyInPandasWithState"):
             with pytest.raises(Invalid, match=rf"groupBy\(\.\.\.\)\.{name} .*backend\.aggregate"):
                 getattr(grouped, name)
         with pytest.raises(AttributeError, match="no attribute 'cuont'"):
@@ -329,3 +331,78 @@ def test_a_dict_with_a_wrong_field_fails_the_batch_by_name(
         rows = backend.transform_with_state(source.read(), by="k", processor=Misspelt(), output=OUTPUT)
         with pytest.raises(Exception, match="state 'n': there is no field 'm'; there are n"):
             source.drain(rows)
+
+
+def test_windows_and_duplicates_that_cannot_be_are_refused(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    plain = stream("k string, t timestamp, v long, g string, m map<string,int>").read()
+    df = plain.withWatermark("t", "1 minute")
+    window = F.window("t", "5 minutes")
+    n = F.count("*").alias("n")
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+
+        def agg(*exprs: Any, by: Any = (window, "k"), on: Any = df, mode: Any = "append", **given: Any) -> Any:
+            return backend.groupBy(on, *by).agg(*(exprs or (n,)), outputMode=mode, **{"name": "op", **given})
+
+        cases: list[tuple[Callable[[], Any], str]] = [
+            (lambda: agg(on=plain), r"append .* no grouping column has one: call df\.withWatermark\(column, delay\)"),
+            (lambda: agg(by=("k",)), "append .* no grouping column has one"),
+            (lambda: agg(mode="replace"), "output mode 'replace' is none of append, update, complete"),
+            (lambda: agg(mode=None), "output mode None is none of"),
+            (lambda: agg(by=(F.window("v", "5 minutes"), "k")), "Spark does not take this aggregation"),
+            (lambda: agg(by=(F.window("t", "soon"), "k")), "Spark does not take this aggregation"),
+            (lambda: agg(by=(F.window("t", "1 minute", "5 minutes"), "k")), "Spark does not take this aggregation"),
+            (lambda: agg(by=("nowhere",)), "Spark does not take this aggregation.*nowhere"),
+            (lambda: agg(by=(window, "t")), "'window' and 't' both have the watermark"),
+            (lambda: agg(by=(window, "m")), "Spark does not take this aggregation|has no hash of maps"),
+            (lambda: agg(F.stddev("v")), r"the aggregate stddev\(\) of column 'stddev\(v\)' is not kept here"),
+            (lambda: agg(F.collect_list("v")), r"collect_list\(\)"),
+            (lambda: agg(F.count_distinct("v")), "has DISTINCT, which is not kept here; approx_count_distinct"),
+            (lambda: agg(F.sum("v") / F.count("v")), "no aggregate but an expression: aggregate under a name"),
+            (lambda: agg(F.expr("sum(v) filter (where v > 1)")), r"has a FILTER: aggregate when\(condition"),
+            (lambda: agg(F.expr("count(v, k)")), "counts rows by several columns"),
+            (lambda: agg(F.upper("k")), r"'upper\(k\)' is no aggregate but an expression"),
+            (lambda: agg("v"), r"agg\('v'\): give aggregate columns such as F\.sum"),
+            (lambda: agg(n, F.sum("v").alias("n")), "the result has two columns 'n': rename one with alias"),
+            (lambda: agg(n, F.sum("v").alias("window_start")), "'window_start' is taken by DSTL"),
+            (lambda: agg(by=(F.session_window("t", "5 minutes"), "k"), mode="update"), "update .* as in Spark"),
+            (lambda: agg(by=(F.session_window("t", "5 minutes"),)), "session_window alone is no key"),
+            (lambda: agg(on=spark.range(2).withColumn("t", F.now()), by=(window, "id")), "is not streaming"),
+            (lambda: backend.aggregate(df, by=window, n=n, output_mode="append", ttl_ms=5), "ttl_ms=5 is for groups"),
+            (lambda: backend.aggregate(df, by=window, n=5), "n= is 5, not an aggregate"),  # type: ignore[arg-type]
+            (lambda: backend.dropDuplicates(df, ["x"]), "there is no column 'x'"),
+            (lambda: backend.dropDuplicates(df, "k"), "'k' is no list of columns"),
+            (lambda: backend.dropDuplicates(df, ["m"]), "Spark has no hash of maps"),
+            (lambda: backend.dropDuplicates(spark.range(2)), "is not streaming"),
+            (lambda: backend.dropDuplicatesWithinWatermark(plain, ["k"]), "needs a timestamp column with a watermark"),
+        ]
+        wrong = []
+        for attempt, message in cases:
+            with pytest.raises(Invalid) as raised:
+                attempt()
+            if not re.search(message, str(raised.value)):
+                wrong.append((message, str(raised.value)))
+        assert wrong == []
+        assert backend.operators == ()
+        # A watermark's column is a timestamp: Spark's own word.
+        with pytest.raises(AnalysisException, match=r"(?i)event time"):
+            plain.withWatermark("v", "1 minute")
+        named = backend.groupBy(df, window, "k").agg({"v": "max", "*": "count"})
+        assert named.columns == ["window", "k", "max(v)", "count(1)"]
+
+
+def test_state_of_another_mode_is_refused_when_the_query_starts(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream("k string, v long")
+    source.add([{"k": "a", "v": 1}])
+    for mode in ("update", "complete"):
+        with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
+            df = backend.groupBy(source.read(), "k").agg(F.sum("v").alias("s"), outputMode=mode, name="sums")
+            if mode == "update":
+                source.drain(df)
+                continue
+            source.add([{"k": "b", "v": 1}])
+            with pytest.raises(StreamingQueryException, match=r"kept for the mode update.*another name"):
+                source.drain(df)

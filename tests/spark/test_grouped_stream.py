@@ -81,6 +81,10 @@ def test_only_columns_of_the_stream_can_group(spark: SparkSession, stream: Calla
     with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
         for cols in (("k", "a b"), (df.k, F.col("`a b`")), (1, 2), (["k", df["a b"]],), ((F.col("k"), 2),)):
             assert repr(backend.groupBy(df, *cols)) == "GroupedStream[k, a b]"
-        for wrong in (F.col("s.k"), F.upper("k"), F.col("k").alias("k"), F.lit("k"), 0, 4, True, None):
+        for wrong in (0, 4, True, None):
             with pytest.raises(Invalid, match="groupBy"):
                 backend.groupBy(df, wrong)  # type: ignore[arg-type]
+        for expression in (F.col("s.k"), F.upper("k"), F.col("k").alias("k"), F.lit("k"), F.window("t", "1 second")):
+            grouped = backend.groupBy(df, expression)
+            with pytest.raises(Invalid, match="no column of the stream, which a processor's key must be"):
+                grouped.transformWithState(Latest(), "k string", "append", "none")

@@ -97,16 +97,18 @@ def test_operators_without_names_are_warned_about_once(
     assert not warnings_of(caplog, "without name=")
 
 
-def test_aggregates_that_a_watermark_would_bound_are_refused_by_name(
+def test_aggregates_by_event_time_are_bounded_by_its_watermark(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
     plain = stream(SCHEMA).read()
     marked = plain.withWatermark("at", "1 hour")
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         hours = marked.withColumn("hour", F.window("at", "1 hour"))
-        for by in ("hour", "at", ["page", "hour"]):
-            with pytest.raises(Invalid, match=r"'operator-1': grouping column '(hour|at)' has a watermark"):
-                backend.aggregate(hours, by=by, n=count())
+        for number, by in enumerate(("hour", "at", ["page", "hour"])):
+            timed = backend.aggregate(hours, by=by, n=count(), name=f"timed-{number}")
+            assert [field.name for field in timed.schema if "spark.watermarkDelayMs" in field.metadata]
+            with pytest.raises(Invalid, match="ttl_ms=5 is for groups without event time"):
+                backend.aggregate(hours, by=by, n=count(), name="other", ttl_ms=5)
         with pytest.raises(Invalid, match="'s' is a session window"):
             backend.aggregate(plain.withColumn("s", F.session_window("at", "5 minutes")), by="s", n=count())
         # Without a watermark Spark keeps every window, too, and beside one it does not look at it.

@@ -155,7 +155,7 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             assert len(client.digest) == 16
             client.flush()
             with pytest.raises(Invalid, match="not an Arrow stream"):
-                connections[0][1].call(Write("b", 7, 1, b"", b"rubbish"))
+                connections[0][1].call(Write("b", 7, 1, b"", False, b"rubbish"))
             with pytest.raises(Invalid, match="not msgpack"):
                 connections[0][1].call(FetchMany("b", 7, (1,), b"\xc1"))
             client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")

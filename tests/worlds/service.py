@@ -308,7 +308,7 @@ class Attempt:
                 self.digest = zlib.crc32(repr(part).encode(), self.digest)
                 who = self.who
                 await connection.call(
-                    Write(who.operator, who.attempt, who.slot, self.begun.registry, ipc(changes(*part)))
+                    Write(who.operator, who.attempt, who.slot, self.begun.registry, False, ipc(changes(*part)))
                 )
 
     async def acknowledge(self, **other: Any) -> str:

@@ -10,10 +10,12 @@ from pyspark.sql.types import DataType, MapType, StructType
 from dstl.errors import Invalid
 from dstl.spark.task_definition import OperatorPlace
 
-__all__ = ["check_input", "check_names", "check_no_event_time_windows"]
+__all__ = ["SESSION_WINDOW", "WATERMARK_DELAY", "check_hashable", "check_input", "check_names", "check_stream"]
 
-_WATERMARK_DELAY = "spark.watermarkDelayMs"
-_SESSION_WINDOW = "spark.sessionWindow"
+SESSION_WINDOW = "spark.sessionWindow"
+"""In the metadata of a column of session windows."""
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+"""In a column's metadata: its watermark's delay, as ``withWatermark`` has left it there."""
 
 
 def check_input(df: DataFrame, place: OperatorPlace, *, or_batch: bool = False) -> None:
@@ -26,25 +28,34 @@ def check_input(df: DataFrame, place: OperatorPlace, *, or_batch: bool = False) 
             taken.
     """
     what, by = place.label, place.by
-    if not isinstance(df, DataFrame):
-        raise Invalid(f"{what}: the input is {type(df).__name__}, not a DataFrame")
-    if not (df.isStreaming or or_batch):
-        raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
+    check_stream(df, what, or_batch=or_batch)
     if not by:
         raise Invalid(f"{what}: by names no column; there is no state without a key")
     missing = [name for name in by if name not in df.columns]
     if missing:
         raise Invalid(f"{what}: there is no column {missing[0]!r} to group by; there are {', '.join(df.columns)}")
+    for name in by:
+        check_hashable(df.schema[name].dataType, name, what)
+
+
+def check_stream(df: DataFrame, what: str, *, or_batch: bool = False) -> None:
+    """Check that an operator's input is a stream whose columns' names it can take.
+
+    Args:
+        df: The input.
+        what: Names the operator, for messages.
+        or_batch: The operator takes batch DataFrames, too.
+
+    Raises:
+        Invalid: It is not.
+    """
+    if not isinstance(df, DataFrame):
+        raise Invalid(f"{what}: the input is {type(df).__name__}, not a DataFrame")
+    if not (df.isStreaming or or_batch):
+        raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
     taken = [name for name in df.columns if name.startswith("__dstl_")]
     if taken:
         raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL keeps for itself: rename it")
-    for name in by:
-        kind = df.schema[name].dataType
-        if _holds_unhashable(kind):
-            raise Invalid(
-                f"{what}: grouping column {name!r} is {kind.simpleString()}: Spark has no hash of maps and variants; "
-                "group by a string of it (to_json, say)"
-            )
 
 
 def check_names(df: DataFrame, used: Collection[str], place: OperatorPlace) -> None:
@@ -74,27 +85,17 @@ def check_names(df: DataFrame, used: Collection[str], place: OperatorPlace) -> N
             )
 
 
-def check_no_event_time_windows(df: DataFrame, place: OperatorPlace) -> None:
-    """Refuse to aggregate by event time: Spark drops late rows and ended groups by the watermark, and merges sessions.
+def check_hashable(kind: DataType, name: str, what: str) -> None:
+    """Refuse a grouping column of a type that Spark cannot hash.
 
     Raises:
-        Invalid: A grouping column is an event time or a window of one, and has a watermark; or is a session window.
+        Invalid: Names the column.
     """
-    what = place.label
-    for name in place.by:
-        metadata = df.schema[name].metadata or {}
-        if _SESSION_WINDOW in metadata:
-            raise Invalid(
-                f"{what}: grouping column {name!r} is a session window, and aggregate() cannot merge sessions as Spark "
-                "does: leave this one to Spark's groupBy().agg(), or write it as a StatefulProcessor with time mode "
-                "eventTime"
-            )
-        if _WATERMARK_DELAY in metadata:
-            raise Invalid(
-                f"{what}: grouping column {name!r} has a watermark, and aggregate() would not do as Spark does: it "
-                "counts late rows and keeps groups that have ended. Leave this one to Spark's groupBy().agg(), write "
-                "it as a StatefulProcessor with time mode eventTime, or take withWatermark() out and pass ttl_ms"
-            )
+    if _holds_unhashable(kind):
+        raise Invalid(
+            f"{what}: grouping column {name!r} is {kind.simpleString()}: Spark has no hash of maps and variants; "
+            "group by a string of it (to_json, say)"
+        )
 
 
 def _holds_unhashable(kind: DataType) -> bool:

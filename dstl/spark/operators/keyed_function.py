@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid, shown
 from dstl.spark.operators.arguments import check_ships
 from dstl.spark.operators.ddl import parse_ddl
-from dstl.spark.operators.input_checks import check_input, check_names, check_no_event_time_windows
+from dstl.spark.operators.input_checks import check_input, check_names
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.declared_schemas import DeclaredSchemas
 from dstl.state.frames.row_writer import arrow_schema_of
@@ -73,7 +73,6 @@ def define_aggregate(
     """
     what = place.label
     check_input(df, place)
-    check_no_event_time_windows(df, place)
     if not aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass n=count(), say")
     for name, aggregate in aggregates.items():

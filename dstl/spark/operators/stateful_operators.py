@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
+from dstl.spark.operators.aggregate_columns import aggregate_columns, is_plain
+from dstl.spark.operators.aggregation import define_grouped_aggregation
 from dstl.spark.operators.arguments import with_signature_of
 from dstl.spark.operators.batch_query import batch_query
 from dstl.spark.operators.broadcast import with_broadcast
+from dstl.spark.operators.deduplication import define_deduplication
 from dstl.spark.operators.event_time import passed_on
 from dstl.spark.operators.grouped_stream import GroupedStream, grouping_columns
 from dstl.spark.operators.initial_state import check_initial_state, with_initial_state
@@ -52,18 +55,19 @@ class StatefulOperators(ABC):
 
         Args:
             df: A DataFrame, streaming or not.
-            cols: Grouping columns: names, columns or positions (from 1), or one list of them.
+            cols: Grouping columns: names, columns or positions (from 1), or one list of them; for ``agg`` any
+                expressions, ``window(...)`` and ``session_window(...)`` too.
 
         Returns:
-            An object with ``transformWithState`` and ``transformWithStateInPandas`` with PySpark's arguments.
+            An object with ``agg``, ``transformWithState`` and ``transformWithStateInPandas`` with PySpark's arguments.
 
         Raises:
-            Invalid: An expression that is no column of ``df``: add it with ``withColumn`` before.
+            Invalid: Something that is no grouping column.
         """
         self._check_open()
         if not isinstance(df, DataFrame):
             raise Invalid(f"groupBy: the input is {type(df).__name__}, not a DataFrame")
-        return GroupedStream(self.transform_with_state, df, grouping_columns(df, cols))
+        return GroupedStream(self.transform_with_state, self._grouped_aggregation, df, grouping_columns(df, cols))
 
     def transform_with_state(
         self,
@@ -171,11 +175,12 @@ class StatefulOperators(ABC):
         self,
         df: DataFrame,
         *,
-        by: str | Sequence[str],
+        by: str | Column | Sequence[str | Column],
         name: str | None = None,
         parallelism: int | None = None,
         ttl_ms: int | None = None,
-        **aggregates: Aggregate,
+        output_mode: str = "update",
+        **aggregates: Aggregate | Column,
     ) -> DataFrame:
         """Aggregate the rows of each key over all micro-batches, as ``groupBy(by).agg(...)`` does.
 
@@ -183,19 +188,20 @@ class StatefulOperators(ABC):
 
             backend.aggregate(df, by="sensor", n=count(), total=sum("value"), latest=last("value"))
 
-        Output mode update: each micro-batch yields the new aggregates of the keys that occurred in it. Watermarks play
-        no part: a grouping column with one, and a session window, is refused.
+        Each micro-batch yields the new aggregates of the keys that occurred in it, unless ``output_mode`` says
+        otherwise. Where a grouping column has a watermark, rows are late, and groups end, as in Spark.
 
         Args:
             df: A streaming DataFrame.
-            by: Grouping column or columns. A null is a key like any other.
+            by: Grouping column or columns, ``window(...)`` and other expressions too. A null is a key like any other.
             name: The operator's name; see :meth:`transform_with_state`.
             parallelism: Partitions; by default the backend's.
             ttl_ms: Milliseconds of processing time after a key's last row at which its aggregates are gone; by default
-                they live for ever.
+                they live for ever. Not with event time or another output mode than update.
+            output_mode: ``update``, ``append`` or ``complete``; see :meth:`GroupedStream.agg`.
             aggregates: What to compute, by the name of the output column (not ``df``, ``by``, ``name``,
-                ``parallelism`` or ``ttl_ms``). They may be added and removed at a restart; one that is new, or was
-                gone, starts from nothing.
+                ``parallelism``, ``ttl_ms`` or ``output_mode``). They may be added and removed
+                at a restart; one that is new, or was gone, starts from nothing.
 
         Returns:
             A streaming DataFrame of the grouping columns and the aggregates.
@@ -204,8 +210,103 @@ class StatefulOperators(ABC):
             Invalid: A column does not exist, its type cannot be aggregated so, or a name is taken: refused here, not in
                 a task.
         """
-        definition = define_aggregate(df, self._next_place(name, by, parallelism), aggregates, ttl_ms)
-        return self._run(keyed_input(df, definition), definition)
+        if is_plain(df, by, output_mode, aggregates):
+            place = self._next_place(name, cast("str | Sequence[str]", by), parallelism)
+            definition = define_aggregate(df, place, cast("Mapping[str, Aggregate]", aggregates), ttl_ms)
+            return self._run(keyed_input(df, definition), definition)
+        if ttl_ms is not None:
+            raise Invalid(
+                f"ttl_ms={ttl_ms!r} is for groups without event time, of which only the last word counts: leave it "
+                "out; groups with event time end by the watermark"
+            )
+        columns = list(by) if isinstance(by, (list, tuple)) else [by]
+        exprs = aggregate_columns(aggregates)
+        return self._grouped_aggregation(df, columns, exprs, output_mode, name=name, parallelism=parallelism)
+
+    def dropDuplicates(
+        self,
+        df: DataFrame,
+        subset: Sequence[str] | None = None,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataFrame:
+        """Let the first row of each key pass, as ``df.dropDuplicates(subset)`` does.
+
+        Where the DataFrame has a watermark, rows behind it are dropped; where its column is one of ``subset``, keys
+        that it has passed are forgotten. Otherwise keys are kept for ever.
+
+        Args:
+            df: A streaming DataFrame.
+            subset: Columns that tell rows apart; by default all. A null is equal to a null.
+            name: The operator's name; see :meth:`transform_with_state`.
+            parallelism: Partitions; by default the backend's.
+
+        Returns:
+            A streaming DataFrame of the same columns, with their watermark.
+
+        Raises:
+            Invalid: A column does not exist, a type is not supported, or a name is taken: refused here, not in a task.
+        """
+        return self._deduplicated(df, subset, name, parallelism, within_watermark=False)
+
+    def dropDuplicatesWithinWatermark(
+        self,
+        df: DataFrame,
+        subset: Sequence[str] | None = None,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataFrame:
+        """Let the first row of each key pass, as ``df.dropDuplicatesWithinWatermark(subset)`` does.
+
+        A key is forgotten when the watermark has passed the event time of its first row by the watermark's delay.
+        Rows behind the watermark are dropped.
+
+        Args:
+            df: A streaming DataFrame with a watermark.
+            subset: Columns that tell rows apart; by default all. A null is equal to a null.
+            name: The operator's name; see :meth:`transform_with_state`.
+            parallelism: Partitions; by default the backend's.
+
+        Returns:
+            A streaming DataFrame of the same columns, with their watermark.
+
+        Raises:
+            Invalid: There is no watermark, a column does not exist, or as :meth:`dropDuplicates`.
+        """
+        return self._deduplicated(df, subset, name, parallelism, within_watermark=True)
+
+    def _deduplicated(
+        self,
+        df: DataFrame,
+        subset: Sequence[str] | None,
+        name: str | None,
+        parallelism: int | None,
+        *,
+        within_watermark: bool,
+    ) -> DataFrame:
+        place = self._next_place(name, (), parallelism)
+        return self._placed(df, define_deduplication(df, subset, place, within_watermark=within_watermark))
+
+    def _placed(self, rows: DataFrame, definition: TaskDefinition) -> DataFrame:
+        keyed = keyed_input(rows, definition)
+        if definition.needs_marks:
+            keyed = with_marks(keyed, definition.parallelism)
+        return self._run(keyed, definition)
+
+    def _grouped_aggregation(
+        self,
+        df: DataFrame,
+        cols: Sequence[Any],
+        exprs: Sequence[Column],
+        mode: str,
+        *,
+        name: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataFrame:
+        place = self._next_place(name, (), parallelism)
+        return self._placed(*define_grouped_aggregation(df, cols, exprs, mode, place))
 
     def map_states(
         self,

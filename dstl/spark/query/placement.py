@@ -23,7 +23,8 @@ def key_group_column(by: Sequence[str], max_parallelism: int) -> Column:
 
 def with_key_groups(df: DataFrame, definition: TaskDefinition) -> DataFrame:
     """Return the rows with their key groups, which travel with them into the task."""
-    return df.withColumn(KEY_GROUP_COLUMN, key_group_column(definition.by, definition.max_parallelism))
+    by = definition.placed_by or definition.by
+    return df.withColumn(KEY_GROUP_COLUMN, key_group_column(by, definition.max_parallelism))
 
 
 def keyed_input(df: DataFrame, definition: TaskDefinition) -> DataFrame:

@@ -33,11 +33,13 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid, clipped
-from dstl.state.codec.column_buffers import empty_values, rows_of, to_int64
+from dstl.rpc.messages import ExpiryPlace
+from dstl.state.codec.column_buffers import empty_values, fixed_width_of, from_int64, lengths_of, rows_of, to_int64
 from dstl.state.codec.field_codec import FieldCodec, field_codec
 from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.row_codec import RowCodec
 from dstl.state.codec.type_groups import FLOATS, TEXT, WHOLE
+from dstl.state.frames.row_writer import arrow_schema
 
 __all__ = ["KeyCodec"]
 
@@ -149,6 +151,45 @@ class KeyCodec:
         if self._kind == "empty":
             return empty_values(count)
         return self._columns.write(self.canonical(columns), count)
+
+    def decode_array(self, keys: pa.Array) -> list[pa.Array]:
+        """Return keys as Arrow columns; the inverse of :meth:`encode_array`.
+
+        Nothing runs per key in Python but for arrays, maps and structs.
+
+        Raises:
+            CorruptData: Not bytes of keys of this schema.
+        """
+        kinds = [field.type for field in arrow_schema(self.schema)]
+        try:
+            if self._kind == "text":
+                is_null = pc.equal(keys, pa.scalar(_NULL_TEXT, keys.type))
+                return [pc.if_else(is_null, None, keys).cast(kinds[0])]
+            if self._kind == "whole":
+                nulls = lengths_of(keys) == 0
+                numbers = np.zeros(len(keys), np.int64)
+                present = keys.filter(pa.array(~nulls)) if nulls.any() else keys
+                content = fixed_width_of(present, _I64.size)
+                if content is None:
+                    raise ValueError("not eight bytes")
+                numbers[~nulls] = content.view("<i8")
+                return [from_int64(numbers, nulls if nulls.any() else None, kinds[0])]
+            if self._kind == "empty":
+                return []
+            split = self._columns.split(keys, 0)
+            return [split.column(i, kind) for i, kind in enumerate(kinds)]
+        except Exception as error:
+            raise CorruptData(
+                f"{len(keys)} keys are not {self.what} ({self.schema.simpleString()}): {clipped(error)}"
+            ) from error
+
+    def place_of(self, column: str) -> ExpiryPlace:
+        """Return where a key holds the microseconds of a timestamp column."""
+        field = self.names.index(column)
+        if self._kind == "whole":
+            return ExpiryPlace(in_key=True, offset=0)
+        offset = self._columns.slots(0).fields[f"f{field}"][1]  # type: ignore[index]
+        return ExpiryPlace(in_key=True, offset=int(offset), null_bit=field)
 
     def canonical(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return the key columns with one NaN and one zero: whose row came first must not show.

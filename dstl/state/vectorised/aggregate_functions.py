@@ -79,6 +79,18 @@ class Accumulator(Protocol):
         """
         ...
 
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the accumulators of all groups, each put together of some partial ones.
+
+        Args:
+            partial: Accumulators, in the order in which their rows count as having come.
+            groups: Which partial accumulator belongs to which group.
+
+        Raises:
+            Invalid: A result does not fit its type.
+        """
+        ...
+
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return each group's result."""
         ...
@@ -96,6 +108,12 @@ class Count:
         if column is not None and column.null_count:
             codes = codes[column.is_valid().to_numpy(zero_copy_only=False)]
         return [pa.array(_numbers(prior[0]) + np.bincount(codes, minlength=groups.count))]
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the sums of the partial counts."""
+        counts = np.zeros(groups.count, np.int64)
+        np.add.at(counts, groups.codes, _numbers(partial[0]))
+        return [pa.array(counts)]
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
@@ -124,6 +142,10 @@ class Sum:
         partial = _summed(column, groups, self._kind)
         return [_plus(prior[0], partial)]
 
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the sums of the partial sums."""
+        return [_summed(partial[0], groups, self._kind)]
+
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
         return accumulated[0]
@@ -149,6 +171,10 @@ class Mean:
         if isinstance(self.result, DoubleType):
             column = column.cast(pa.float64(), safe=False)
         return [*self._sum.fold(prior[:1], column, groups), *self._count.fold(prior[1:], column, groups)]
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the sums of the partial sums and counts."""
+        return [*self._sum.merge(partial[:1], groups), *self._count.merge(partial[1:], groups)]
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results.
@@ -202,6 +228,10 @@ class Extreme:
             (np.maximum if self._largest else np.minimum).at(found, codes, to_int64(values))
             return [from_int64(found, _groups_without_rows(codes, groups.count), kind)]
         return [self._others(values, codes, groups.count)]
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the extremes of the partial ones."""
+        return self.fold([pa.nulls(groups.count, partial[0].type)], partial[0], groups)
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
@@ -258,6 +288,10 @@ class First:
         before = prior[1].fill_null(False)
         return [pc.if_else(before, prior[0], taken), pc.or_(before, seen)]
 
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the first of the partial values that were seen."""
+        return _picked(partial, groups.first_rows(_seen(partial)))
+
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return the results."""
         return accumulated[0]
@@ -281,6 +315,18 @@ class Last(First):
         rows = groups.last_rows(self._rows(column))
         taken, seen = column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)
         return [pc.if_else(seen, taken, prior[0]), pc.or_(prior[1].fill_null(False), seen)]
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the last of the partial values that were seen."""
+        return _picked(partial, groups.last_rows(_seen(partial)))
+
+
+def _seen(partial: Columns) -> npt.NDArray[np.int64]:
+    return np.flatnonzero(partial[1].fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _picked(partial: Columns, rows: npt.NDArray[np.int64]) -> Columns:
+    return [partial[0].take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)]
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:

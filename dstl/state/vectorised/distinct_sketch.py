@@ -69,15 +69,23 @@ class ApproxCountDistinct:
         ranks = 64 - _bit_length(rest) + 1
         old, old_groups = self._entries(prior[0])
         entries = np.concatenate((registers << _RANK_BITS | ranks, old))
-        owners = np.concatenate((codes, old_groups))
+        return [self._sketches(entries, np.concatenate((codes, old_groups)), groups.count)]
+
+    def merge(self, partial: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
+        """Return the sketches of all values that the partial ones have seen."""
+        entries, owners = self._entries(partial[0])
+        return [self._sketches(entries, groups.codes[owners], groups.count)]
+
+    def _sketches(self, entries: npt.NDArray[np.int64], owners: npt.NDArray[np.int64], count: int) -> pa.Array:
+        """Return each group's sketch: of every register its highest rank."""
         # Ordered by group, register and rank: the last of each register is its maximum.
         ordered = np.sort(owners << (self._bits + _RANK_BITS) | entries)
         is_last = np.ones(len(ordered), np.bool_)
         is_last[:-1] = ordered[1:] >> _RANK_BITS != ordered[:-1] >> _RANK_BITS
         kept = ordered[is_last]
-        sizes = np.bincount(kept >> (self._bits + _RANK_BITS), minlength=groups.count)
+        sizes = np.bincount(kept >> (self._bits + _RANK_BITS), minlength=count)
         data = (kept & ((1 << (self._bits + _RANK_BITS)) - 1)).astype(self._entry)
-        return [binary_of(data.view(np.uint8), sizes * self._entry.itemsize)]
+        return binary_of(data.view(np.uint8), sizes * self._entry.itemsize)
 
     def finish(self, accumulated: Sequence[pa.Array]) -> pa.Array:
         """Return each key's estimate."""

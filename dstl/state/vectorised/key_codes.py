@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Codes", "Groups", "group_codes"]
+__all__ = ["Codes", "Groups", "group_codes", "with_steps"]
 
 Codes = npt.NDArray[np.int64]
 """For each row, the number of its key."""
@@ -31,6 +31,22 @@ def group_codes(table: pa.Table, by: Sequence[str]) -> Codes:
     for name in by[1:]:
         combined = _paired(combined, _column_codes(table.column(name)))
     return combined
+
+
+def with_steps(codes: Codes, moments: npt.NDArray[np.int64], step: int) -> Codes:
+    """Return a number per row, equal for rows of equal codes and equal moments: dense, from 0, in order of first rows.
+
+    Args:
+        codes: For each row a number from 0.
+        moments: For each row a number; they differ by multiples of ``step``.
+        step: What the moments are counted in, above 0.
+    """
+    if not len(codes):
+        return codes
+    lowest = int(moments.min())
+    if (int(moments.max()) - lowest) // step < (1 << 62) // (int(codes.max()) + 1):
+        return _paired(codes, (moments - lowest) // step)
+    return _paired(codes, _encoded(pa.array(moments)))
 
 
 class Groups:

@@ -13,6 +13,7 @@ from pyspark.sql.types import BooleanType, LongType, StructField, StructType
 
 from dstl.errors import Invalid
 from dstl.state.codec.schema_evolution import MEANING
+from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.user_code import user_code_error
 from dstl.state.vectorised.aggregate_functions import Accumulator, Count, Extreme, First, Last, Mean, Sum
 from dstl.state.vectorised.distinct_sketch import ApproxCountDistinct
@@ -39,16 +40,18 @@ class Aggregate:
         column: What it aggregates; None for ``count()`` of rows.
         ignore_nulls: Of ``first`` and ``last``.
         rsd: Of ``approx_count_distinct``.
+        shown: The column as messages and stored state name it; empty for its own name.
     """
 
     function: str
     column: str | None = None
     ignore_nulls: bool = False
     rsd: float = 0.05
+    shown: str = ""
 
     def __str__(self) -> str:
         """Return it as a query has it, without what may change at a restart: ``sum(v)``."""
-        return f"{self.function}({self.column or ''}{', ignore_nulls=True' if self.ignore_nulls else ''})"
+        return f"{self.function}({self.shown or self.column or ''}{', ignore_nulls=True' if self.ignore_nulls else ''})"
 
     def accumulator(self, schema: StructType) -> Accumulator:
         """Return what does the work over an input of this schema.
@@ -94,6 +97,11 @@ class AggregateKeys:
         self._key_names = list(key_schema.names)
         self._aggregates = dict(aggregates)
         self._accumulators = {name: each.accumulator(input_schema) for name, each in aggregates.items()}
+        used = {each.column for each in aggregates.values()}
+        self._types = {
+            field.name: field.type
+            for field in arrow_schema(StructType([each for each in input_schema.fields if each.name in used]))
+        }
         fields = []
         for name, accumulator in self._accumulators.items():
             for position, kind in enumerate(accumulator.state):
@@ -117,7 +125,8 @@ class AggregateKeys:
         at = 0
         for name, accumulator in self._accumulators.items():
             source = self._aggregates[name].column
-            column = None if source is None else rows.column(source).combine_chunks()
+            # Moments come in the session's time zone, and are kept without it.
+            column = None if source is None else rows.column(source).combine_chunks().cast(self._types[source])
             prior = states.columns[at : at + len(accumulator.state)]
             at += len(accumulator.state)
             try:

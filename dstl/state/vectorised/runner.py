@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
+from dstl.changelog.change_set import OP_DELETE, OP_PUT
 from dstl.errors import Invalid, UserCodeError, clipped
-from dstl.state.codec.column_buffers import empty_values
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -25,6 +24,7 @@ from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.change_records import change_records, send_parts
 from dstl.state.vectorised.key_codes import Groups, group_codes
 
 __all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conform"]
@@ -232,21 +232,10 @@ class VectorisedRunner:
             changed = np.where(kept, changed, before.is_valid().to_numpy(zero_copy_only=False))
             ops[~kept] = OP_DELETE
             after = pc.if_else(pa.array(kept), after, b"")
-        columns = [
-            pa.array(key_groups),
-            pa.array(np.full(len(keys), self._state.state_id, np.uint16)),
-            pa.array(ops),
-            keys,
-            empty_values(len(keys)),
-            after,
-        ]
-        changes = pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA)
+        changes = change_records(self._state.state_id, ops, key_groups, keys, after)
         if not changed.all():
             changes = changes.filter(pa.array(changed))
-        parts = max(1, -(-changes.nbytes // self._part_bytes))
-        size = -(-changes.num_rows // parts)
-        for start in range(0, changes.num_rows, max(1, size)):
-            task.send(changes.slice(start, size))
+        send_parts(changes, self._part_bytes, task.send)
 
 
 def conform(found: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBatch:

@@ -1,0 +1,283 @@
+"""Grouped aggregations with event time and output modes, checked when the query is defined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
+
+from dstl.errors import Invalid, shown
+from dstl.spark.operators.aggregate_columns import AnalysedAggregation, GroupingWindow, analyse, moment_of
+from dstl.spark.operators.input_checks import SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
+from dstl.spark.query.plan import watermark_follows
+from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition, TaskRunner
+from dstl.state.registry import StateRegistry
+from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, AggregateStates, Aggregation, OutputMode
+from dstl.state.vectorised.aggregation_runner import AggregationRunner
+from dstl.state.vectorised.session_runner import SessionRunner
+
+__all__ = ["AggregationDefinition", "define_grouped_aggregation"]
+
+_TIME = "__dstl_time"
+_START = "__dstl_start"
+_END = "__dstl_end"
+_MOMENTS = (TimestampType, TimestampNTZType)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationDefinition(TaskDefinition):
+    """An operator that aggregates by windows or other groups, with an output mode.
+
+    Attributes:
+        aggregation: What it computes.
+    """
+
+    aggregation: Aggregation
+
+    @property
+    def needs_marks(self) -> bool:
+        """True where groups of a partition without rows may belong to the output, or end."""
+        return self.aggregation.mode == "complete" or self.aggregation.expires is not None
+
+    def declare(self, registry: StateRegistry) -> StateRegistry:
+        """Return the registry with the groups' state.
+
+        Raises:
+            Invalid: The stored state was kept for another output mode, or has types that cannot go on.
+        """
+        known = {each.name: each for each in registry.descriptors}
+        self.aggregation.check_known(known.get(AggregateStates.name), self.uid)
+        return self._runner(registry).registry
+
+    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows as they came."""
+        return (batch for batch in batches if batch.num_rows)
+
+    def task_runner(self, registry: StateRegistry) -> TaskRunner:
+        """Return the runner of one task."""
+        return self._runner(registry)
+
+    def _runner(self, registry: StateRegistry) -> AggregationRunner | SessionRunner:
+        kind = SessionRunner if self.aggregation.session else AggregationRunner
+        return kind(self.aggregation, operator=self.uid, registry=registry)
+
+
+def define_grouped_aggregation(
+    df: DataFrame, cols: Sequence[Any], exprs: Sequence[Column], mode: str, place: OperatorPlace
+) -> tuple[DataFrame, AggregationDefinition]:
+    """Check a grouped aggregation; return its definition and the rows that it takes.
+
+    Args:
+        df: The input.
+        cols: Grouping columns.
+        exprs: Aggregate columns.
+        mode: The output mode.
+        place: Name and partitions; its grouping columns are not looked at.
+
+    Raises:
+        Invalid: Names the operator and what is wrong.
+    """
+    what = place.label
+    check_stream(df, what)
+    if not cols:
+        raise Invalid(f"{what}: groupBy() names no column; there is no state without a key")
+    if not exprs:
+        raise Invalid(f"{what}: there is nothing to aggregate; pass F.count('*').alias('n'), say")
+    modes: tuple[OutputMode, ...] = get_args(OutputMode)
+    chosen = next((each for each in modes if isinstance(mode, str) and mode.lower() == each), None)
+    if chosen is None:
+        raise Invalid(f"{what}: output mode {shown(mode)} is none of {', '.join(modes)}")
+    found = analyse(df, cols, exprs, what)
+    return _Defined(df, found, chosen, place).result()
+
+
+class _Defined:
+    """The columns of a grouped aggregation's rows, put together one after the other."""
+
+    def __init__(self, df: DataFrame, found: AnalysedAggregation, mode: OutputMode, place: OperatorPlace) -> None:
+        self._df = df
+        self._found = found
+        self._mode = mode
+        self._place = place
+        self._what = place.label
+        self._columns: dict[str, Column] = {}
+        count = len(found.grouping)
+        self._grouping = found.schema.fields[:count]
+        self._results = found.schema.fields[count:]
+        self._check_names()
+
+    def result(self) -> tuple[DataFrame, AggregationDefinition]:
+        """Return the rows and the definition."""
+        marked = [field for field in self._grouping if WATERMARK_DELAY in (field.metadata or {})]
+        if len(marked) > 1:
+            raise Invalid(
+                f"{self._what}: grouping columns {' and '.join(repr(f.name) for f in marked)} both have the watermark: "
+                "group by one of them"
+            )
+        if self._mode == "append" and not marked:
+            raise Invalid(
+                f"{self._what}: output mode append emits a group when the watermark has passed it, and no grouping "
+                "column has one: call df.withWatermark(column, delay) before, and group by window(column, ...) or by "
+                "the column itself; or choose outputMode='update'"
+            )
+        others, keys, position = self._others(marked)
+        aggregation = self._windowed(position, marked)
+        aggregates = {}
+        for at, (each, result) in enumerate(zip(self._found.aggregates, self._results, strict=True)):
+            if each.argument is None:
+                aggregates[result.name] = each.aggregate
+                continue
+            self._columns[f"__dstl_a{at}"] = each.argument
+            aggregates[result.name] = replace(each.aggregate, column=f"__dstl_a{at}", shown=each.shown)
+        rows = self._df
+        if aggregation.windows is not None or aggregation.session:
+            rows = rows.where(self._columns[_TIME].isNotNull())
+        rows = rows.select([column.alias(name) for name, column in self._columns.items()])
+        delay = int(marked[0].metadata[WATERMARK_DELAY]) if marked else None
+        whole = replace(
+            aggregation,
+            aggregates=aggregates,
+            key_schema=StructType([*aggregation.key_schema.fields, *keys]),
+            others=tuple(others),
+            input_schema=rows.schema,
+            output_schema=self._found.schema,
+        )
+        self._check_types(whole)
+        definition = AggregationDefinition(
+            uid=self._place.uid,
+            by=tuple(whole.key_schema.names),
+            placed_by=tuple(others) or (_START,),
+            input_schema=rows.schema,
+            key_schema=whole.key_schema,
+            output=whole.output_schema,
+            parallelism=self._place.parallelism,
+            max_parallelism=self._place.max_parallelism,
+            event_time=None
+            if delay is None or whole.time is None
+            else EventTime(whole.time, delay, watermark_follows(self._df)),
+            aggregation=whole,
+        )
+        definition.resolve(None)  # What a task would refuse is refused here.
+        return rows, definition
+
+    def _others(self, marked: Sequence[StructField]) -> tuple[list[str], list[StructField], int | None]:
+        """Return the rows' columns that are no window, those of the key, and the window's place."""
+        names: list[str] = []
+        keys: list[StructField] = []
+        position = self._found.window.position if self._found.window else None
+        for at, (column, field) in enumerate(zip(self._found.grouping, self._grouping, strict=True)):
+            if column is None:
+                continue
+            check_hashable(field.dataType, field.name, self._what)
+            if SESSION_WINDOW in (field.metadata or {}):
+                raise Invalid(
+                    f"{self._what}: grouping column {field.name!r} is a session window that was made before, and "
+                    "sessions are merged where they are grouped: write session_window(...) among the grouping columns"
+                )
+            if field in marked and isinstance(field.dataType, StructType):
+                position = at
+                self._columns[_START], self._columns[_END] = column.getField("start"), column.getField("end")
+                continue
+            names.append(f"__dstl_g{at}")
+            self._columns[names[-1]] = column
+            keys.append(StructField(field.name, field.dataType))
+        return names, keys, position
+
+    def _windowed(self, position: int | None, marked: Sequence[StructField]) -> Aggregation:
+        """Return the part of the definition that concerns event time."""
+        window = self._found.window
+        expires: str | None = None
+        fields: list[StructField] = []
+        more: dict[str, Any] = {}
+        if position is not None:
+            kind = self._grouping[position].dataType
+            assert isinstance(kind, StructType)
+            fields = [StructField(WINDOW_START, kind["start"].dataType), StructField(WINDOW_END, kind["end"].dataType)]
+            expires = WINDOW_END if marked else None
+            more = self._of_window(window, position)
+        elif marked:
+            expires = marked[0].name
+            more = {"time": f"__dstl_g{self._grouping.index(marked[0])}"}
+            if not isinstance(marked[0].dataType, _MOMENTS):
+                raise Invalid(f"{self._what}: the watermark's column {expires!r} is no timestamp")
+        return Aggregation(
+            mode=self._mode,
+            aggregates={},
+            key_schema=StructType(fields),
+            others=(),
+            window=position,
+            expires=expires,
+            input_schema=StructType([]),
+            output_schema=StructType([]),
+            **more,
+        )
+
+    def _of_window(self, window: GroupingWindow | None, position: int) -> dict[str, Any]:
+        if window is None:
+            # The rows have their window. The event time it was made of says more, where it is still there.
+            moments = [field for field in self._df.schema.fields if isinstance(field.dataType, _MOMENTS)]
+            own = [field.name for field in moments if WATERMARK_DELAY in (field.metadata or {})]
+            self._columns[_TIME] = F.col(f"`{own[0]}`") if own else self._columns[_START]
+            return {"time": _TIME, "starts": _START, "ends": _END}
+        self._columns[_TIME] = moment_of(self._df, window.time)
+        if window.windows is not None and len(self._grouping) > 1:
+            return {"time": _TIME, "windows": window.windows}
+        if window.windows is not None:
+            # Groups are told apart by their window alone: Spark computes it, for rows are placed by it.
+            self._df = self._df.withColumn("__dstl_window", _written(window, self._columns[_TIME]))
+            field = F.col("__dstl_window")
+            self._columns[_START], self._columns[_END] = field.getField("start"), field.getField("end")
+            return {"time": _TIME, "starts": _START, "ends": _END}
+        if self._mode == "update":
+            raise Invalid(
+                f"{self._what}: output mode update is not to be had with session_window, as in Spark: a session that "
+                "is merged into another would have to be taken back. Choose append or complete"
+            )
+        if len(self._grouping) == 1:
+            raise Invalid(
+                f"{self._what}: session_window alone is no key, as in Spark: group by another column beside it; "
+                "F.lit(0).alias('all') is one"
+            )
+        gap = window.gap if isinstance(window.gap, Column) else F.lit(window.gap)
+        self._columns[_START] = self._columns[_TIME]
+        self._columns[_END] = self._columns[_TIME] + gap.cast("interval")
+        return {"time": _TIME, "starts": _START, "ends": _END, "session": True}
+
+    def _check_types(self, aggregation: Aggregation) -> None:
+        """Refuse a result of another type than Spark's."""
+        try:
+            made = aggregation.accumulators()
+        except Invalid as error:
+            raise Invalid(f"{self._what}: {error}") from error
+        for field in self._results:
+            ours = made[field.name].result
+            if not _same(ours, field.dataType):
+                raise Invalid(
+                    f"{self._what}: the aggregate {field.name!r} is {field.dataType.simpleString()} in Spark and "
+                    f"{ours.simpleString()} here: cast its argument"
+                )
+
+    def _check_names(self) -> None:
+        names = self._found.schema.names
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise Invalid(f"{self._what}: the result has two columns {twice[0]!r}: rename one with alias()")
+        taken = [name for name in names if name.startswith(("$", "__dstl_")) or name in (WINDOW_START, WINDOW_END)]
+        if taken:
+            raise Invalid(f"{self._what}: the column name {taken[0]!r} is taken by DSTL: rename it with alias()")
+
+
+def _written(window: GroupingWindow, time: Column) -> Column:
+    windows = window.windows
+    assert windows is not None
+    size, slide, offset = (f"{each} microseconds" for each in (windows.size, windows.slide, windows.offset))
+    return F.window(time, size, slide, offset)
+
+
+def _same(one: DataType, other: DataType) -> bool:
+    return bool(one.simpleString() == other.simpleString())

@@ -1,0 +1,311 @@
+"""The runner of a grouped aggregation by windows that do not depend on other rows, in every output mode.
+
+Rows are folded into panes first, the pieces that overlapping windows are made of, and panes into windows: a row that is
+in many windows is looked at once. Nothing runs per row, or per group, in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dstl.errors import Invalid, clipped
+from dstl.state.codec.column_buffers import from_int64, to_int64
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, key_groups_at, latest_ms
+from dstl.state.vectorised.change_records import KeyGroups
+from dstl.state.vectorised.key_codes import Groups, group_codes, with_steps
+
+__all__ = ["AggregationRunner", "by_key_group", "late_after", "without_handled"]
+
+Codes = npt.NDArray[np.int64]
+
+
+class _Groups(NamedTuple):
+    """The groups that some rows belong to, in the order of their key groups.
+
+    Attributes:
+        columns: Their keys' columns, canonical.
+        keys: The keys' bytes.
+        key_groups: Their key groups.
+        ends: Moments that the watermark is compared with, and whether each is none; None without event time.
+        before: Stored values, null where there is none.
+        accumulated: Accumulators with the rows folded in.
+    """
+
+    columns: list[pa.Array]
+    keys: pa.Array
+    key_groups: KeyGroups
+    before: pa.Array
+    accumulated: list[pa.Array]
+
+
+class AggregationRunner:
+    """Runs one task of a grouped aggregation.
+
+    Args:
+        aggregation: The definition; of no session windows.
+        operator: Name of the operator, for messages.
+        registry: The operator's states; takes the aggregation's.
+        call_rows: Rows that are folded at a time, about, in whole keys. More: fewer round trips; fewer: less memory
+            beside the rows.
+
+    Attributes:
+        max_event_time_ms: Latest event time of the input, late rows included; None without one.
+        late_rows: Groups that late rows were left out of, each once a batch: what Spark reports as
+            ``numRowsDroppedByWatermark``.
+
+    Raises:
+        Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
+    """
+
+    def __init__(
+        self, aggregation: Aggregation, *, operator: str, registry: StateRegistry, call_rows: int = 1 << 20
+    ) -> None:
+        self._aggregation = aggregation
+        self._operator = operator
+        self._call_rows = call_rows
+        try:
+            self._states = AggregateStates(aggregation, registry)
+        except Invalid as error:
+            raise Invalid(f"operator {operator!r}: {error}") from error
+        self.registry = registry
+        self.max_event_time_ms: int | None = None
+        self.late_rows = 0
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
+
+        Yields:
+            Batches of the output schema.
+
+        Raises:
+            Invalid: An aggregate does not fit its type.
+            DstlError: Prior state cannot be read, or changes not sent.
+        """
+        handled: list[pa.Array] = []
+        rows = gathered(batches, self._aggregation.input_schema)
+        if rows is not None:
+            self.max_event_time_ms = latest_ms(rows, self._aggregation.time)
+            for part in self._parts(rows):
+                try:
+                    groups = self._folded(part, task)
+                except Invalid as error:
+                    raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
+                if groups is not None:
+                    yield from self._emitted(groups, task, handled)
+        if self._aggregation.mode == "complete":
+            yield from self._untouched(task, handled)
+        elif self._states.place is not None:
+            yield from self._evicted(task, handled)
+
+    def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Yield the rows in parts, those of one key in one part."""
+        if rows.num_rows <= self._call_rows:
+            yield rows
+            return
+        codes = group_codes(rows, self._row_keys)
+        ends = np.cumsum(Groups(codes).sizes())
+        order = np.argsort(codes, kind="stable")
+        calls = ends // self._call_rows
+        cuts = [0, *(np.flatnonzero(calls[1:] != calls[:-1]) + 1).tolist(), len(ends)]
+        for start, stop in pairwise(cuts):
+            picked = np.sort(order[ends[start - 1] if start else 0 : ends[stop - 1]])
+            yield rows.take(pa.array(picked)).combine_chunks()
+
+    @property
+    def _row_keys(self) -> list[str]:
+        of_window = () if self._aggregation.starts is None else (self._aggregation.starts, self._aggregation.ends)
+        return [*(each for each in of_window if each), *self._aggregation.others]
+
+    def _folded(self, rows: pa.Table, task: TaskInput) -> _Groups | None:
+        """Fold rows into their groups' states; None where all of them are late."""
+        windows = self._aggregation.windows
+        if windows is not None:
+            return self._of_windows(rows, task)
+        groups = Groups(group_codes(rows, self._row_keys))
+        first = groups.first_rows()
+        taken = rows.select(self._row_keys).take(pa.array(first)).combine_chunks()
+        columns = [column.combine_chunks() for column in taken.columns]
+        kept = self._on_time(columns, task)
+        if not kept.all():
+            rows, groups, first = _without(rows, groups, kept)
+            if not groups.count:
+                return None
+            columns = [column.filter(pa.array(kept)) for column in columns]
+        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, first))
+        columns = [column.take(pa.array(order)) for column in columns]
+        return self._with_rows(rows, groups.reordered(order), columns, key_groups, task)
+
+    def _of_windows(self, rows: pa.Table, task: TaskInput) -> _Groups | None:
+        windows = self._aggregation.windows
+        assert windows is not None
+        assert self._aggregation.time is not None
+        kind = rows.column(self._aggregation.time).type
+        panes = windows.panes(to_int64(rows.column(self._aggregation.time).combine_chunks()))
+        by_key = group_codes(rows, self._aggregation.others)
+        cells = Groups(with_steps(by_key, panes, windows.pane))
+        first = cells.first_rows()
+        starts = panes[first]
+        late_us = late_after(task)
+        if not windows.overlap:
+            kept = self._kept(starts + windows.size > late_us)
+            if not kept.all():
+                rows, cells, first = _without(rows, cells, kept)
+                starts = starts[kept]
+            if not cells.count:
+                return None
+            order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, first))
+            columns = self._key_columns(rows, first[order], starts[order], kind)
+            return self._with_rows(rows, cells.reordered(order), columns, key_groups, task)
+        # Folded into panes without prior state, then each pane into all of its windows.
+        partial = self._states.fold(self._states.nothing(cells.count), rows, cells)
+        of_cell, starts = windows.windows_of(starts)
+        groups = Groups(with_steps(by_key[first][of_cell], starts, windows.slide))
+        kept = self._kept(starts[groups.first_rows()] + windows.size > late_us)
+        if not kept.all():
+            among = kept[groups.codes]
+            of_cell, starts = of_cell[among], starts[among]
+            groups = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
+        if not groups.count:
+            return None
+        heads = groups.first_rows()
+        at, starts = first[of_cell[heads]], starts[heads]
+        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, at))
+        columns = self._key_columns(rows, at[order], starts[order], kind)
+        keys, before = self._stored(columns, key_groups, task)
+        groups = groups.reordered(order)
+        prior = self._states.decode(before)
+        # The prior state counts as having come first.
+        spread = [pa.concat_arrays([p, c.take(pa.array(of_cell))]) for p, c in zip(prior, partial, strict=True)]
+        codes = np.concatenate((np.arange(groups.count), groups.codes))
+        return _Groups(columns, keys, key_groups, before, self._states.merge(spread, Groups(codes)))
+
+    def _key_columns(self, rows: pa.Table, at: Codes, starts: Codes, kind: pa.DataType) -> list[pa.Array]:
+        windows = self._aggregation.windows
+        assert windows is not None
+        taken = rows.select(self._aggregation.others).take(pa.array(at)).combine_chunks()
+        moments = [from_int64(each, None, kind) for each in (starts, starts + windows.size)]
+        return [*moments, *(column.combine_chunks() for column in taken.columns)]
+
+    def _with_rows(
+        self, rows: pa.Table, groups: Groups, columns: list[pa.Array], key_groups: KeyGroups, task: TaskInput
+    ) -> _Groups:
+        keys, before = self._stored(columns, key_groups, task)
+        folded = self._states.fold(self._states.decode(before), rows, groups)
+        return _Groups(columns, keys, key_groups, before, folded)
+
+    def _stored(self, columns: list[pa.Array], key_groups: KeyGroups, task: TaskInput) -> tuple[pa.Array, pa.Array]:
+        """Return the keys of groups, whose columns become canonical, and their stored values."""
+        columns[:] = self._states.keys.canonical(columns)
+        keys = self._states.keys.encode_array(columns, len(key_groups))
+        return keys, self._states.fetch(task, key_groups, keys)
+
+    def _on_time(self, columns: list[pa.Array], task: TaskInput) -> npt.NDArray[np.bool_]:
+        """Return of which groups the rows are not late."""
+        if self._aggregation.expires is None:
+            return np.ones(len(columns[0]) if columns else 1, np.bool_)
+        return self._kept(~_over(self._expiry_of(columns), late_after(task)))
+
+    def _kept(self, on_time: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return which groups are kept, and count the others; in complete mode, and without a watermark, all are."""
+        if self._aggregation.mode == "complete" or self._aggregation.expires is None:
+            return np.ones(len(on_time), np.bool_)
+        self.late_rows += int(len(on_time) - np.count_nonzero(on_time))
+        return on_time
+
+    def _expiry_of(self, columns: list[pa.Array]) -> pa.Array:
+        assert self._aggregation.expires is not None
+        return columns[self._aggregation.key_schema.names.index(self._aggregation.expires)]
+
+    def _emitted(self, groups: _Groups, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        """Send the groups' states and yield those that belong to the output now."""
+        mode = self._aggregation.mode
+        if mode == "complete" or self._aggregation.expires is None:
+            handled.append(groups.keys)
+            self._states.put(task, groups.key_groups, groups.keys, groups.before, groups.accumulated)
+            yield self._states.output(groups.columns, groups.accumulated)
+            return
+        over = _over(self._expiry_of(groups.columns), task.watermark_ms * 1000)
+        if mode == "update":
+            yield self._states.output(groups.columns, groups.accumulated)
+        if not over.any():
+            self._states.put(task, groups.key_groups, groups.keys, groups.before, groups.accumulated)
+            return
+        ended, going = pa.array(over), pa.array(~over)
+        handled.append(groups.keys.filter(ended))
+        held = over & groups.before.is_valid().to_numpy(zero_copy_only=False)
+        self._states.delete(task, groups.key_groups[held], groups.keys.filter(pa.array(held)))
+        left = [column.filter(going) for column in groups.accumulated]
+        self._states.put(task, groups.key_groups[~over], groups.keys.filter(going), groups.before.filter(going), left)
+        if mode == "append":
+            done = [column.filter(ended) for column in groups.accumulated]
+            yield self._states.output([column.filter(ended) for column in groups.columns], done)
+
+    def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        """End the groups that the watermark has passed and that had no row; in append mode, yield them."""
+        place = self._states.place
+        assert place is not None
+        append = self._aggregation.mode == "append"
+        state = self._states.descriptor.state_id
+        until = task.watermark_ms * 1000
+        for due in task.source.fetch_due(state, task.key_groups, place, until, with_values=append):
+            due = without_handled(due, handled)
+            if not due.num_rows:
+                continue
+            keys = due.column("key")
+            self._states.delete(task, np.asarray(due.column("key_group")), keys)
+            if append:
+                accumulated = self._states.decode(due.column("value"))
+                yield self._states.output(self._states.keys.decode_array(keys), accumulated)
+
+    def _untouched(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        """Yield the groups that had no row."""
+        for held in task.source.scan_values(self._states.descriptor.state_id, task.key_groups):
+            held = without_handled(held, handled)
+            if held.num_rows:
+                keys = self._states.keys.decode_array(held.column("key"))
+                yield self._states.output(keys, self._states.decode(held.column("value")))
+
+
+def late_after(task: TaskInput) -> int:
+    """Return the microseconds at or before which a window's end makes its rows late."""
+    late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
+    return late_ms * 1000
+
+
+def by_key_group(key_groups: KeyGroups) -> tuple[npt.NDArray[np.int64], KeyGroups]:
+    """Return the order of groups by their key groups, and those in that order."""
+    order = np.argsort(key_groups, kind="stable")
+    return order, key_groups[order]
+
+
+def without_handled(found: pa.RecordBatch, handled: list[pa.Array]) -> pa.RecordBatch:
+    """Return the entries whose key is none of those that were handled already."""
+    if not handled or not found.num_rows:
+        return found
+    known = pa.concat_arrays(handled) if len(handled) > 1 else handled[0]
+    return found.filter(pc.invert(pc.is_in(found.column("key"), value_set=known))) if len(known) else found
+
+
+def _over(moments: pa.Array, watermark_us: int) -> npt.NDArray[np.bool_]:
+    """Return which moments the watermark has reached; a null never."""
+    over: npt.NDArray[np.bool_] = to_int64(moments) <= watermark_us
+    if moments.null_count:
+        over &= moments.is_valid().to_numpy(zero_copy_only=False)
+    return over
+
+
+def _without(rows: pa.Table, groups: Groups, kept: npt.NDArray[np.bool_]) -> tuple[pa.Table, Groups, Codes]:
+    """Return the rows of the groups that are kept, those groups, and their first rows."""
+    among = kept[groups.codes]
+    left = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
+    return rows.filter(pa.array(among)).combine_chunks(), left, left.first_rows()

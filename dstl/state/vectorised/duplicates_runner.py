@@ -1,0 +1,179 @@
+"""The runner of a deduplication: the first row of each key passes, later ones do not, until the key is forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import StructField, StructType, TimestampType
+
+from dstl.errors import Invalid
+from dstl.rpc.messages import ExpiryPlace
+from dstl.state.codec.column_buffers import from_int64, to_int64
+from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.value_columns import ValueColumns
+from dstl.state.descriptor import StateKind
+from dstl.state.frames.row_writer import arrow_schema_of
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.aggregation import gathered, key_groups_at, latest_ms
+from dstl.state.vectorised.aggregation_runner import by_key_group, late_after
+from dstl.state.vectorised.change_records import deletions, puts, send_parts
+from dstl.state.vectorised.key_codes import Groups, group_codes
+
+__all__ = ["Deduplication", "DuplicatesRunner"]
+
+_PART_BYTES = 8 << 20
+_WITHIN = StructType([StructField("expires_at", TimestampType())])
+_EXPIRES_AT = ExpiryPlace(in_key=False, offset=2)
+"""Behind the version and the null bitmap of a value of one column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deduplication:
+    """A deduplication, checked when the query is defined.
+
+    Attributes:
+        input_schema: Columns of the rows, which are those of the output, too.
+        columns: The rows' columns that tell rows apart, and of a window ``start`` or ``end``; else None.
+        key_schema: The state's key: one column for each of those.
+        time: The rows' column with the watermark, a moment or a window; None where there is none.
+        expires: The key's column that the watermark is compared with; None where keys stay for ever.
+        within_us: Microseconds behind the event time of a key's first row at which the key is forgotten, instead.
+    """
+
+    input_schema: StructType
+    columns: tuple[tuple[str, str | None], ...]
+    key_schema: StructType
+    time: str | None = None
+    expires: str | None = None
+    within_us: int | None = None
+
+    @property
+    def ends(self) -> bool:
+        """True where keys are forgotten."""
+        return self.expires is not None or self.within_us is not None
+
+
+class DuplicatesRunner:
+    """Runs one task of a deduplication.
+
+    Args:
+        deduplication: The definition.
+        operator: Name of the operator, for messages.
+        registry: The operator's states; takes the deduplication's.
+
+    Attributes:
+        max_event_time_ms: Latest event time of the input, late rows included; None without one.
+        late_rows: Rows dropped because their event time, or window's end, was at or before the watermark.
+
+    Raises:
+        Invalid: A type that cannot be a key.
+    """
+
+    def __init__(self, deduplication: Deduplication, *, operator: str, registry: StateRegistry) -> None:
+        self._deduplication = deduplication
+        self._within = deduplication.within_us
+        name = "seen" if self._within is None else "seen_within_watermark"
+        try:
+            self._keys = KeyCodec(deduplication.key_schema)
+            schema = StructType([]) if self._within is None else _WITHIN
+            state = registry.declare(name, StateKind.VALUE, schema)
+        except Invalid as error:
+            raise Invalid(f"operator {operator!r}: {error}") from error
+        self._state = state.state_id
+        self._values = ValueColumns(name, state.value_schemas)
+        self._output = arrow_schema_of(deduplication.input_schema, f"operator {operator!r}: the input")
+        self._place: ExpiryPlace | None = None if self._within is None else _EXPIRES_AT
+        if deduplication.expires is not None:
+            self._place = self._keys.place_of(deduplication.expires)
+        self.registry = registry
+        self.max_event_time_ms: int | None = None
+        self.late_rows = 0
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
+
+        Yields:
+            The rows that pass, in their order.
+
+        Raises:
+            DstlError: Prior state cannot be read, or changes not sent.
+        """
+        rows = gathered(batches, self._deduplication.input_schema)
+        if rows is not None:
+            rows = self._on_time(rows, task)
+        if rows is not None and rows.num_rows:
+            yield from self._first_rows(rows, task)
+        if self._place is None:
+            return
+        until = task.watermark_ms * 1000
+        for due in task.source.fetch_due(self._state, task.key_groups, self._place, until, with_values=False):
+            gone = deletions(self._state, np.asarray(due.column("key_group")), due.column("key"))
+            send_parts(gone, _PART_BYTES, task.send)
+
+    def _on_time(self, rows: pa.Table, task: TaskInput) -> pa.Table:
+        time = self._deduplication.time
+        if time is None:
+            return rows
+        column = rows.column(time).combine_chunks()
+        ends = column
+        if pa.types.is_struct(column.type):
+            column, ends = pc.struct_field(column, "start"), pc.struct_field(column, "end")
+        self.max_event_time_ms = latest_ms(pa.table({"time": column}), "time")
+        late = pc.fill_null(pc.less_equal(ends.cast(pa.int64()), late_after(task)), False)
+        count = pc.sum(late).as_py()
+        if not count:
+            return rows
+        self.late_rows += int(count)
+        return rows.filter(pc.invert(late)).combine_chunks()
+
+    def _first_rows(self, rows: pa.Table, task: TaskInput) -> Iterator[pa.RecordBatch]:
+        columns = [self._column(rows, *each) for each in self._deduplication.columns]
+        table = pa.table(columns, names=self._keys.names)
+        groups = Groups(group_codes(table, table.column_names))
+        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, groups.first_rows()))
+        first = groups.first_rows()[order]
+        at = pa.array(first)
+        columns = self._keys.canonical([column.take(at) for column in columns])
+        keys = self._keys.encode_array(columns, len(first))
+        is_new = task.source.fetch_values(self._state, key_groups, keys).is_null().to_numpy(zero_copy_only=False)
+        expiries = self._expiries(rows, at, columns)
+        kept = is_new
+        if expiries is not None:
+            over = to_int64(expiries) <= task.watermark_ms * 1000
+            kept = is_new & ~(over & expiries.is_valid().to_numpy(zero_copy_only=False))
+        held = [] if self._within is None else [expiries]
+        values = self._values.encode(
+            pa.RecordBatch.from_arrays(held, schema=self._values.schema) if held else _no_columns(len(keys))
+        )
+        send = task.send if self._place is None else task.send_expiring or task.send
+        send_parts(puts(self._state, key_groups, keys, values).filter(pa.array(kept)), _PART_BYTES, send)
+        passing = rows.select(self._output.names).take(pa.array(np.sort(first[is_new]))).combine_chunks()
+        for batch in passing.to_batches():
+            yield pa.RecordBatch.from_arrays(batch.columns, schema=self._output)
+
+    def _expiries(self, rows: pa.Table, at: pa.Array, columns: list[pa.Array]) -> pa.Array | None:
+        """Return when each key is forgotten, a null for never; None where none is."""
+        if self._within is not None:
+            assert self._deduplication.time is not None
+            column = rows.column(self._deduplication.time).combine_chunks().take(at)
+            moments: npt.NDArray[np.int64] = to_int64(column)
+            return from_int64(moments + self._within, None, self._values.schema.field(0).type)
+        if self._deduplication.expires is None:
+            return None
+        return columns[self._keys.names.index(self._deduplication.expires)]
+
+    @staticmethod
+    def _column(rows: pa.Table, name: str, field: str | None) -> pa.Array:
+        column = rows.column(name).combine_chunks()
+        return column if field is None else pc.struct_field(column, field)
+
+
+def _no_columns(count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))

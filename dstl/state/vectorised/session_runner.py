@@ -1,0 +1,289 @@
+"""The runner of a grouped aggregation by session windows, which grow and merge as rows come.
+
+Beside the sessions' accumulators there is a state with the bounds of each key's open sessions, sixteen bytes a session:
+it tells which sessions new rows touch, and so which accumulators have to be read. Nothing runs per row, key or session
+in Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from dstl.errors import Invalid, clipped
+from dstl.state.codec.column_buffers import binary_of, content_of, from_int64, to_int64
+from dstl.state.codec.value_columns import ValueColumns
+from dstl.state.descriptor import StateKind
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, key_groups_at, latest_ms
+from dstl.state.vectorised.aggregation_runner import by_key_group, late_after, without_handled
+from dstl.state.vectorised.change_records import KeyGroups, deletions, puts, send_parts
+from dstl.state.vectorised.key_codes import Groups, group_codes
+from dstl.state.vectorised.time_windows import Micros, Windows, merge_sessions
+
+__all__ = ["SessionRunner"]
+
+_PART_BYTES = 8 << 20
+_BOUNDS = StructType([StructField("bounds", BinaryType())])
+
+Codes = npt.NDArray[np.int64]
+
+
+class SessionRunner:
+    """Runs one task of a grouped aggregation by sessions, in output mode append or complete.
+
+    Args:
+        aggregation: The definition.
+        operator: Name of the operator, for messages.
+        registry: The operator's states; takes the aggregation's.
+
+    Attributes:
+        max_event_time_ms: Latest event time of the input, late rows included; None without one.
+        late_rows: Late windows of single rows, each once for its key, start and end: what Spark reports as
+            ``numRowsDroppedByWatermark``.
+
+    Raises:
+        Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
+    """
+
+    def __init__(self, aggregation: Aggregation, *, operator: str, registry: StateRegistry) -> None:
+        self._aggregation = aggregation
+        self._operator = operator
+        try:
+            self._states = AggregateStates(aggregation, registry)
+            self._bounds = _OpenSessions(self._states, registry)
+        except Invalid as error:
+            raise Invalid(f"operator {operator!r}: {error}") from error
+        self.registry = registry
+        self.max_event_time_ms: int | None = None
+        self.late_rows = 0
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
+        """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
+
+        Yields:
+            Batches of the output schema.
+
+        Raises:
+            Invalid: An aggregate does not fit its type.
+            DstlError: Prior state cannot be read, or changes not sent.
+        """
+        handled: list[pa.Array] = []
+        rows = gathered(batches, self._aggregation.input_schema)
+        if rows is not None:
+            self.max_event_time_ms = latest_ms(rows, self._aggregation.time)
+            rows = self._with_gap(rows)
+            try:
+                yield from self._with_rows(rows, task, handled)
+            except Invalid as error:
+                raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
+        if self._aggregation.mode == "complete":
+            yield from self._untouched(task, handled)
+        elif self._states.place is not None:
+            yield from self._evicted(task, handled)
+
+    def _with_gap(self, rows: pa.Table) -> pa.Table:
+        """Return the rows whose gap is longer than nothing; the others are in no session, as in Spark."""
+        assert self._aggregation.starts is not None
+        assert self._aggregation.ends is not None
+        lasts = pc.greater(rows.column(self._aggregation.ends), rows.column(self._aggregation.starts))
+        return rows.filter(lasts).combine_chunks()
+
+    def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        aggregation, states = self._aggregation, self._states
+        assert aggregation.starts is not None
+        assert aggregation.ends is not None
+        moment = states.moment
+        # Rows of one key, start and end are one piece.
+        pieces = Groups(group_codes(rows, [*aggregation.others, aggregation.starts, aggregation.ends]))
+        first = pieces.first_rows()
+        starts, ends = (
+            to_int64(rows.column(name).combine_chunks())[first] for name in (aggregation.starts, aggregation.ends)
+        )
+        if aggregation.expires is not None:
+            kept = ends > late_after(task)
+            self.late_rows += int(len(kept) - np.count_nonzero(kept))
+            if not kept.all():
+                among = kept[pieces.codes]
+                pieces = Groups((np.cumsum(kept) - 1)[pieces.codes[among]])
+                rows = rows.filter(pa.array(among)).combine_chunks()
+                starts, ends = starts[kept], ends[kept]
+                first = pieces.first_rows()
+        if not pieces.count:
+            return
+        partial = states.fold(states.nothing(pieces.count), rows, pieces)
+        # The keys, in the order of their key groups, and what is open of each.
+        by_key = Groups(group_codes(rows, aggregation.others))
+        heads = by_key.first_rows()
+        order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, heads))
+        by_key, heads = by_key.reordered(order), heads[order]
+        others = rows.select(aggregation.others).take(pa.array(heads)).combine_chunks()
+        others = states.keys.canonical([column.combine_chunks() for column in others.columns])
+        names, stored, open_before = self._bounds.fetch(task, key_groups, others, moment)
+        prior = len(open_before.keys)
+        whole = Windows(
+            np.concatenate((open_before.keys, by_key.codes[first])),
+            np.concatenate((open_before.starts, starts)),
+            np.concatenate((open_before.ends, ends)),
+        )
+        sorted_, of_piece, sessions = merge_sessions(whole)
+        is_new = sorted_ >= prior
+        touched = np.zeros(len(sessions.keys), np.bool_)
+        touched[of_piece[is_new]] = True
+        over = np.zeros(len(sessions.keys), np.bool_)
+        if aggregation.expires is not None and aggregation.mode != "complete":
+            over = sessions.ends <= task.watermark_ms * 1000
+        # What is read: the stored sessions of those that are touched, or over.
+        wanted = (touched | over)[of_piece] & ~is_new
+        read = sorted_[wanted]
+        columns = self._columns(whole, read, others, moment)
+        read_groups = key_groups[whole.keys[read]]
+        read_keys = states.keys.encode_array(columns, len(read))
+        handled.append(read_keys)
+        before = states.fetch(task, read_groups, read_keys)
+        # Pieces in the order of their starts: stored ones as they were read, new ones as they were folded.
+        taken = wanted | is_new
+        number = np.full(len(sessions.keys), -1, np.int64)
+        chosen = np.flatnonzero(touched | over)
+        number[chosen] = np.arange(len(chosen))
+        position = np.empty(len(sorted_), np.int64)
+        position[wanted] = np.arange(len(read))
+        position[is_new] = len(read) + sorted_[is_new] - prior
+        at = pa.array(position[taken])
+        spread = [
+            pa.concat_arrays([one, two]).take(at) for one, two in zip(states.decode(before), partial, strict=True)
+        ]
+        merged = states.merge(spread, Groups(number[of_piece[taken]]))
+        self._send(task, sessions, chosen, over, (read_groups, read_keys, before), merged, others, key_groups)
+        self._bounds.put(task, names, key_groups, stored, _kept(sessions, ~over))
+        done = over[chosen] if aggregation.mode == "append" else np.ones(len(chosen), np.bool_)
+        shown = chosen[done]
+        if aggregation.mode == "complete":
+            handled.append(states.keys.encode_array(self._columns(sessions, shown, others, moment), len(shown)))
+        if len(shown):
+            yield states.output(
+                self._columns(sessions, shown, others, moment), [each.filter(pa.array(done)) for each in merged]
+            )
+
+    def _send(
+        self,
+        task: TaskInput,
+        sessions: Windows,
+        chosen: Codes,
+        over: npt.NDArray[np.bool_],
+        read: tuple[KeyGroups, pa.Array, pa.Array],
+        merged: list[pa.Array],
+        others: list[pa.Array],
+        key_groups: KeyGroups,
+    ) -> None:
+        """Send the sessions that are left, and the end of stored ones that are over or part of another one now."""
+        states = self._states
+        moment = states.moment
+        left = ~over[chosen]
+        ids = chosen[left]
+        keys = states.keys.encode_array(self._columns(sessions, ids, others, moment), len(ids))
+        groups = key_groups[sessions.keys[ids]]
+        read_groups, read_keys, before = read
+        # A stored session that has not grown is put again, under the same key.
+        place = pc.index_in(keys, value_set=read_keys) if len(read_keys) else pa.nulls(len(keys), pa.int32())
+        gone = np.ones(len(read_keys), np.bool_)
+        gone[place.drop_null().to_numpy()] = False
+        states.delete(task, read_groups[gone], read_keys.filter(pa.array(gone)))
+        states.put(task, groups, keys, before.take(place), [each.filter(pa.array(left)) for each in merged])
+
+    def _columns(self, windows: Windows, ids: Codes, others: list[pa.Array], moment: pa.DataType) -> list[pa.Array]:
+        """Return the key's columns of some windows."""
+        owners = pa.array(windows.keys[ids])
+        bounds = [from_int64(each[ids], None, moment) for each in (windows.starts, windows.ends)]
+        return [*bounds, *(column.take(owners) for column in others)]
+
+    def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        """Yield and end the sessions that the watermark has passed, of keys that had no row."""
+        states = self._states
+        assert states.place is not None
+        until = task.watermark_ms * 1000
+        for due in task.source.fetch_due(
+            states.descriptor.state_id, task.key_groups, states.place, until, with_values=True
+        ):
+            due = without_handled(due, handled)
+            if not due.num_rows:
+                continue
+            keys = due.column("key")
+            states.delete(task, np.asarray(due.column("key_group")), keys)
+            columns = states.keys.decode_array(keys)
+            self._bounds.end(task, np.asarray(due.column("key_group")), columns, until)
+            yield states.output(columns, states.decode(due.column("value")))
+
+    def _untouched(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        for held in task.source.scan_values(self._states.descriptor.state_id, task.key_groups):
+            held = without_handled(held, handled)
+            if held.num_rows:
+                keys = self._states.keys.decode_array(held.column("key"))
+                yield self._states.output(keys, self._states.decode(held.column("value")))
+
+
+class _OpenSessions:
+    """The bounds of each key's open sessions: pairs of microseconds, by start.
+
+    They lie under the key's own columns with neither start nor end, so that one key schema does for both states.
+    """
+
+    name = "sessions"
+
+    def __init__(self, states: AggregateStates, registry: StateRegistry) -> None:
+        self._keys = states.keys
+        self._state = registry.declare(self.name, StateKind.VALUE, _BOUNDS).state_id
+        descriptor = next(each for each in registry.declared if each.name == self.name)
+        self._values = ValueColumns(self.name, descriptor.value_schemas)
+
+    def fetch(
+        self, task: TaskInput, key_groups: KeyGroups, others: list[pa.Array], moment: pa.DataType
+    ) -> tuple[pa.Array, pa.Array, Windows]:
+        """Return the bytes of keys, what is stored under them, and their open sessions."""
+        nothing = pa.nulls(len(key_groups), moment)
+        names = self._keys.encode_array([nothing, nothing, *others], len(key_groups))
+        stored = task.source.fetch_values(self._state, key_groups, names)
+        return names, stored, self._decoded(stored)
+
+    def put(self, task: TaskInput, names: pa.Array, key_groups: KeyGroups, stored: pa.Array, sessions: Windows) -> None:
+        """Send the open sessions of keys, which are numbered as the names are."""
+        bounds = np.stack((sessions.starts, sessions.ends), axis=1).astype("<i8")
+        counts = np.bincount(sessions.keys, minlength=len(names))
+        blobs = binary_of(np.ascontiguousarray(bounds).view(np.uint8).reshape(-1), counts * 16)
+        after = self._values.encode(pa.RecordBatch.from_arrays([blobs], schema=self._values.schema))
+        some, had = counts > 0, stored.is_valid().to_numpy(zero_copy_only=False)
+        send_parts(
+            puts(self._state, key_groups[some], names.filter(pa.array(some)), after.filter(pa.array(some))),
+            _PART_BYTES,
+            task.send,
+        )
+        gone = ~some & had
+        send_parts(deletions(self._state, key_groups[gone], names.filter(pa.array(gone))), _PART_BYTES, task.send)
+
+    def end(self, task: TaskInput, key_groups: KeyGroups, columns: list[pa.Array], until: int) -> None:
+        """Forget the sessions of these keys that end at or before ``until``."""
+        table = pa.table([*columns[2:]], names=[f"c{i}" for i in range(len(columns) - 2)])
+        groups = Groups(group_codes(table, table.column_names))
+        first = groups.first_rows()
+        others = [column.take(pa.array(first)) for column in columns[2:]]
+        names, stored, sessions = self.fetch(task, key_groups[first], others, columns[0].type)
+        self.put(task, names, key_groups[first], stored, _kept(sessions, sessions.ends > until))
+
+    def _decoded(self, stored: pa.Array) -> Windows:
+        blobs = self._values.decode(stored).column(0).fill_null(b"")
+        data, offsets = content_of(blobs)
+        bounds = np.ascontiguousarray(data[int(offsets[0]) : int(offsets[-1])]).view("<i8").reshape(-1, 2)
+        owners = np.repeat(np.arange(len(blobs)), np.diff(offsets) // 16)
+        starts: Micros = np.ascontiguousarray(bounds[:, 0])
+        return Windows(owners, starts, np.ascontiguousarray(bounds[:, 1]))
+
+
+def _kept(windows: Windows, kept: npt.NDArray[np.bool_]) -> Windows:
+    return Windows(windows.keys[kept], windows.starts[kept], windows.ends[kept])

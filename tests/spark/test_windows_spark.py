@@ -1,0 +1,223 @@
+"""Windowed aggregates and deduplication through Spark: batch by batch as Spark's own, with late rows and restarts."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+
+from dstl.spark import StateBackend
+from dstl.spark.listener import CheckpointReport
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "k string, g string, i long, v long, x double"
+RUNS = (2, 3)
+"""The parallelism of each run, which a driver of its own makes."""
+
+
+@pytest.fixture
+def same_batches(spark: SparkSession) -> Iterator[None]:
+    """Spark makes no batches of its own accord: where it has the same, everything else must be the same, too."""
+    settings = {"spark.sql.streaming.noDataMicroBatches.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+    # Moments are the same in every zone; their Arrow type is not.
+    settings["spark.sql.session.timeZone"] = "America/New_York"
+    before = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+AGGREGATES: tuple[Callable[[], Column], ...] = (
+    lambda: F.count("*").alias("n"),
+    lambda: F.sum("v"),
+    lambda: F.avg("x").alias("mean"),
+    lambda: F.min("x").alias("low"),
+    lambda: F.max(F.col("v") * 2).alias("high"),
+    lambda: F.count("g").alias("some"),
+)
+
+
+class Windowed(NamedTuple):
+    """An aggregation: grouping columns and mode."""
+
+    name: str
+    mode: str
+    by: tuple[Any, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}-{self.mode}"
+
+    def native(self, df: DataFrame) -> DataFrame:
+        return df.groupBy(*self._cols()).agg(*(each() for each in AGGREGATES))
+
+    def ours(self, backend: StateBackend, df: DataFrame) -> DataFrame:
+        aggregates = [each() for each in AGGREGATES]
+        return backend.groupBy(df, *self._cols()).agg(*aggregates, outputMode=self.mode, name=self.label)
+
+    def _cols(self) -> list[Any]:
+        return [each() if callable(each) else each for each in self.by]
+
+
+class Duplicates(NamedTuple):
+    """A deduplication, by its method and columns."""
+
+    method: str
+    subset: tuple[str, ...] | None
+    mode: str = "append"
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}-{'-'.join(self.subset or ('all',))}"
+
+    def native(self, df: DataFrame) -> DataFrame:
+        found: DataFrame = getattr(df, self.method)(None if self.subset is None else list(self.subset))
+        return found
+
+    def ours(self, backend: StateBackend, df: DataFrame) -> DataFrame:
+        found: DataFrame = getattr(backend, self.method)(df, self.subset, name=self.label)
+        return found
+
+
+TUMBLING = ("k", lambda: F.window("t", "10 seconds"))
+SLIDING = (lambda: F.window("t", "30 seconds", "10 seconds", "3 seconds").alias("w"), "k")
+RAGGED = ("k", lambda: F.window("t", "25 seconds", "10 seconds"), lambda: F.upper("g").alias("big"))
+SESSION = ("k", lambda: F.session_window("t", "8 seconds"))
+
+CASES: tuple[Windowed | Duplicates, ...] = (
+    Windowed("tumbling", "append", TUMBLING),
+    Windowed("sliding", "append", SLIDING),
+    Windowed("gap-of-row", "append", (lambda: F.session_window("t", F.col("g")).alias("s"), "k")),
+    Duplicates("dropDuplicates", ("t", "k")),
+    Duplicates("dropDuplicatesWithinWatermark", ("k",)),
+    Windowed("ragged", "update", RAGGED),
+    Windowed("session", "complete", SESSION),
+)
+MORE: tuple[Windowed | Duplicates, ...] = (
+    Windowed("ragged", "append", RAGGED),
+    Windowed("window-alone", "append", (lambda: F.window("t", "20 seconds", "5 seconds"),)),
+    Windowed("moment", "append", ("t", "k")),
+    Windowed("session", "append", SESSION),
+    Duplicates("dropDuplicates", ("k", "v")),
+    Duplicates("dropDuplicates", None),
+    Windowed("tumbling", "update", TUMBLING),
+    Windowed("sliding", "complete", SLIDING),
+)
+"""The long form takes these, too."""
+
+
+def batches(rng: random.Random, count: int, start: int) -> list[list[dict[str, Any]]]:
+    """Rows whose event times rise, leap, fall far behind and are missing; some batches are empty."""
+    now, made = start, []
+    for _ in range(count):
+        now += rng.choice([1, 3, 12, 12, 40, 0])
+        kind = rng.choice(["on time", "on time", "mixed", "late", "empty"])
+        rows = []
+        for _ in range(0 if kind == "empty" else rng.randrange(1, 12)):
+            behind = rng.randrange(5, 90) if kind == "late" or (kind == "mixed" and rng.random() < 0.4) else 0
+            at = max(1, now - behind - rng.randrange(9))
+            row: dict[str, Any] = {"k": rng.choice(["a", "b", "c", None])}
+            row["v"] = rng.choice([None, rng.randrange(-50, 50)])
+            row |= {"i": at if rng.random() < 0.93 else None, "x": rng.choice([None, rng.randrange(64) / 8])}
+            row["g"] = rng.choice(["4 seconds", "15 seconds", "0 seconds"])
+            rows.append(row)
+        made.append(rows)
+    # One that is late whatever came before: it is behind what the first batch has.
+    made[0].append({"k": "a", "v": 1, "i": now, "x": 1.0, "g": "4 seconds"})
+    made[-1].append({"k": "a", "v": 1, "i": max(1, start - 200), "x": 1.0, "g": "4 seconds"})
+    return made
+
+
+def timed(df: DataFrame) -> DataFrame:
+    return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "5 seconds")
+
+
+Rows = list[tuple[int, str, str]]
+"""Batch, query and row, as JSON."""
+
+
+def run(df: DataFrame, mode: str, checkpoint: Path) -> tuple[Rows, StreamingQuery]:
+    """Process everything that is there and return what came out."""
+    got: Rows = []
+    writer = df.writeStream.foreachBatch(lambda out, batch: got.extend((batch, *row) for row in out.collect()))
+    query = writer.outputMode(mode).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return got, query
+
+
+def together(frames: dict[Windowed | Duplicates, DataFrame]) -> DataFrame:
+    shown = [df.select(F.lit(case.label).alias("case"), F.to_json(F.struct("*"))) for case, df in frames.items()]
+    return functools.reduce(DataFrame.union, shown)
+
+
+def native_late(query: StreamingQuery) -> dict[int, list[int]]:
+    """Return, by batch, how many rows Spark's operators have dropped."""
+    return {
+        progress.batchId: sorted(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
+        for progress in query.recentProgress
+        if progress.stateOperators
+    }
+
+
+@pytest.mark.usefixtures("same_batches")
+@pytest.mark.parametrize(
+    ("cases", "count"),
+    [(CASES, 3), pytest.param(CASES + MORE, 6, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    ids=["some", "all"],
+)
+def test_batches_are_sparks_own(
+    cases: tuple[Windowed | Duplicates, ...],
+    count: int,
+    spark: SparkSession,
+    stream: Callable[..., Any],
+    tmp_path: Path,
+    seed: int,
+) -> None:
+    """All of ours are one query; of Spark's those in append mode, for it takes only one of another mode."""
+    rng = random.Random(seed)
+    source = stream(SCHEMA)
+    df = timed(source.read())
+    native = {case: case.native(df) for case in cases}
+    appending = [case for case in cases if case.mode == "append"]
+    alone = [[case] for case in cases if case.mode != "append"]
+    start, all_late = 100, 0
+    for number, parallelism in enumerate(RUNS):
+        for rows in batches(rng, count, start):
+            source.add(rows)
+        start += 60
+        want: Rows = []
+        want_late: dict[tuple[str, ...], dict[int, list[int]]] = {}
+        for of_query in (appending, *alone):
+            frames = together({each: native[each] for each in of_query})
+            got, query = run(frames, of_query[0].mode, tmp_path / of_query[0].label)
+            want += got
+            want_late[tuple(case.label for case in of_query)] = native_late(query)
+        late: dict[int, dict[str, int]] = {}
+        with StateBackend(str(tmp_path / "state"), parallelism=parallelism, spark=spark) as backend:
+            backend.add_listener(lambda report, into=late: into.update(dropped(report)))  # type: ignore[misc]
+            ours = {case: case.ours(backend, df) for case in cases}
+            for case in cases:
+                assert ours[case].schema.jsonValue() == native[case].schema.jsonValue(), case.label
+            found, _ = run(together(ours), "update", tmp_path / "ours")
+        for case in cases:
+            mine, theirs = (sorted(row for row in rows if row[1] == case.label) for rows in (found, want))
+            assert mine == theirs, f"{case.label}, run {number}"
+        for labels, by_batch in want_late.items():
+            assert {b: sorted(late[b].get(label, 0) for label in labels) for b in by_batch} == by_batch, labels
+        all_late += sum(sum(each.values()) for each in late.values())
+    assert all_late
+    assert {row[1] for row in want} == {case.label for case in cases}
+
+
+def dropped(report: Any) -> dict[int, dict[str, int]]:
+    return {report.batch_id: dict(report.late_rows)} if isinstance(report, CheckpointReport) else {}

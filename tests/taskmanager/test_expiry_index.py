@@ -1,0 +1,164 @@
+"""The index of entries by time against the table that it follows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dstl.errors import Invalid
+from dstl.rpc.frame_columns import ENTRY_COLUMNS, read_columns
+from dstl.rpc.messages import ExpiryPlace
+from dstl.taskmanager.expiry_index import ExpiryIndex, expiries_of
+from dstl.taskmanager.reads import due_entries, next_values
+from dstl.testing.table_changes import changes, delete, put
+from materializer.tables import HeapStateTable
+
+STATE = 3
+IN_KEY = ExpiryPlace(in_key=True, offset=1, null_bit=0)
+IN_VALUE = ExpiryPlace(in_key=False, offset=2)
+Held = dict[tuple[int, bytes], bytes]
+
+
+def timed_key(name: int, at: int | None) -> bytes:
+    return bytes([at is None]) + (at or 0).to_bytes(8, "little", signed=True) + b"%d" % name
+
+
+def timed_value(at: int) -> bytes:
+    return b"\1\0" + at.to_bytes(8, "little", signed=True)
+
+
+def time_of(place: ExpiryPlace, key: bytes, value: bytes) -> int | None:
+    if place.in_key and key[0] & 1:
+        return None
+    return int.from_bytes((key if place.in_key else value)[place.offset : place.offset + 8], "little", signed=True)
+
+
+def expected(held: Held, place: ExpiryPlace, group: int, until: int) -> list[tuple[int, bytes, bytes]]:
+    due = [(time_of(place, key, value), key, value) for (of, key), value in held.items() if of == group]
+    return sorted((at, key, value) for at, key, value in due if at is not None and at <= until)
+
+
+def found(index: ExpiryIndex, place: ExpiryPlace, group: int, until: int) -> list[tuple[int, bytes, bytes]]:
+    keys, values = index.due(group, until)
+    rows = [(time_of(place, k, v), k, v) for k, v in zip(keys.to_pylist(), values.to_pylist(), strict=True)]
+    times = [at for at, _, _ in rows]
+    assert times == sorted(times)  # type: ignore[type-var]
+    again = index.due(group, until)
+    assert [each.to_pylist() for each in again] == [keys.to_pylist(), values.to_pylist()]
+    return sorted(rows)  # type: ignore[arg-type]
+
+
+def test_times_are_read_where_they_stand() -> None:
+    keys = pa.array([timed_key(1, 7), timed_key(2, None), b"", timed_key(3, -5)], pa.binary()).slice(1)
+    never = (1 << 63) - 1
+    assert expiries_of(keys, IN_KEY).tolist() == [never, never, -5]
+    assert expiries_of(pa.array([], pa.binary()), IN_KEY).tolist() == []
+
+
+@pytest.mark.parametrize("place", [ExpiryPlace(True, -1), ExpiryPlace(True, 1 << 20), ExpiryPlace(True, 1, 72)])
+def test_places_outside_of_every_entry_are_refused(place: ExpiryPlace) -> None:
+    with pytest.raises(Invalid, match="no entry has a time at"):
+        ExpiryIndex(HeapStateTable(), STATE, place)
+
+
+@pytest.mark.parametrize("place", [IN_KEY, IN_VALUE], ids=["key", "value"])
+@pytest.mark.parametrize("most", [4, 200])
+def test_what_is_due_is_what_the_table_holds(place: ExpiryPlace, most: int, seed: int) -> None:
+    """Entries come, are written again, get another time, go; the index hears of new times alone."""
+    rng = random.Random(seed)
+    table, held = HeapStateTable(), Held()
+    at = 0
+
+    def rows(count: int) -> list[tuple[bool, Any]]:
+        made: list[tuple[bool, Any]] = []
+        for _ in range(count):
+            group, name, when = rng.randrange(3), rng.randrange(80), at + rng.randrange(-5, 30)
+            missing = place.in_key and rng.random() < 0.1
+            key = timed_key(name, None if missing else when) if place.in_key else b"%d" % name
+            value = b"%d" % rng.randrange(9) if place.in_key else timed_value(when)
+            if any(row[0] == group and row[3] == key for _, row in made):
+                continue  # within one batch a key has one change
+            before = held.get((group, key))
+            is_new = before is None or time_of(place, key, before) != time_of(place, key, value)
+            held[group, key] = value
+            made.append((is_new, put(group, STATE, key, b"", value)))
+        return made
+
+    def apply(index: ExpiryIndex | None, made: list[tuple[bool, Any]]) -> None:
+        for expiring in (True, False):
+            batch = changes(*sorted((row for is_new, row in made if is_new is expiring), key=lambda row: row[0]))
+            table.apply(batch)
+            if index is not None and expiring:
+                index.add(batch)
+
+    apply(None, rows(most))
+    index = ExpiryIndex(table, STATE, place)
+    for _ in range(30):
+        at += rng.randrange(6)
+        apply(index, rows(rng.randrange(most)))
+        for group in range(3):
+            assert found(index, place, group, at) == expected(held, place, group, at)
+            gone = [key for _, key, _ in expected(held, place, group, at) if rng.random() < 0.8]
+            table.apply(changes(*[delete(group, STATE, key) for key in gone]))
+            for key in gone:
+                del held[group, key]
+    for group in range(3):
+        found(index, place, group, at)
+    # What has gone was forgotten when it was due.
+    assert index.entries <= 3 * len(held) + 3 * most
+
+
+def test_the_cost_of_what_is_due_does_not_follow_what_is_held() -> None:
+    """Searches and copies touch the due entries: reads of the table are counted."""
+
+    class Counting(HeapStateTable):
+        asked = 0
+
+        def get_many(self, state: int, key_groups: Any, keys: Any) -> Any:
+            Counting.asked += len(keys)
+            return super().get_many(state, key_groups, keys)
+
+    for held in (1_000, 100_000):
+        table = Counting()
+        table.apply(changes(*[put(0, STATE, timed_key(i, 1_000 + i), b"", b"v") for i in range(held)]))
+        index = ExpiryIndex(table, STATE, IN_KEY)
+        Counting.asked = 0
+        assert len(index.due(0, 1_009)[0]) == 10
+        assert Counting.asked == 10
+
+
+@pytest.mark.parametrize("max_bytes", [1, 60, 1 << 20])
+def test_replies_are_pages(max_bytes: int, seed: int) -> None:
+    rng = random.Random(seed)
+    table = HeapStateTable()
+    held = {(rng.randrange(4), timed_key(i, rng.randrange(50))): b"v" * rng.randrange(9) for i in range(60)}
+    table.apply(changes(*sorted(put(group, STATE, key, b"", value) for (group, key), value in held.items())))
+    index = ExpiryIndex(table, STATE, IN_KEY)
+
+    def pages(ask: Callable[[int], memoryview]) -> list[tuple[int, bytes, bytes]]:
+        rows: list[tuple[int, bytes, bytes]] = []
+        while len(page := read_columns(ask(len(rows)), ENTRY_COLUMNS)[0]):
+            columns = read_columns(ask(len(rows)), ENTRY_COLUMNS)
+            rows += zip(*(column.to_pylist() for column in columns), strict=True)
+            assert len(page) == 1 or max_bytes > 1
+        return rows
+
+    due = pages(lambda skip: due_entries(index, [0, 1, 3], 30, skip, True, max_bytes))
+    want = [(g, k, v) for (g, k), v in held.items() if g != 2 and (time_of(IN_KEY, k, v) or 0) <= 30]
+    assert sorted(due) == sorted(want)
+    without = pages(lambda skip: due_entries(index, [0, 1, 3], 30, skip, False, max_bytes))
+    assert without == [(g, k, b"") for g, k, _ in due]
+    rows: list[tuple[int, bytes, bytes]] = []
+    for group in range(4):
+        after: bytes | None = None
+        while True:
+            columns = read_columns(next_values(table, STATE, group, after, max_bytes), ENTRY_COLUMNS)
+            if not len(columns[0]):
+                break
+            rows += zip(*(column.to_pylist() for column in columns), strict=True)
+            after = rows[-1][1]
+    assert rows == [(g, k, v) for (g, k), v in sorted(held.items())]
