@@ -1,0 +1,221 @@
+"""``windows``: events per second of windowed aggregates and deduplication, through DSTL and through Spark's own state.
+
+All figures of one run come from one session and the same files, one parquet file per micro-batch. Spark's own operators
+use RocksDB with changelog checkpointing; every Python task speaks over Spark's unix socket. The first batch of each
+query is left out. The watermark follows event time at one minute, and a batch holds one minute: groups come and go.
+
+- ``tumbling``: count and sum by key and window of five minutes; ``sliding``: by windows of five minutes, one a minute.
+- ``dedup``: ``dropDuplicatesWithinWatermark`` by key.
+- ``eviction``: processor time of finding a fixed number of due groups among more and more held ones, on a TaskManager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from bench._figures import add_json, print_figures
+from bench.spark import ROW_GROUPS, session
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
+from dstl.rpc.messages import ExpiryPlace
+from dstl.spark import StateBackend
+from dstl.taskmanager.expiry_index import ExpiryIndex
+from dstl.taskmanager.reads import due_entries
+from materializer.tables import HeapStateTable
+
+SCHEMA = "k long, ts timestamp, v long"
+MINUTE_US = 60_000_000
+EPOCH_US = 1_700_000_000_000_000 // MINUTE_US * MINUTE_US
+PLACE = ExpiryPlace(in_key=True, offset=1)
+DUE = 1000
+WARM_UP = 100_000
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query that both sides run.
+
+    Attributes:
+        query: Its name in the figures.
+        mode: Output mode.
+    """
+
+    query: str
+    mode: str
+
+    def spark(self, df: DataFrame) -> DataFrame:
+        """Return it with Spark's own operator."""
+        if self.query == "dedup":
+            return df.dropDuplicatesWithinWatermark(["k"])
+        return df.groupBy(self._window(), "k").agg(*self._aggregates())
+
+    def dstl(self, backend: StateBackend, df: DataFrame) -> DataFrame:
+        """Return it with ours."""
+        if self.query == "dedup":
+            return backend.dropDuplicatesWithinWatermark(df, ["k"], name="dedup")
+        grouped = backend.groupBy(df, self._window(), "k")
+        return grouped.agg(*self._aggregates(), outputMode=self.mode, name="windows")
+
+    def _window(self) -> Any:
+        return F.window("ts", "5 minutes", *(["1 minute"] if self.query == "sliding" else []))
+
+    @staticmethod
+    def _aggregates() -> list[Any]:
+        return [F.count("*").alias("n"), F.sum("v").alias("total")]
+
+
+QUERIES = (
+    Query("tumbling", "append"),
+    Query("tumbling", "update"),
+    Query("sliding", "append"),
+    Query("dedup", "append"),
+)
+
+
+def write_input(directory: Path, args: argparse.Namespace, events: int) -> int:
+    """Write a file for each batch, and one more for the warm-up; return the events of the measured ones."""
+    directory.mkdir(parents=True)
+    rng = np.random.default_rng(args.seed)
+    rows = events // args.batches
+    for batch in range(args.batches + 1):
+        ts = EPOCH_US + batch * MINUTE_US + np.sort(rng.integers(0, MINUTE_US, rows))
+        late = rng.random(rows) < 0.01
+        ts[late] -= rng.integers(0, 5 * MINUTE_US, int(late.sum()))
+        columns = {
+            "k": rng.integers(0, args.keys, rows),
+            "ts": pa.array(ts).cast(pa.timestamp("us", "UTC")),
+            "v": rng.integers(0, 1000, rows),
+        }
+        path = directory / f"{batch:04d}.parquet"
+        pq.write_table(pa.table(columns), path, row_group_size=max(1, -(-rows // ROW_GROUPS)))
+        os.utime(path, (1_700_000_000 + batch,) * 2)
+    return int(rows * args.batches)
+
+
+class Runs:
+    """Runs the queries over the input."""
+
+    def __init__(self, args: argparse.Namespace, spark: SparkSession, work: Path) -> None:
+        self._args, self._spark, self._work = args, spark, work
+        self._made = 0
+
+    def measure(self, query: Query, place_of_input: Path, events: int, *, ours: bool) -> float:
+        """Return events per second of the batches after the first."""
+        self._made += 1
+        place = self._work / f"run-{self._made}"
+        source = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        df = source.parquet(str(place_of_input)).withWatermark("ts", "1 minute")
+        with self._plan(query, df, place / "state", ours=ours) as result:
+            writer = result.writeStream.format("noop").outputMode(query.mode)
+            running = writer.option("checkpointLocation", str(place / "ck")).trigger(availableNow=True).start()
+            try:
+                running.awaitTermination()
+                progress = {each["batchId"]: each for each in running.recentProgress if each["numInputRows"]}
+            finally:
+                running.stop()
+        shutil.rmtree(place, ignore_errors=True)
+        counted = [each for batch, each in progress.items() if batch > 0]
+        rows = sum(each["numInputRows"] for each in counted)
+        if rows != events:
+            raise SystemExit(f"{rows} events of {events} were read")
+        return float(rows / (sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000))
+
+    @contextlib.contextmanager
+    def _plan(self, query: Query, df: DataFrame, place: Path, *, ours: bool) -> Iterator[DataFrame]:
+        if not ours:
+            yield query.spark(df)
+            return
+        place.mkdir(parents=True)
+        with StateBackend(str(place), parallelism=self._args.partitions, spark=self._spark) as backend:
+            yield query.dstl(backend, df)
+
+
+def eviction(held: int, rounds: int = 20) -> dict[str, Any]:
+    """Measure what it takes to find ``DUE`` groups among so many."""
+    table = HeapStateTable()
+    names = np.arange(held, dtype="<i8")
+    keys = np.zeros((held, 17), np.uint8)
+    keys[:, 1:9] = (EPOCH_US + names).astype("<i8").view(np.uint8).reshape(-1, 8)
+    keys[:, 9:] = names.view(np.uint8).reshape(-1, 8)
+    offsets = pa.py_buffer((np.arange(held + 1) * 17).astype(np.int32))
+    column = pa.Array.from_buffers(pa.binary(), held, [None, offsets, pa.py_buffer(keys)])
+    nothing = pa.array([b""] * held, pa.binary())
+    values = pa.array([b"0123456789abcdef"] * held, pa.binary())
+    numbers = [pa.array(np.full(held, n, t)) for n, t in ((0, np.uint16), (0, np.uint16), (OP_PUT, np.uint8))]
+    table.apply(pa.RecordBatch.from_arrays([*numbers, column, nothing, values], schema=CHANGE_SCHEMA))
+    index = ExpiryIndex(table, 0, PLACE)
+    times = []
+    for _ in range(rounds):
+        began = time.process_time()
+        due_entries(index, [0], EPOCH_US + DUE - 1, 0, True, 64 << 20)
+        times.append((time.process_time() - began) * 1e3)
+    return {"held": held, "due": DUE, "cpu_ms": round(statistics.median(times), 3)}
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run every query ``rounds`` times on both sides, in turns, and return the medians."""
+    work = Path(tempfile.mkdtemp(prefix="dstl-bench-windows-", dir=args.work))
+    figures: dict[tuple[Query, str], list[float]] = {}
+    try:
+        events = write_input(work / "input", args, args.events)
+        few = write_input(work / "few", args, min(args.events, WARM_UP))
+        spark = session(args, work)
+        try:
+            runs = Runs(args, spark, work)
+            for ours in (True, False):
+                runs.measure(QUERIES[0], work / "few", few, ours=ours)  # for the JVM, which is slow at first
+            chosen = [each for each in QUERIES if not args.only or each.query in args.only.split(",")]
+            for _ in range(args.rounds):
+                for query in chosen:
+                    for side in ("dstl", "spark"):
+                        rate = runs.measure(query, work / "input", events, ours=side == "dstl")
+                        print(f"{query.query:9} {query.mode:7} {side:6} {rate:12,.0f}/s", file=sys.stderr)
+                        figures.setdefault((query, side), []).append(rate)
+        finally:
+            spark.stop()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    medians = {where: round(statistics.median(rates)) for where, rates in figures.items()}
+    return {
+        "runs": [
+            {"query": q.query, "mode": q.mode, "dstl": medians[q, "dstl"], "spark": medians[q, "spark"]} for q in chosen
+        ],
+        "eviction": [eviction(held) for held in args.held],
+        "events": events,
+        "partitions": args.partitions,
+    }
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench windows", description=__doc__)
+    parser.add_argument("--events", type=int, default=4_000_000, help="of all measured batches")
+    parser.add_argument("--keys", type=int, default=200_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=8, help="measured ones; a warm-up of the same size comes first")
+    parser.add_argument("--held", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="held groups")
+    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
+    parser.add_argument("--rounds", type=int, default=1, help="medians of so many (default 1)")
+    parser.add_argument("--only", help="names of queries, joined by commas")
+    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
+    parser.add_argument("--seed", type=int, default=1)
+    add_json(parser)
+    args = parser.parse_args(argv)
+    figures = run(args)
+    print_figures(figures, as_json=args.json)
+    return 0
