@@ -33,6 +33,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 """Every section of options, by the name that the environment and Spark's configuration have for it."""
 
+_PLAIN = frozenset({"python"})
+"""Settings of Spark's plugin, which are of no section."""
 _SPARK, _ENVIRONMENT = "spark.dstl.", "DSTL_"
 
 _Options = TypeVar("_Options", bound=BaseModel)
@@ -51,6 +53,8 @@ def check_sections(environment: Iterable[str], spark_conf: Iterable[str]) -> Non
     for name in sorted(spark_conf):
         if name.startswith(_SPARK):
             section, _, _ = name.removeprefix(_SPARK).partition(".")
+            if name.removeprefix(_SPARK) in _PLAIN:
+                continue
             if section not in SECTIONS:
                 raise _no_section(name, section)
             if name == _SPARK + section:

@@ -69,7 +69,8 @@ def _words(name: str) -> Iterator[str]:
                 yield from re.findall(r"\w+", text)
 
 
-WORDS = {word for name in SOURCES if not name.startswith("tests/") for word in _words(name)} | OTHERS
+JAVA = {Path(name).stem for name in TREE if name.endswith(".java")}
+WORDS = {word for name in SOURCES if not name.startswith("tests/") for word in _words(name)} | OTHERS | JAVA
 
 
 def _texts() -> Iterator[tuple[str, str]]:
@@ -100,8 +101,13 @@ def _missing(text: str, where: str = "") -> str | None:
 
 
 def _exists(dotted: str) -> bool:
-    """Return whether a dotted name is a module, or a name in one; modules of tests and benchmarks are not imported."""
+    """Return whether a dotted name is a module, or a name in one; modules of tests and benchmarks are not imported.
+
+    A class of the JVM's part is one as well.
+    """
     parts = dotted.split(".")
+    if f"dstl/jvm/java/{'/'.join(parts)}.java" in TREE:
+        return True
     for length in range(len(parts), 0, -1):
         path = "/".join(parts[:length])
         if f"{path}.py" in TREE or f"{path}/__init__.py" in TREE:
@@ -135,6 +141,8 @@ def test_documents_and_docstrings_name_only_what_exists() -> None:
         ("no_such_module.py", "no such file"),
         ("dstl.spark.no_such", "no such module or name"),
         ("dstl.errors.Invalid", None),
+        ("dstl.spark.DstlPlugin", None),
+        ("dstl.spark.NoSuchPlugin", "no such module or name"),
         ("dstl.options.BatchingOptions.persist_delay_s", None),
         ("test_nobody_has_written", "no such test"),
         ("NoSuchHandle", "no such class"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -22,7 +23,10 @@ def test_the_wheel_has_the_three_packages_typed_and_nothing_else(tmp_path: Path)
     assert tops == {"dstl", "handles", "materializer"}
     for package in tops:
         assert f"{package}/py.typed" in names
-    assert not [name for name in names if "DESIGN" in name or "__pycache__" in name or name.startswith("dstl/docs/")]
+    unwanted = ("DESIGN", "__pycache__", ".java")
+    assert not [name for name in names if any(each in name for each in unwanted) or name.startswith("dstl/docs/")]
+    if shutil.which("javac") is not None:
+        assert "dstl/jvm/dstl-jvm.jar" in names
     outside = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); import handles, dstl.errors"],
         cwd=tmp_path,

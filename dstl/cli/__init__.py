@@ -23,6 +23,7 @@ def application() -> typer.Typer:
 
     from dstl.cli.checkpoints import app as checkpoints
     from dstl.cli.demo import demo
+    from dstl.cli.files import app as files
     from dstl.cli.gc import gc
     from dstl.cli.savepoint import app as savepoint
     from dstl.cli.segment import app as segment
@@ -55,6 +56,7 @@ def application() -> typer.Typer:
     app.command()(taskmanager)
     app.command()(ui)
     app.add_typer(checkpoints, name="checkpoints")
+    app.add_typer(files, name="files")
     app.add_typer(savepoint, name="savepoint")
     app.add_typer(segment, name="segment")
     app.add_typer(state, name="state")

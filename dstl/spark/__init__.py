@@ -17,10 +17,26 @@ from dstl.spark.cause import cause
 if TYPE_CHECKING:
     from dstl.spark.aggregates import approx_count_distinct, count, first, last, max, mean, min, sum
     from dstl.spark.backend import StateBackend
+    from dstl.spark.jar import jar_path
 
-__all__ = ["StateBackend", "approx_count_distinct", "cause", "count", "first", "last", "max", "mean", "min", "sum"]
+__all__ = [
+    "StateBackend",
+    "approx_count_distinct",
+    "cause",
+    "count",
+    "first",
+    "jar_path",
+    "last",
+    "max",
+    "mean",
+    "min",
+    "sum",
+]
 
-_MODULES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {"StateBackend": "dstl.spark.backend"}
+_MODULES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {
+    "StateBackend": "dstl.spark.backend",
+    "jar_path": "dstl.spark.jar",
+}
 _NEEDED = {"numpy", "pandas", "pyarrow", "pyspark"}
 
 

@@ -12,7 +12,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, inline_offsets
+from dstl.checkpoint.manifest.format import (
+    ManifestRecord,
+    decode_record,
+    encode_record,
+    inline_offsets,
+    manifest_name,
+)
 from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.errors import CorruptData, DstlError, Invalid
 from handles.checkpoint import (
@@ -23,7 +29,9 @@ from handles.checkpoint import (
     TruncatedEntry,
     log_coverage,
 )
+from handles.file_record import FileEntry, FileRecord
 from handles.materialized_handle import MaterializedStateHandle, TableFile
+from handles.segment_handle import SegmentHandle
 from worlds.manifest_samples import QUERY, record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -144,9 +152,9 @@ def test_every_truncation_and_extension_is_detected() -> None:
 
 
 def test_a_newer_version_is_refused_with_both_versions_named() -> None:
-    for version in (4, 77):
+    for version in (5, 77):
         plain = plain_of(full_record()) | {"version": version, "unheard of": {}}
-        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 3: upgrade"):
+        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 4: upgrade"):
             decode_record(framed(plain), "m")
 
 
@@ -395,6 +403,35 @@ def test_a_hundred_checkpoints_of_history_are_small(seed: int) -> None:
         )
     bare = len(encode_record(full_record()))
     assert len(encode_record(full_record().model_copy(update={"history": tuple(entries)}))) - bare < 5000
+
+
+def record_of_files() -> ManifestRecord:
+    """A whole record: a file that lies in it, one in an object of its own, and one that was adopted."""
+    entries = (
+        FileEntry("commits/7", 29, 1_700_000_000_123, SegmentHandle(manifest_name(9), 214, 5, 8), "log-a", 3),
+        FileEntry("state/0/1/8_é.changelog", 70_000_000, 1, SegmentHandle("0a1b/files/w/x.seg", 99, 7), "log-b", 0),
+        FileEntry("metadata", 0, 2, SegmentHandle("plain:metadata", 0, 0), "", 0),
+    )
+    files = FileRecord.of("commits/7", "run-1", entries, ["offsets/1"], is_whole=True)
+    return record("fence", 9).model_copy(update={"version": 4, "kind": "files", "epoch": 2, "files": files})
+
+
+def test_the_golden_manifest_of_version_4_stays_readable() -> None:
+    """Never rewritten. A record is of version 4 only where it is one of files."""
+    data = (GOLDEN / "manifest_v4.dstl").read_bytes()
+    found = decode_record(data, "golden")
+    assert found == record_of_files()
+    assert decode_record(encode_record(record_of_files()), "m") == found
+    assert found.files is not None
+    assert [each.path for each in found.files.entries()] == ["commits/7", "state/0/1/8_é.changelog", "metadata"]
+
+
+@pytest.mark.parametrize("place", [3, 4])
+def test_an_entry_of_a_file_that_names_nothing_is_damage(place: int) -> None:
+    plain = plain_of(record_of_files())
+    plain["files"]["added"][1][place] = 3
+    with pytest.raises(CorruptData, match="does not list"):
+        decode_record(framed(plain), "m")
 
 
 ranges_of_logs = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=5)

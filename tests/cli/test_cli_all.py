@@ -14,6 +14,7 @@ COMMANDS = [
     ["taskmanager"],
     ["ui"],
     *(["checkpoints", verb] for verb in ("list", "show", "verify", "watch")),
+    *(["files", verb] for verb in ("list", "verify", "export", "rollback")),
     *(["savepoint", verb] for verb in ("create", "list", "verify", "delete")),
     *(["segment", verb] for verb in ("show", "dump")),
     *(["state", verb] for verb in ("list", "read")),

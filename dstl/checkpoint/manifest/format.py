@@ -1,4 +1,4 @@
-"""The bytes of a record in the manifest log: fence, checkpoint, abort marker (``handles/FORMAT.md``, part 2).
+"""The bytes of a record in the manifest log: fence, checkpoint, files, abort marker (``handles/FORMAT.md``, part 2).
 
 ``"DSTLMAN1" | inlined segments | body | u32 body length | u32 raw length | u32 CRC-32C of all before | "1NAMLTSD"``,
 little-endian. The body is a zstd frame of JSON. Inlined segments come first, back to back, so that their offsets do not
@@ -18,6 +18,7 @@ from dstl.checkpoint.manifest.segment_rows import pack_segments, unpack_segments
 from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid
 from handles.checkpoint import CompletedCheckpoint
+from handles.file_record import FileRecord
 
 __all__ = [
     "MANIFESTS",
@@ -34,10 +35,11 @@ MANIFESTS = "manifests/"
 """Every record's name has this prefix."""
 
 
-MANIFEST_VERSION = 3
+MANIFEST_VERSION = 4
 """The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
 _TABLE_FILES = 2
 _HISTORY = 3
+_FILES = 4
 _FRAME = RecordFrame(
     magic=b"DSTLMAN1",
     end=b"1NAMLTSD",
@@ -66,7 +68,8 @@ class ManifestRecord(BaseModel):
 
     Attributes:
         version: Format version of the body, at least the one that its checkpoint needs; a reader refuses a newer one.
-        kind: ``fence`` (a driver took over), ``checkpoint``, or ``abort`` (a commit at this number was given up).
+        kind: ``fence`` (a driver took over), ``checkpoint``, ``files`` (of a checkpoint directory), or ``abort`` (a
+            commit at this number was given up).
         sequence: Its number in the log; also in its name.
         epoch: Number of the fence of the driver that wrote it.
         oldest: The cleanup boundary: no checkpoint below it is retained, so its record may be gone, or come back to
@@ -77,12 +80,13 @@ class ManifestRecord(BaseModel):
         history: The figures of the checkpoints, failures and restores before it, oldest first, and at its end what is
             known of its own; for people. Empty in fences and abort markers, which are kept for ever.
         checkpoint: The body of a checkpoint; None in the other kinds.
+        files: The body of a ``files`` record; None in the other kinds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Annotated[int, Field(ge=1, strict=True)] = 1
-    kind: Literal["fence", "checkpoint", "abort"]
+    kind: Literal["fence", "checkpoint", "abort", "files"]
     sequence: Annotated[int, Field(ge=1)]
     epoch: Annotated[int, Field(ge=1)]
     oldest: Annotated[int, Field(ge=0)] = 0
@@ -91,12 +95,15 @@ class ManifestRecord(BaseModel):
     created_at: float
     history: tuple[HistoryEntry, ...] = ()
     checkpoint: CompletedCheckpoint | None = None
+    files: FileRecord | None = None
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> ManifestRecord:
         if self.epoch > self.sequence or self.oldest > self.sequence:
             raise ValueError(f"record {self.sequence} is older than its epoch {self.epoch} or boundary {self.oldest}")
-        if (self.kind == "checkpoint") != (self.checkpoint is not None):
+        if (self.kind == "checkpoint") != (self.checkpoint is not None) or (self.kind == "files") != (
+            self.files is not None
+        ):
             raise ValueError(f"a {self.kind} with the wrong body")
         if self.checkpoint is not None and (self.checkpoint.checkpoint_id, self.checkpoint.query_id) != (
             self.sequence,
@@ -116,6 +123,10 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
     if record.history:
         plain["history"] = pack_history(record.history)
         plain["version"] = max(plain["version"], _HISTORY)
+    if record.files is None:
+        del plain["files"]
+    else:
+        plain["version"] = _FILES
     if record.checkpoint is None:
         del plain["checkpoint"]
     else:

@@ -28,6 +28,7 @@ from dstl.errors import CorruptData, DstlError, Fenced, ObjectNotFound, OutcomeU
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
+from handles.file_record import FileRecord
 
 __all__ = ["ManifestLog"]
 
@@ -127,9 +128,31 @@ class ManifestLog(ManifestReader):
         """
         if checkpoint.checkpoint_id != self.next_sequence or not self.epoch:
             raise ValueError(f"checkpoint {checkpoint.checkpoint_id} is not the next number {self.next_sequence}")
+        record = self._record("checkpoint", self.next_sequence, self.epoch, checkpoint.query_id, checkpoint, oldest)
+        return await self._commit_or_give_up(record, inlined)
+
+    async def commit_files(
+        self, query_id: str, files: FileRecord, inlined: Sequence[bytes], *, oldest: int = 0
+    ) -> ManifestRecord:
+        """Commit a step of a checkpoint directory's index at :attr:`next_sequence`, as :meth:`commit` does.
+
+        Args:
+            query_id: Whose location this is.
+            files: The step.
+            inlined: As for :meth:`commit`.
+            oldest: As for :meth:`commit`: a record with the whole index, or 0.
+
+        Raises:
+            DstlError: As :meth:`commit`.
+        """
+        if not self.epoch:
+            raise ValueError("files are committed before the log was taken over")
+        record = self._record("files", self.next_sequence, self.epoch, query_id, oldest=oldest, files=files)
+        return await self._commit_or_give_up(record, inlined)
+
+    async def _commit_or_give_up(self, record: ManifestRecord, inlined: Sequence[bytes]) -> ManifestRecord:
         if self.is_unknown:
             raise OutcomeUnknown(f"what became of record {self.next_sequence} is unknown: restart the query")
-        record = self._record("checkpoint", self.next_sequence, self.epoch, checkpoint.query_id, checkpoint, oldest)
         data = encode_record(record, inlined)
         # Unknown until proven otherwise: also where the caller's deadline cancels us in the middle.
         self.is_unknown = True
@@ -139,8 +162,7 @@ class ManifestLog(ManifestReader):
             if await self._abort(record):
                 self._go_on(record)
                 raise Unavailable(
-                    f"checkpoint {record.sequence} could not be stored in {self._store.location} and was given up: "
-                    f"{error}"
+                    f"record {record.sequence} could not be stored in {self._store.location} and was given up: {error}"
                 ) from None
         except DstlError:
             self.is_unknown = False
@@ -183,6 +205,7 @@ class ManifestLog(ManifestReader):
         query_id: str,
         checkpoint: CompletedCheckpoint | None = None,
         oldest: int = 0,
+        files: FileRecord | None = None,
     ) -> ManifestRecord:
         return ManifestRecord(
             kind=kind,  # type: ignore[arg-type]
@@ -194,6 +217,7 @@ class ManifestLog(ManifestReader):
             created_at=self._runtime.clock.wall(),
             history=tuple(self.history.entries) if checkpoint is not None else (),
             checkpoint=checkpoint,
+            files=files,
         )
 
     async def _commit(self, record: ManifestRecord, data: bytes) -> None:

@@ -141,6 +141,10 @@ async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
 
 
 def _check(store: ObjectStore, log: ManifestLog, scan: ManifestScan) -> None:
+    if any(record.files is not None for record in scan.records.values()):
+        raise Invalid(
+            f"{store.location} holds files of a checkpoint directory of Spark, which its own query cleans: dstl files"
+        )
     for _, error in sorted(scan.damaged.items(), reverse=True):
         raise CorruptData(f"nothing is deleted, for it is unknown what is needed: {error}") from error
     if not scan.query_id:

@@ -1,0 +1,1 @@
+"""Spark's own checkpoint directories in DSTL's log: ``dstl://``."""

@@ -1,0 +1,91 @@
+"""A checkpoint directory as a JVM's calls see it, and what the coordinator's and a host's have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from dstl.errors import ObjectExists, ObjectNotFound
+from dstl.files.file_log import FileLog
+from dstl.files.riders import Rider
+from dstl.rpc.codec import Payload
+
+__all__ = ["Directory", "Listed", "overlaid"]
+
+Listed = tuple[str, int, int]
+"""``(name, size, modified_ms)``; the size of a directory is -1."""
+
+
+class Directory(ABC):
+    """A checkpoint directory. One event loop.
+
+    Args:
+        root: Its URI.
+        log: What this process takes of it.
+    """
+
+    def __init__(self, root: str, log: FileLog) -> None:
+        self.root = root
+        self._log = log
+
+    @abstractmethod
+    async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
+        """Take a file; a barrier is durable when this returns.
+
+        Raises:
+            Fenced: The run is over, or another driver has the directory.
+        """
+
+    @abstractmethod
+    async def delete(self, path: str, run: str) -> None:
+        """Take a deletion of a file, or of all files of a directory."""
+
+    @abstractmethod
+    async def listing(self, path: str, run: str) -> list[Listed]:
+        """Return what lies directly in a directory; nothing where there is none."""
+
+    @abstractmethod
+    async def find(self, path: str, run: str) -> Listed | None:
+        """Return a file or a directory; None where there is neither."""
+
+    @abstractmethod
+    async def read(self, path: str, run: str) -> bytes:
+        """Return a file's bytes.
+
+        Raises:
+            ObjectNotFound: There is none.
+        """
+
+    async def close(self) -> None:
+        """End what is under way. Idempotent."""
+        await self._log.close()
+
+    async def check_free(self, path: str, run: str) -> None:
+        """Check that a name is free.
+
+        Raises:
+            ObjectExists: It is not.
+        """
+        if await self.find(path, run) is not None:
+            raise ObjectExists(f"{self.root}/{path} is there already")
+
+    def _missing(self, path: str) -> ObjectNotFound:
+        return ObjectNotFound(f"{self.root}/{path} is not there")
+
+
+def overlaid(directory: str, listed: Sequence[Listed], riders: Iterator[Rider]) -> list[Listed]:
+    """Return a listing as the riders above it change it."""
+    front = f"{directory}/" if directory else ""
+    found = {each[0]: each for each in listed}
+    for rider in riders:
+        if not rider.path.startswith(front):
+            continue
+        name, _, below = rider.path[len(front) :].partition("/")
+        if below:
+            if not rider.is_deletion:
+                found.setdefault(name, (name, -1, 0))
+        elif rider.is_deletion:
+            found.pop(name, None)
+        else:
+            found[name] = (name, rider.size, rider.modified_ms)
+    return [found[name] for name in sorted(found)]

@@ -1,0 +1,151 @@
+"""The index of a checkpoint directory's committed files, and the objects that hold them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+
+from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.errors import CorruptData, Invalid
+from handles.file_record import FileEntry, FileRecord
+
+__all__ = ["FileIndex", "FileTree", "file_steps"]
+
+
+def file_steps(scan: ManifestScan, location: str, owner: str) -> list[tuple[int, FileRecord]]:
+    """Return number and body of the records that make an index, a whole one first; none where there are none.
+
+    Args:
+        scan: The log.
+        location: For messages.
+        owner: What stands for the query in such a location.
+
+    Raises:
+        CorruptData: A record is damaged.
+        Invalid: The location is another query's.
+    """
+    if scan.query_id not in ("", owner):
+        raise Invalid(
+            f"{location} holds the checkpoints of query {scan.query_id} and no files: give the directory another place"
+        )
+    for _, error in sorted(scan.damaged.items()):
+        raise error
+    steps = [(s, record.files) for s, record in sorted(scan.records.items()) if record.files is not None]
+    first = max((i for i, (_, files) in enumerate(steps) if files.is_whole), default=None)
+    if steps and first is None:
+        raise CorruptData(f"{location} has records of files and none with all of them: restore it from a replica")
+    return steps[first or 0 :]
+
+
+class FileTree:
+    """Directories, as the paths of files make them. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._children: dict[str, Counter[str]] = {}
+
+    def add(self, path: str) -> None:
+        """There is a file."""
+        for directory, name in _steps(path):
+            self._children.setdefault(directory, Counter())[name] += 1
+
+    def remove(self, path: str) -> None:
+        """A file is gone, and with it the directories that held nothing else."""
+        for directory, name in _steps(path):
+            names = self._children[directory]
+            names[name] -= 1
+            if not names[name]:
+                del names[name]
+                if not names:
+                    del self._children[directory]
+
+    def count(self, directory: str, name: str) -> int:
+        """Return the number of files under a name of a directory."""
+        return self._children.get(directory, Counter())[name]
+
+    def names(self, directory: str) -> Collection[str]:
+        """Return what lies directly in a directory; nothing where there is none."""
+        return tuple(self._children.get(directory, ()))
+
+
+def _steps(path: str) -> Iterator[tuple[str, str]]:
+    parts = path.split("/")
+    for i, part in enumerate(parts):
+        yield "/".join(parts[:i]), part
+
+
+class FileIndex:
+    """Committed files by path. Not thread-safe.
+
+    Invariants:
+        1. It is what the records say, applied in their order from one that is whole.
+        2. An object is free when no entry names it; a record also only when it is below the newest whole one.
+    """
+
+    def __init__(self) -> None:
+        self.tree = FileTree()
+        self._entries: dict[str, FileEntry] = {}
+        self._named: Counter[str] = Counter()
+        self._free: dict[str, None] = {}
+        self._records: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._entries
+
+    def __iter__(self) -> Iterator[FileEntry]:
+        return iter(list(self._entries.values()))
+
+    def find(self, path: str) -> FileEntry | None:
+        """Return a file's entry."""
+        return self._entries.get(path)
+
+    def apply(self, record: FileRecord, sequence: int) -> None:
+        """Take a record over."""
+        if record.is_whole:
+            for path in list(self._entries):
+                self._remove(path)
+        for path in record.removed:
+            self._remove(path)
+        for entry in record.entries():
+            # Named before the file that it replaces lets go of its object, which may be the same.
+            self._named[entry.segment.name] += 1
+            self._free.pop(entry.segment.name, None)
+            self._remove(entry.path)
+            self._entries[entry.path] = entry
+            self.tree.add(entry.path)
+        if sequence:
+            self._records.add(sequence)
+
+    def take_free(self, boundary: int) -> list[str]:
+        """Return the objects that became free since the last call.
+
+        Args:
+            boundary: The number of the newest whole record: no reader needs one below it for what it says.
+        """
+        for sequence in [each for each in self._records if each < boundary]:
+            self._records.discard(sequence)
+            if not self._named[manifest_name(sequence)]:
+                self._free[manifest_name(sequence)] = None
+        ready = [n for n in self._free if (manifest_sequence(n) or 0) < boundary]
+        for name in ready:
+            del self._free[name]
+        return ready
+
+    def names(self) -> set[str]:
+        """Return the objects that entries name."""
+        return {name for name, count in self._named.items() if count > 0}
+
+    def _remove(self, path: str) -> None:
+        entry = self._entries.pop(path, None)
+        if entry is None:
+            return
+        self.tree.remove(path)
+        name = entry.segment.name
+        self._named[name] -= 1
+        if not self._named[name]:
+            del self._named[name]
+            if entry.log_id:
+                self._free[name] = None

@@ -1,0 +1,128 @@
+"""Looks into a checkpoint directory without a query: lists it, reads every byte, exports it, rolls it back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.errors import CorruptData, Invalid, MissingState
+from dstl.files.coordinated import OWNER, CoordinatedDirectory
+from dstl.files.file_log import FileLog
+from dstl.files.index import FileIndex, file_steps
+from dstl.files.namespace import barrier_batch, location_of, plain_location_of
+from dstl.files.reader import FileReader
+from dstl.options import S3Options
+from dstl.runtime import Runtime
+from dstl.store import open_store
+from dstl.store.base import ObjectStore
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
+from handles.file_record import FileEntry
+
+__all__ = ["CheckpointFiles", "export_files", "opened_files", "roll_back", "verify_files"]
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """A checkpoint directory at one moment.
+
+    Attributes:
+        root: Its URI.
+        entries: Its committed files, by path.
+        reader: Reads them.
+    """
+
+    root: str
+    entries: Mapping[str, FileEntry]
+    reader: FileReader
+
+    @property
+    def batches(self) -> list[int]:
+        """The committed batches whose commit is there, ascending."""
+        found = (barrier_batch(path, "commits") for path in self.entries)
+        return sorted(batch for batch in found if batch is not None)
+
+
+@asynccontextmanager
+async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncIterator[CheckpointFiles]:
+    """Read the index of a directory; takes nothing over.
+
+    Raises:
+        MissingState: No query has written there.
+        CorruptData: A record is damaged.
+        Invalid: The root names no location, or another query's.
+    """
+    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
+    try:
+        index = FileIndex()
+        steps = file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER)
+        if not steps:
+            raise MissingState(f"{root} holds no files: no query has written there through dstl://")
+        for sequence, files in steps:
+            index.apply(files, sequence)
+        entries = {entry.path: entry for entry in sorted(index, key=lambda each: each.path)}
+        yield CheckpointFiles(root, entries, FileReader(store, plain, runtime))
+    finally:
+        await store.close()
+        await plain.close()
+
+
+async def verify_files(files: CheckpointFiles, on_progress: Progress = lambda done, total: None) -> list[str]:
+    """Read every byte of every file; returns what is wrong, each with path and object."""
+    problems = []
+    for done, entry in enumerate(files.entries.values()):
+        on_progress(done, len(files.entries))
+        try:
+            await files.reader.read(entry)
+        except (CorruptData, MissingState) as error:
+            problems.append(f"{entry.path}: {error}")
+    return problems
+
+
+async def export_files(
+    files: CheckpointFiles, target: ObjectStore, on_progress: Progress = lambda done, total: None
+) -> int:
+    """Write the files as a plain directory, which stock Spark opens; returns their bytes.
+
+    The barriers come last, so that what is cut off begins again at an earlier batch or not at all.
+
+    Raises:
+        Invalid: There is something in the target already.
+    """
+    async for info in target.list(""):
+        raise Invalid(f"{target.location} holds {info.name} already: export into an empty directory")
+    ordered = sorted(files.entries.values(), key=lambda entry: barrier_batch(entry.path) is not None)
+    for done, entry in enumerate(ordered):
+        on_progress(done, len(ordered))
+        await target.put(entry.path, await files.reader.read(entry))
+    return sum(entry.size for entry in ordered)
+
+
+async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> list[str]:
+    """Forget what came after a batch, so that the query's next run goes on behind it; returns the paths that are gone.
+
+    The directory is taken over: a query that still runs is fenced.
+
+    Raises:
+        MissingState: The batch is not among those that are kept.
+    """
+    async with opened_files(root, runtime, s3) as files:
+        batches = files.batches
+    if batch not in batches:
+        kept = f"{batches[0]} to {batches[-1]}" if batches else "none"
+        raise MissingState(f"{root} keeps the commit of batches {kept}, and not that of {batch}")
+    gone = [path for path in files.entries if (barrier_batch(path) or 0) > batch]
+    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
+    changelog = Changelog(TaskManagerConfig(location=""), Components(store=store, runtime=runtime), OWNER)
+    directory = CoordinatedDirectory(root, store, plain, FileLog(changelog, runtime), {}, runtime)
+    try:
+        for path in gone:
+            await directory.delete(path, "")
+        await directory.flush()
+    finally:
+        await directory.close()
+    return gone

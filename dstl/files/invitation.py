@@ -1,0 +1,97 @@
+"""The facts with which a process becomes a coordinator of files or a host's file service, and its answer.
+
+Both are one line: base64 of msgpack, on standard input and output. They hold the secret: for a pipe, never for a log.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import msgpack
+
+from dstl.errors import Invalid
+from dstl.rpc.client import Address
+from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
+
+__all__ = ["FileInvitation", "answer_line", "check_version", "own_version"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileInvitation:
+    """The invitation.
+
+    Attributes:
+        kind: ``coordinator`` or ``host``.
+        version: Of the jar; empty where it is not known.
+        secret: The application's.
+        host: This host as Spark names it.
+        member: The host service's name; empty for a coordinator.
+        coordinator: Where a host's service enlists.
+        options: Spark's ``spark.dstl.*`` settings.
+    """
+
+    kind: str
+    version: str
+    secret: Secret
+    host: str
+    member: str = ""
+    coordinator: Address | None = None
+    options: dict[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def from_line(line: bytes) -> FileInvitation:
+        """Read an invitation.
+
+        Raises:
+            Invalid: It is none. What it says is not shown, for it may hold the secret.
+        """
+        try:
+            fields: dict[str, Any] = msgpack.unpackb(base64.b64decode(line.strip(), validate=True), raw=False)
+            kind, coordinator = fields["kind"], None
+            if kind == "host":
+                coordinator = Address(fields["coordinator_host"], int(fields["coordinator_port"]))
+            elif kind != "coordinator":
+                raise ValueError
+            return FileInvitation(
+                kind=kind,
+                version=str(fields["version"]),
+                secret=Secret(fields["secret"]),
+                host=str(fields["host"]),
+                member=str(fields.get("member", "")),
+                coordinator=coordinator,
+                options={str(name): str(value) for name, value in fields["options"].items()},
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, binascii.Error, msgpack.exceptions.UnpackException):
+            raise Invalid("the first line of standard input is no invitation of Spark's plugin") from None
+
+
+def answer_line(socket: str, error: str = "") -> bytes:
+    """Return what the process says of itself: where it listens, or why it does not."""
+    told: dict[str, Any] = {"error": error} if error else {"socket": socket, "protocol": PROTOCOL_VERSION}
+    return base64.b64encode(msgpack.packb(told)) + b"\n"
+
+
+def own_version() -> str:
+    """Return the version of this package; empty where it is not installed."""
+    try:
+        return version("dstl-pyspark")
+    except PackageNotFoundError:
+        return ""
+
+
+def check_version(jar: str) -> None:
+    """Refuse a jar of another version than this package's.
+
+    Raises:
+        Invalid: Names both.
+    """
+    own = own_version()
+    if jar and own and jar != own:
+        raise Invalid(
+            f"spark.jars has the jar of dstl-pyspark {jar}, and this Python has {own}: use the jar that "
+            "dstl.spark.jar_path() prints there, and the same version on every host"
+        )

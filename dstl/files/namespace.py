@@ -1,0 +1,146 @@
+"""Names below a streaming query's checkpoint directory: which are barriers, which state files, which snapshots. Pure.
+
+The grammar is Spark's own (``metadata``, ``offsets/N``, ``commits/N``, ``sources/I/..``, ``state/O/P/..``); it tells
+where a directory ends and a file's name in it begins.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from dstl.errors import Invalid
+
+__all__ = [
+    "OBJECTS",
+    "SCHEME",
+    "FilePath",
+    "StateFile",
+    "barrier_batch",
+    "is_of_a_query",
+    "is_of_the_driver",
+    "is_snapshot",
+    "location_of",
+    "plain_location_of",
+]
+
+SCHEME = "dstl"
+OBJECTS = "_dstl"
+"""The log's objects lie in this directory of the plain one."""
+_INNER = re.compile(
+    r"metadata|(?:offsets|commits)(?:/[^/]+)?|sources(?:/\d+(?:/.*)?)?|state(?:/\d+(?:/(?:\d+|_\w+)(?:/.*)?)?)?",
+    re.DOTALL,
+)
+_BARRIER = re.compile(r"(offsets|commits)/(\d+)")
+_STATE = re.compile(r"(state/\d+/\d+(?:/[^/]+)*?)/(\d+)(?:_([0-9A-Za-z-]+))?\.(changelog|delta|zip|snapshot)(\.crc)?")
+_SNAPSHOT = re.compile(r"state/\d+/\d+/(?:.*\.(?:zip|snapshot)(?:\.crc)?|(?:.*/)?SSTs/.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePath:
+    """A path of ``dstl://`` taken apart.
+
+    Attributes:
+        root: The checkpoint directory, as a URI without a slash at its end.
+        inner: The path in it; empty for the directory itself, and for all that lies above one.
+    """
+
+    root: str
+    inner: str
+
+    @staticmethod
+    def parse(path: str) -> FilePath:
+        """Take a path apart.
+
+        Raises:
+            Invalid: It is not of ``dstl://``.
+        """
+        if not path.startswith(f"{SCHEME}:/"):
+            raise Invalid(f"not a path of {SCHEME}://: {path!r}")
+        authority, _, rest = path.removeprefix(f"{SCHEME}:").removeprefix("//").partition("/")
+        front = f"{SCHEME}://{authority}"
+        parts = [part for part in rest.split("/") if part]
+        if ".." in parts:
+            raise Invalid(f"a path of {SCHEME}:// holds no '..': {path!r}")
+        for i in range(len(parts)):
+            inner = "/".join(parts[i:])
+            if _INNER.fullmatch(inner):
+                return FilePath("/".join((front, *parts[:i])), inner)
+        return FilePath("/".join((front, *parts)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class StateFile:
+    """A versioned file of a state store.
+
+    Attributes:
+        store: Its directory: operator, partition, and the store's name where it has one.
+        version: The version that it leads to, or holds.
+        unique_id: Of checkpoint format 2; empty in format 1.
+        kind: ``changelog``, ``delta``, ``zip`` or ``snapshot``.
+        is_checksum: It is the checksum of one.
+    """
+
+    store: str
+    version: int
+    unique_id: str
+    kind: str
+    is_checksum: bool
+
+    @staticmethod
+    def of(inner: str) -> StateFile | None:
+        """Return the state file that a path names; None for any other."""
+        found = _STATE.fullmatch(inner)
+        if found is None:
+            return None
+        return StateFile(found[1], int(found[2]), found[3] or "", found[4], found[5] is not None)
+
+
+def barrier_batch(inner: str, kind: str | None = None) -> int | None:
+    """Return the batch of a barrier, ``offsets/N`` or ``commits/N``; None for any other path, or another kind."""
+    found = _BARRIER.fullmatch(inner)
+    return int(found[2]) if found is not None and kind in (None, found[1]) else None
+
+
+def is_of_the_driver(inner: str) -> bool:
+    """Return True for what the driver writes before ``offsets/N``, and that must be durable with it."""
+    return not inner.startswith("state/")
+
+
+def is_snapshot(inner: str) -> bool:
+    """Return True for a file of a whole state: a zip, a snapshot, an SST file."""
+    return _SNAPSHOT.fullmatch(inner) is not None
+
+
+def is_of_a_query(inner: str) -> bool:
+    """Return True for a path that Spark may have written into a checkpoint directory."""
+    return _INNER.fullmatch(inner) is not None
+
+
+def location_of(root: str) -> str:
+    """Return the store's location of a checkpoint directory: ``_dstl`` below the plain path.
+
+    ``dstl://bucket/path`` is in the bucket, ``dstl:///path`` in the file system.
+
+    Raises:
+        Invalid: It names no place.
+    """
+    return f"{plain_location_of(root)}/{OBJECTS}"
+
+
+def plain_location_of(root: str) -> str:
+    """Return the place where a checkpoint directory of the same path lies as plain files.
+
+    Raises:
+        Invalid: It names no place.
+    """
+    parts = urlsplit(root)
+    if parts.scheme != SCHEME or parts.query or parts.fragment:
+        raise Invalid(f"not a checkpoint directory: {root!r}; write {SCHEME}://bucket/path or {SCHEME}:///path")
+    path = parts.path.strip("/")
+    if parts.netloc:
+        return f"s3://{parts.netloc}/{path}".rstrip("/")
+    if not path:
+        raise Invalid(f"{root} names no directory: write {SCHEME}://bucket/path or {SCHEME}:///path")
+    return f"/{unquote(path)}"

@@ -1,0 +1,289 @@
+"""The life of a file process: ``coordinator`` beside the driver, ``host`` beside the executors of another host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from dstl.errors import DstlError, Invalid
+from dstl.files.coordinated import CoordinatedDirectory
+from dstl.files.directory import Directory
+from dstl.files.file_log import FileLog
+from dstl.files.hosted import HostedDirectory
+from dstl.files.hosts import HostRegistry
+from dstl.files.invitation import FileInvitation, check_version
+from dstl.files.namespace import FilePath, location_of, plain_location_of
+from dstl.files.service import FileService
+from dstl.option_sources import resolve
+from dstl.options import BatchingOptions, HedgingOptions, S3Options, UploadOptions
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.file_messages import (
+    CompleteFiles,
+    EnlistedFiles,
+    EnlistFiles,
+    FindFile,
+    FoundFile,
+    PersistedFiles,
+    PersistFiles,
+    PlacedFiles,
+    PlaceFiles,
+    ResetFiles,
+    ServeRoot,
+)
+from dstl.rpc.handshake import Role
+from dstl.rpc.messages import Done
+from dstl.rpc.server import Peer
+from dstl.runtime import Runtime
+from dstl.store import open_store
+from dstl.store.base import ObjectStore
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
+from handles.segment_handle import SegmentHandle
+from materializer.scratch_directory import ScratchDirectory
+
+__all__ = ["FileProcess", "OpenStore", "configuration", "coordinating", "hosting"]
+
+_log = logging.getLogger(__name__)
+
+OpenStore = Callable[[str, S3Options], ObjectStore]
+"""Opens the store of a location."""
+
+
+def configuration(options: Mapping[str, str], environment: Mapping[str, str]) -> TaskManagerConfig:
+    """Return the options of logs and stores.
+
+    Args:
+        options: Spark's.
+        environment: The process's.
+
+    Raises:
+        Invalid: One of them is wrong.
+    """
+
+    return TaskManagerConfig(
+        location="",
+        batching=resolve("batching", BatchingOptions, None, environment, options),
+        upload=resolve("upload", UploadOptions, None, environment, options),
+        hedging=resolve("hedging", HedgingOptions, None, environment, options),
+        s3=resolve("s3", S3Options, None, environment, options),
+    )
+
+
+class FileProcess:
+    """The directories that a process has open. One event loop.
+
+    Args:
+        invitation: What it is.
+        config: Options of logs and stores.
+        runtime: Clock, jitter and ids.
+        open_store: Opens a location.
+    """
+
+    def __init__(
+        self,
+        invitation: FileInvitation,
+        config: TaskManagerConfig,
+        runtime: Runtime,
+        open_store: OpenStore = open_store,
+    ) -> None:
+        check_version(invitation.version)
+        self.invitation = invitation
+        self._config = config
+        self._runtime = runtime
+        self._open_store = open_store
+
+    def components(self, root: str) -> tuple[ObjectStore, ObjectStore, FileLog]:
+        """Open the store of a directory, that of its plain files, and its log.
+
+        Raises:
+            Invalid: The root names no location.
+        """
+        store = self._open_store(location_of(root), self._config.s3)
+        plain = self._open_store(plain_location_of(root), self._config.s3)
+        changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
+        return store, plain, FileLog(changelog, self._runtime)
+
+
+class _Coordinator(FileProcess):
+    """Coordinates the directories of an application, and serves the driver's host."""
+
+    def __init__(
+        self,
+        invitation: FileInvitation,
+        config: TaskManagerConfig,
+        runtime: Runtime,
+        open_store: OpenStore,
+        socket: str,
+    ) -> None:
+        super().__init__(invitation, config, runtime, open_store)
+        self._directories: dict[str, CoordinatedDirectory] = {}
+        self._registry = HostRegistry(invitation.host, socket, invitation.secret, runtime, self._lost)
+        self._port = 0
+        self.service = FileService(
+            self._directory,
+            invitation.secret,
+            {
+                PlaceFiles: self._place,
+                EnlistFiles: self._enlist,
+                ServeRoot: self._serve,
+                FindFile: self._find,
+            },
+        )
+
+    async def listen(self, socket: str) -> None:
+        host = self.invitation.host
+        await self.service.server.listen_unix(socket)
+        self._port = await self.service.server.listen_tcp(host)
+
+    async def close(self) -> None:
+        await self.service.server.close()
+        self._registry.close()
+        for directory in self._directories.values():
+            await directory.close()
+
+    def _opened(self, root: str) -> CoordinatedDirectory:
+        known = self._directories.get(root)
+        if known is None:
+            store, plain, log = self.components(root)
+            known = CoordinatedDirectory(root, store, plain, log, self._registry.hosts, self._runtime)
+            self._directories[root] = known
+        return known
+
+    async def _directory(self, root: str) -> Directory:
+        return self._opened(root)
+
+    def _lost(self, member: str) -> None:
+        _log.warning("the file service %s is gone", member)
+        for directory in self._directories.values():
+            directory.run.lose(member)
+
+    async def _place(self, peer: Peer, call: PlaceFiles) -> PlacedFiles:
+        socket, member = self._registry.place(call.host, call.lost)
+        return PlacedFiles(socket, member, self.invitation.host, self._port, self.invitation.options)
+
+    async def _enlist(self, peer: Peer, call: EnlistFiles) -> EnlistedFiles:
+        return await self._registry.enlist(peer, call)
+
+    async def _serve(self, peer: Peer, call: ServeRoot) -> Done:
+        await self._opened(call.root).serve(call.member, call.run)
+        return Done()
+
+    async def _find(self, peer: Peer, call: FindFile) -> FoundFile:
+        path = FilePath.parse(call.path)
+        entry = await self._opened(path.root).entry(path.inner)
+        if entry is None:
+            return FoundFile((), "", 0, -1, 0)
+        handle = entry.segment
+        place = (handle.name, handle.size, handle.checksum, handle.offset)
+        return FoundFile(place, entry.log_id, entry.sqn, entry.size, entry.modified_ms)
+
+
+class _Host(FileProcess):
+    """Serves the JVMs of one host for a coordinator elsewhere."""
+
+    def __init__(
+        self,
+        invitation: FileInvitation,
+        config: TaskManagerConfig,
+        runtime: Runtime,
+        open_store: OpenStore,
+        coordinator: AsyncConnection,
+    ) -> None:
+        super().__init__(invitation, config, runtime, open_store)
+        self._coordinator = coordinator
+        self._directories: dict[str, HostedDirectory] = {}
+        self.service = FileService(
+            self._directory,
+            invitation.secret,
+            {PersistFiles: self._persist, CompleteFiles: self._complete, ResetFiles: self._reset},
+        )
+
+    async def close(self) -> None:
+        await self.service.server.close()
+        for directory in self._directories.values():
+            await directory.close()
+        self._coordinator.close()
+
+    def _opened(self, root: str) -> HostedDirectory:
+        known = self._directories.get(root)
+        if known is None:
+            store, plain, log = self.components(root)
+            known = HostedDirectory(root, self.invitation.member, store, plain, log, self._coordinator, self._runtime)
+            self._directories[root] = known
+        return known
+
+    async def _directory(self, root: str) -> Directory:
+        return self._opened(root)
+
+    async def _persist(self, peer: Peer, call: PersistFiles) -> PersistedFiles:
+        directory = self._opened(call.root)
+        directory.committing()
+        directory.log.end_other_runs(call.run)
+        return await directory.log.persist(call.run)
+
+    async def _complete(self, peer: Peer, call: CompleteFiles) -> Done:
+        located = {seal: SegmentHandle(name, *place) for seal, name, *place in call.located}
+        self._opened(call.root).complete(located)
+        return Done()
+
+    async def _reset(self, peer: Peer, call: ResetFiles) -> Done:
+        self._opened(call.root).log.reset()
+        return Done()
+
+
+@asynccontextmanager
+async def coordinating(
+    invitation: FileInvitation, config: TaskManagerConfig, runtime: Runtime, open_store: OpenStore = open_store
+) -> AsyncIterator[str]:
+    """Be a coordinator, and yield the socket of its service."""
+    scratch = ScratchDirectory()
+    try:
+        socket = str(scratch.path / "files")
+        coordinator = _Coordinator(invitation, config, runtime, open_store, socket)
+        try:
+            await coordinator.listen(socket)
+            yield socket
+        finally:
+            await coordinator.close()
+    finally:
+        scratch.close()
+
+
+@asynccontextmanager
+async def hosting(
+    invitation: FileInvitation, config: TaskManagerConfig, runtime: Runtime, open_store: OpenStore = open_store
+) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
+    """Be a host's service; yield its socket, and a future that is done when the coordinator has ended.
+
+    Raises:
+        Unavailable: No coordinator answers.
+    """
+    if invitation.coordinator is None:
+        raise Invalid("a host's file service was invited by nobody")
+    scratch = ScratchDirectory()
+    lifeline = calls = None
+    try:
+        socket = str(scratch.path / "files")
+        secret, where = invitation.secret, invitation.coordinator
+        calls = await AsyncConnection.open(where, secret, role=Role.TASK_MANAGER)
+        host = _Host(invitation, config, runtime, open_store, calls)
+        try:
+            await host.service.server.listen_unix(socket)
+            port = await host.service.server.listen_tcp(invitation.host)
+            lifeline = await AsyncConnection.open(where, secret, role=Role.TASK_MANAGER)
+            await lifeline.call(EnlistFiles(invitation.member, Address(invitation.host, port, socket)))
+            yield socket, asyncio.ensure_future(lifeline.wait_closed_by_peer())
+        finally:
+            await host.close()
+    finally:
+        for each in (lifeline, calls):
+            if each is not None:
+                each.close()
+        scratch.close()
+
+
+def described(error: DstlError) -> str:
+    """Return an error as the plugin shows it."""
+    return f"dstl.errors.{type(error).__name__}: {error}"

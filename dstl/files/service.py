@@ -1,0 +1,127 @@
+"""The calls of Spark's JVMs about files: the same at a coordinator and on a host."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from dstl.errors import Invalid, ObjectNotFound
+from dstl.files.directory import Directory
+from dstl.files.namespace import FilePath
+from dstl.rpc.codec import Call, Payload
+from dstl.rpc.file_messages import (
+    DeleteFile,
+    DropStaged,
+    FileList,
+    FileStat,
+    ListFiles,
+    PutFile,
+    ReadFile,
+    StagePart,
+    StatFile,
+)
+from dstl.rpc.messages import Done, Fetched
+from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Handler, Peer, RpcServer
+
+__all__ = ["FileService"]
+
+_MOST_STAGED = 1 << 30
+_ABSENT = FileStat(-1, 0, False)
+
+
+class FileService:
+    """Serves the file calls of one host's JVMs. One event loop.
+
+    Args:
+        directory_of: Returns the directory of a root, opening it where need be.
+        secret: Who does not know it is refused.
+        handlers: Further calls.
+    """
+
+    def __init__(
+        self,
+        directory_of: Callable[[str], Awaitable[Directory]],
+        secret: Secret,
+        handlers: Mapping[type[Call[Any]], Handler],
+    ) -> None:
+        self._directory_of = directory_of
+        self._staged: dict[str, list[Payload]] = {}
+        self._staged_bytes = 0
+        self.server = RpcServer(
+            secret,
+            {
+                PutFile: self._put,
+                StagePart: self._stage,
+                DropStaged: self._drop,
+                DeleteFile: self._delete,
+                StatFile: self._stat,
+                ListFiles: self._list,
+                ReadFile: self._read,
+                **handlers,
+            },
+        )
+
+    async def _put(self, peer: Peer, call: PutFile) -> Done:
+        content = [*self._unstaged(call.token), call.content]
+        directory, path = await self._file(call.path)
+        if not call.overwrite:
+            await directory.check_free(path, call.run)
+        await directory.put(path, call.run, call.attempt, content)
+        return Done()
+
+    async def _stage(self, peer: Peer, call: StagePart) -> Done:
+        if self._staged_bytes + len(call.content) > _MOST_STAGED:
+            raise Invalid(f"files of more than {_MOST_STAGED} bytes are being written at once: write fewer")
+        self._staged.setdefault(call.token, []).append(call.content)
+        self._staged_bytes += len(call.content)
+        return Done()
+
+    async def _drop(self, peer: Peer, call: DropStaged) -> Done:
+        self._unstaged(call.token)
+        return Done()
+
+    async def _delete(self, peer: Peer, call: DeleteFile) -> Done:
+        path = FilePath.parse(call.path)
+        directory = await self._directory_of(path.root)
+        await directory.delete(path.inner, call.run)
+        return Done()
+
+    async def _stat(self, peer: Peer, call: StatFile) -> FileStat:
+        path = FilePath.parse(call.path)
+        if not path.inner:
+            # The directory itself, or one above: it is made by whoever asks, and is never in the way.
+            return _ABSENT
+        found = await (await self._directory_of(path.root)).find(path.inner, call.run)
+        if found is None:
+            return _ABSENT
+        return FileStat(found[1], found[2], found[1] < 0)
+
+    async def _list(self, peer: Peer, call: ListFiles) -> FileList:
+        path = FilePath.parse(call.path)
+        directory = await self._directory_of(path.root)
+        entries = await directory.listing(path.inner, call.run)
+        is_file = False
+        if not entries and path.inner:
+            found = await directory.find(path.inner, call.run)
+            is_file = found is not None and found[1] >= 0
+        return FileList(tuple(entries), is_file)
+
+    async def _read(self, peer: Peer, call: ReadFile) -> Fetched:
+        directory, path = await self._file(call.path)
+        content = await directory.read(path, call.run)
+        return Fetched(memoryview(content)[call.offset : call.offset + call.length])
+
+    async def _file(self, uri: str) -> tuple[Directory, str]:
+        path = FilePath.parse(uri)
+        if not path.inner:
+            raise ObjectNotFound(
+                f"{uri} is no file of a checkpoint directory: dstl:// holds checkpoint locations of streaming queries, "
+                "and nothing else"
+            )
+        return await self._directory_of(path.root), path.inner
+
+    def _unstaged(self, token: str) -> list[Payload]:
+        parts = self._staged.pop(token, []) if token else []
+        self._staged_bytes -= sum(map(len, parts))
+        return parts

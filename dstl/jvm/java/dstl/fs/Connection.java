@@ -1,0 +1,232 @@
+package dstl.fs;
+
+import java.io.Closeable;
+import java.io.EOFException;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.net.StandardProtocolFamily;
+import java.net.UnixDomainSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.channels.ClosedChannelException;
+import java.nio.channels.SocketChannel;
+import java.nio.file.Path;
+import java.security.GeneralSecurityException;
+import java.security.MessageDigest;
+import java.security.SecureRandom;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import javax.crypto.Mac;
+import javax.crypto.spec.SecretKeySpec;
+import org.apache.hadoop.fs.FileAlreadyExistsException;
+
+/**
+ * A blocking connection to a service of this host over its unix socket: frames and handshake are those of
+ * {@code dstl/rpc}. The kernel vouches for both ends, so frames carry no MAC. Not thread-safe.
+ */
+final class Connection implements Closeable {
+  private static final int MAX_FRAME = 256 << 20;
+  private static final int MAX_HANDSHAKE = 1024;
+  private static final int NONCE_BYTES = 32;
+  private static final long HANDSHAKE_MS = 30_000;
+  private static final String ROLE = "worker";
+  private static final SecureRandom RANDOM = new SecureRandom();
+  private static final ScheduledThreadPoolExecutor WATCHDOG = watchdog();
+
+  private final SocketChannel channel;
+  private final String where;
+
+  /** A reply: its header's fields, and the bytes that follow them. */
+  record Reply(Map<?, ?> fields, ByteBuffer payload) {
+    long number(String name) {
+      return ((Number) fields.get(name)).longValue();
+    }
+
+    String text(String name) {
+      return (String) fields.get(name);
+    }
+
+    boolean flag(String name) {
+      return (Boolean) fields.get(name);
+    }
+
+    List<?> list(String name) {
+      return (List<?>) fields.get(name);
+    }
+  }
+
+  Connection(Address address) throws IOException {
+    where = address.socket();
+    try {
+      channel = SocketChannel.open(StandardProtocolFamily.UNIX);
+      channel.connect(UnixDomainSocketAddress.of(Path.of(where)));
+    } catch (IOException error) {
+      throw new IOException("no DSTL file service answers at " + where + ": " + error.getMessage(), error);
+    }
+    ScheduledFuture<?> guard = guard(HANDSHAKE_MS);
+    try {
+      shakeHands(address);
+    } catch (IOException error) {
+      close();
+      throw error;
+    } catch (GeneralSecurityException error) {
+      close();
+      throw new IOException("this Java has no HmacSHA256", error);
+    } finally {
+      guard.cancel(false);
+    }
+  }
+
+  /** Send a request and return its reply; a connection that failed on the wire is closed. */
+  Reply call(String name, Map<String, Object> fields, ByteBuffer payload, long timeoutMs) throws IOException {
+    Map<String, Object> header = new LinkedHashMap<>(fields);
+    header.put("call", name);
+    ScheduledFuture<?> guard = guard(timeoutMs);
+    Reply reply;
+    try {
+      send(header, payload);
+      reply = receive(MAX_FRAME);
+    } catch (ClosedChannelException error) {
+      String why = guard.isDone() ? "gave no answer within " + timeoutMs / 1000 + " s" : "has ended";
+      throw new IOException("the DSTL file service at " + where + " " + why + " (during " + name + ")", error);
+    } catch (IOException | RuntimeException error) {
+      close();
+      throw new IOException("the DSTL file service at " + where + " has ended (during " + name + ")", error);
+    } finally {
+      guard.cancel(false);
+    }
+    if (reply.fields().get("error") instanceof List<?> error) {
+      throw raised(String.valueOf(error.get(0)), String.valueOf(error.get(1)));
+    }
+    return reply;
+  }
+
+  String where() {
+    return where;
+  }
+
+  boolean isOpen() {
+    return channel.isOpen();
+  }
+
+  @Override
+  public void close() {
+    try {
+      channel.close();
+    } catch (IOException error) {
+      // Nothing is left to be done with it.
+    }
+  }
+
+  private static IOException raised(String kind, String message) {
+    return switch (kind) {
+      case "ObjectNotFound" -> new FileNotFoundException(message);
+      case "ObjectExists" -> new FileAlreadyExistsException(message);
+      default -> new IOException("dstl.errors." + kind + ": " + message);
+    };
+  }
+
+  private void shakeHands(Address address) throws IOException, GeneralSecurityException {
+    Reply challenge = receive(MAX_HANDSHAKE);
+    refuse(challenge);
+    if (!(challenge.fields().get("nonce") instanceof byte[] theirs) || theirs.length != NONCE_BYTES) {
+      throw new IOException("what answers at " + where + " is not a DSTL service");
+    }
+    long version = challenge.number("version");
+    if (version != address.protocol()) {
+      throw new IOException(
+          "the service at " + where + " speaks protocol " + version + ", this application " + address.protocol()
+              + ": run the same version of DSTL on both sides");
+    }
+    byte[] own = new byte[NONCE_BYTES];
+    RANDOM.nextBytes(own);
+    Map<String, Object> answer = new LinkedHashMap<>();
+    answer.put("version", version);
+    answer.put("nonce", own);
+    answer.put("role", ROLE);
+    answer.put("dialled", where);
+    answer.put("reached", "");
+    answer.put("proof", proof(address, version, "client", theirs, own));
+    send(answer, ByteBuffer.allocate(0));
+    Reply last = receive(MAX_HANDSHAKE);
+    refuse(last);
+    byte[] expected = proof(address, version, "server", theirs, own);
+    if (!(last.fields().get("proof") instanceof byte[] given) || !MessageDigest.isEqual(expected, given)) {
+      throw new IOException(
+          "what is at " + where + " does not know this application's secret; is it of another application?");
+    }
+  }
+
+  private void refuse(Reply reply) throws IOException {
+    Object reason = reply.fields().get("refused");
+    if (reason != null) {
+      throw new IOException("the DSTL file service at " + where + " refuses this JVM (" + reason + "); see its log");
+    }
+  }
+
+  private byte[] proof(Address address, long version, String side, byte[] theirs, byte[] own)
+      throws IOException, GeneralSecurityException {
+    Mac mac = Mac.getInstance("HmacSHA256");
+    mac.init(new SecretKeySpec(address.secret(), "HmacSHA256"));
+    return mac.doFinal(Msgpack.pack(List.of(version, side, ROLE, where, "", theirs, own)));
+  }
+
+  private void send(Map<String, Object> header, ByteBuffer payload) throws IOException {
+    byte[] packed = Msgpack.pack(header);
+    ByteBuffer front = ByteBuffer.allocate(8 + packed.length);
+    front.putInt(4 + packed.length + payload.remaining()).putInt(packed.length).put(packed).flip();
+    ByteBuffer[] frame = {front, payload};
+    while (front.hasRemaining() || payload.hasRemaining()) {
+      channel.write(frame);
+    }
+  }
+
+  private Reply receive(int limit) throws IOException {
+    int length = read(4).getInt();
+    if (length < 4 || length > limit) {
+      throw new IOException("a frame declares " + length + " bytes; the limit is " + limit);
+    }
+    ByteBuffer body = read(length);
+    int size = body.getInt();
+    if (size < 0 || size > body.remaining()) {
+      throw new IOException("a frame declares a header of " + size + " bytes");
+    }
+    ByteBuffer header = body.slice(body.position(), size);
+    body.position(body.position() + size);
+    if (!(Msgpack.unpack(header) instanceof Map<?, ?> fields)) {
+      throw new IOException("a frame's header is not a map");
+    }
+    return new Reply(fields, body.slice());
+  }
+
+  private ByteBuffer read(int length) throws IOException {
+    ByteBuffer buffer = ByteBuffer.allocate(length);
+    while (buffer.hasRemaining()) {
+      if (channel.read(buffer) < 0) {
+        throw new EOFException("the service has ended the connection");
+      }
+    }
+    return buffer.flip();
+  }
+
+  /** Close the channel, which has no time-out of its own, unless the future is cancelled before. */
+  private ScheduledFuture<?> guard(long milliseconds) {
+    return WATCHDOG.schedule(this::close, milliseconds, TimeUnit.MILLISECONDS);
+  }
+
+  private static ScheduledThreadPoolExecutor watchdog() {
+    ScheduledThreadPoolExecutor executor =
+        new ScheduledThreadPoolExecutor(
+            1,
+            work -> {
+              Thread thread = new Thread(work, "dstl-watchdog");
+              thread.setDaemon(true);
+              return thread;
+            });
+    executor.setRemoveOnCancelPolicy(true);
+    return executor;
+  }
+}

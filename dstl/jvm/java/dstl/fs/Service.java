@@ -1,0 +1,132 @@
+package dstl.fs;
+
+import java.io.IOException;
+import java.nio.ByteBuffer;
+import java.util.Deque;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentLinkedDeque;
+
+/** The file service of this JVM's host: found once, called over pooled connections. Thread-safe. */
+public final class Service {
+  private static final long CALL_MS = 120_000;
+  private static final long BARRIER_MS = 900_000;
+  private static final int MOST_IDLE = 64;
+  private static final int MOST_RUNS = 10_000;
+
+  private static final Deque<Connection> IDLE = new ConcurrentLinkedDeque<>();
+  private static final Map<String, String> RUNS = new ConcurrentHashMap<>();
+  private static volatile Locator locator;
+  private static volatile boolean remembersRuns;
+  private static Address address;
+
+  private Service() {}
+
+  /** Finds, and where need be starts, this host's service. */
+  @FunctionalInterface
+  public interface Locator {
+    /** Return where it listens; {@code lost} is where nobody answers any more, or null. */
+    Address locate(Address lost) throws IOException;
+  }
+
+  /**
+   * Say how the service is found.
+   *
+   * @param found null: there is none any more
+   * @param isCoordinator a run of a query ends with the service that it has begun with: what tasks have put into a
+   *     coordinator that has ended is lost, and no other one knows of it
+   */
+  public static void use(Locator found, boolean isCoordinator) {
+    synchronized (Service.class) {
+      locator = found;
+      address = null;
+      remembersRuns = isCoordinator;
+      RUNS.clear();
+    }
+    for (Connection each = IDLE.poll(); each != null; each = IDLE.poll()) {
+      each.close();
+    }
+  }
+
+  /** True where a plugin has said how the service is found. */
+  public static boolean isConfigured() {
+    return locator != null;
+  }
+
+  static Connection.Reply call(String name, Map<String, Object> fields) throws IOException {
+    return call(name, fields, ByteBuffer.allocate(0), CALL_MS);
+  }
+
+  static Connection.Reply put(Map<String, Object> fields, ByteBuffer content) throws IOException {
+    return call("put_file", fields, content, BARRIER_MS);
+  }
+
+  static void stage(Map<String, Object> fields, ByteBuffer content) throws IOException {
+    call("stage_part", fields, content, BARRIER_MS);
+  }
+
+  private static Connection.Reply call(String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs)
+      throws IOException {
+    Connection connection = taken();
+    try {
+      check(connection, fields);
+      return connection.call(name, fields, content, timeoutMs);
+    } finally {
+      if (connection.isOpen() && IDLE.size() < MOST_IDLE) {
+        IDLE.push(connection);
+      } else {
+        connection.close();
+      }
+    }
+  }
+
+  /** Ask the coordinator where a host's service is; for the driver. */
+  public static Map<?, ?> placed(String host, String lost) throws IOException {
+    return call("place_files", Map.of("host", host, "lost", lost)).fields();
+  }
+
+  private static void check(Connection connection, Map<String, Object> fields) throws IOException {
+    if (!remembersRuns || !(fields.get("run") instanceof String run) || run.isEmpty()) {
+      return;
+    }
+    if (RUNS.size() > MOST_RUNS) {
+      RUNS.clear();
+    }
+    String known = RUNS.putIfAbsent(run, connection.where());
+    if (known != null && !known.equals(connection.where())) {
+      throw new IOException(
+          "dstl.errors.TaskManagerLost: the coordinator of dstl:// has ended during run " + run
+              + ", and what its tasks had written with it: restart the query");
+    }
+  }
+
+  private static Connection taken() throws IOException {
+    for (Connection idle = IDLE.poll(); idle != null; idle = IDLE.poll()) {
+      if (idle.isOpen()) {
+        return idle;
+      }
+    }
+    Address known = located(null);
+    try {
+      return new Connection(known);
+    } catch (IOException error) {
+      // Its process may have ended: whoever has started it may start another.
+      return new Connection(located(known));
+    }
+  }
+
+  private static Address located(Address lost) throws IOException {
+    Locator found = locator;
+    if (found == null) {
+      throw new IOException(
+          "dstl:// needs its plugin: set spark.plugins=dstl.spark.DstlPlugin and spark.jars to what"
+              + " dstl.spark.jar_path() prints, before the session is made");
+    }
+    synchronized (Service.class) {
+      if (address == null || address == lost) {
+        address = found.locate(lost);
+      }
+      return address;
+    }
+  }
+}

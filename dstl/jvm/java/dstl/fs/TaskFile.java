@@ -1,0 +1,58 @@
+package dstl.fs;
+
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.apache.hadoop.conf.Configuration;
+
+/**
+ * Reads what Spark says of a file's writer: a temporary file's name has the task's attempt, the file system's
+ * configuration or the driver's stream thread has the run.
+ */
+final class TaskFile {
+  /** The attempt of a file that no task has written. */
+  static final long NO_ATTEMPT = -1;
+
+  private static final String RUN = "sql.streaming.runId";
+  private static final int MOST_REMEMBERED = 4096;
+  private static final Pattern TEMPORARY =
+      Pattern.compile("\\.(.+)\\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:\\.TID([0-9]+))?\\.tmp");
+  private static final Pattern STREAM_THREAD =
+      Pattern.compile("stream execution thread for .*\\[id = [0-9a-f-]+, runId = ([0-9a-f-]+)\\]");
+
+  /** Attempts by the file that they wrote last: a checksum's stream is opened by a thread that has no task. */
+  private static final Map<String, Long> ATTEMPTS = new ConcurrentHashMap<>();
+
+  private TaskFile() {}
+
+  /** True for the name of a file that will be renamed once it is whole. */
+  static boolean isTemporary(String name) {
+    return TEMPORARY.matcher(name).matches();
+  }
+
+  /** Note which attempt has begun to write a file, by the temporary file's directory and name. */
+  static long attemptOf(String directory, String temporary) {
+    Matcher found = TEMPORARY.matcher(temporary);
+    if (!found.matches()) {
+      return NO_ATTEMPT;
+    }
+    String target = directory + "/" + found.group(1);
+    if (found.group(2) == null) {
+      String main = target.endsWith(".crc") ? target.substring(0, target.length() - 4) : target;
+      return ATTEMPTS.getOrDefault(main, NO_ATTEMPT);
+    }
+    long attempt = Long.parseLong(found.group(2));
+    if (ATTEMPTS.size() > MOST_REMEMBERED) {
+      ATTEMPTS.clear();
+    }
+    ATTEMPTS.put(target, attempt);
+    return attempt;
+  }
+
+  /** Return the run of the query that this thread works for; empty where none is known. */
+  static String run(Configuration configuration) {
+    Matcher thread = STREAM_THREAD.matcher(Thread.currentThread().getName());
+    return thread.find() ? thread.group(1) : configuration.get(RUN, "");
+  }
+}

@@ -1,0 +1,69 @@
+package dstl.spark;
+
+import dstl.fs.Address;
+import dstl.fs.Service;
+import java.io.Closeable;
+import java.io.IOException;
+import java.security.SecureRandom;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import org.apache.spark.SparkConf;
+import scala.Tuple2;
+
+/** The application's coordinator of files: a child process of the driver, started again when it has ended. */
+final class Coordinator implements Closeable {
+  private static final int SECRET_BYTES = 32;
+
+  private final SparkConf conf;
+  private final byte[] secret = new byte[SECRET_BYTES];
+  private PythonProcess process;
+  private Address address;
+
+  Coordinator(SparkConf conf) {
+    this.conf = conf;
+    new SecureRandom().nextBytes(secret);
+  }
+
+  /** Return where it listens. */
+  synchronized Address locate(Address lost) throws IOException {
+    if (process != null && process.isAlive()) {
+      return address;
+    }
+    process = new PythonProcess(conf);
+    Map<String, Object> invitation = new LinkedHashMap<>();
+    invitation.put("kind", "coordinator");
+    invitation.put("version", version());
+    invitation.put("secret", secret);
+    invitation.put("host", conf.get("spark.driver.host", "127.0.0.1"));
+    invitation.put("options", options());
+    Map<?, ?> said = process.begin(invitation);
+    address = new Address((String) said.get("socket"), secret, ((Number) said.get("protocol")).longValue());
+    return address;
+  }
+
+  /** Return where a host's service listens, or who is to start it, for that host's executor. */
+  byte[] place(String host, String lost) throws IOException {
+    Address own = locate(null);
+    return HostService.place(own, host, lost, Service.placed(host, lost));
+  }
+
+  @Override
+  public synchronized void close() {
+    if (process != null) {
+      process.close();
+    }
+  }
+
+  static String version() {
+    String version = Coordinator.class.getPackage().getImplementationVersion();
+    return version == null ? "" : version;
+  }
+
+  private Map<String, Object> options() {
+    Map<String, Object> options = new LinkedHashMap<>();
+    for (Tuple2<String, String> each : conf.getAllWithPrefix("spark.dstl.")) {
+      options.put("spark.dstl." + each._1(), each._2());
+    }
+    return options;
+  }
+}

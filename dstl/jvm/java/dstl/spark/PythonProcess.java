@@ -1,0 +1,123 @@
+package dstl.spark;
+
+import dstl.fs.Msgpack;
+import java.io.BufferedReader;
+import java.io.Closeable;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.OutputStream;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.util.Base64;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import org.apache.spark.SparkConf;
+
+/**
+ * A {@code python -m dstl.files}: told what it needs on its standard input, which appears in no list of processes, and
+ * answering on its standard output. The input stays open: it is the process's lease of life, unless it is detached.
+ */
+final class PythonProcess implements Closeable {
+  private static final long START_S = 60;
+  private static final long END_S = 30;
+
+  private final Process process;
+  private final String program;
+
+  PythonProcess(SparkConf conf) throws IOException {
+    program = interpreter(conf);
+    ProcessBuilder builder = new ProcessBuilder(program, "-m", "dstl.files");
+    builder.environment().put("PYTHONUNBUFFERED", "1");
+    builder.redirectError(ProcessBuilder.Redirect.INHERIT);
+    try {
+      process = builder.start();
+    } catch (IOException error) {
+      throw new IOException("dstl:// cannot start " + program + ": name a Python that has dstl-pyspark in"
+          + " spark.dstl.python (" + error.getMessage() + ")", error);
+    }
+  }
+
+  /** Tell the process what to be, and return what it says of itself. */
+  Map<?, ?> begin(Map<String, Object> invitation) throws IOException {
+    try {
+      OutputStream in = process.getOutputStream();
+      in.write(Base64.getEncoder().encode(Msgpack.pack(invitation)));
+      in.write('\n');
+      in.flush();
+    } catch (IOException error) {
+      // It has ended already, and its exit is reported below.
+    }
+    CompletableFuture<String> line = new CompletableFuture<>();
+    Thread reader = new Thread(() -> readLine(line), "dstl-files-start");
+    reader.setDaemon(true);
+    reader.start();
+    String said;
+    try {
+      said = line.get(START_S, TimeUnit.SECONDS);
+    } catch (TimeoutException | ExecutionException error) {
+      process.destroyForcibly();
+      throw new IOException(program + " -m dstl.files does not say within " + START_S + " s where it listens", error);
+    } catch (InterruptedException error) {
+      process.destroyForcibly();
+      Thread.currentThread().interrupt();
+      throw new IOException("interrupted while " + program + " started", error);
+    }
+    if (said == null) {
+      throw new IOException(program + " -m dstl.files ended at once: has it dstl-pyspark, of the jar's version?"
+          + " Name one in spark.dstl.python; its own words are in this process's standard error");
+    }
+    Object told = Msgpack.unpack(ByteBuffer.wrap(Base64.getDecoder().decode(said)));
+    if (!(told instanceof Map<?, ?> fields)) {
+      throw new IOException(program + " -m dstl.files says something else than this jar expects");
+    }
+    if (fields.get("error") instanceof String error) {
+      close();
+      throw new IOException(error);
+    }
+    return fields;
+  }
+
+  boolean isAlive() {
+    return process.isAlive();
+  }
+
+  /** Let go of the process; it goes on where its invitation says so. */
+  void detach() {
+    try {
+      process.getOutputStream().close();
+    } catch (IOException error) {
+      // It has ended.
+    }
+  }
+
+  /** End the process: what it has still to store, it stores first. */
+  @Override
+  public void close() {
+    detach();
+    try {
+      if (!process.waitFor(END_S, TimeUnit.SECONDS)) {
+        process.destroyForcibly();
+      }
+    } catch (InterruptedException error) {
+      process.destroyForcibly();
+      Thread.currentThread().interrupt();
+    }
+  }
+
+  private void readLine(CompletableFuture<String> line) {
+    try {
+      line.complete(
+          new BufferedReader(new InputStreamReader(process.getInputStream(), StandardCharsets.US_ASCII)).readLine());
+    } catch (IOException error) {
+      line.completeExceptionally(error);
+    }
+  }
+
+  private static String interpreter(SparkConf conf) {
+    String environment = System.getenv().getOrDefault("PYSPARK_PYTHON", "python3");
+    return conf.get("spark.dstl.python", conf.get("spark.pyspark.python", environment));
+  }
+}

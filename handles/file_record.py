@@ -1,0 +1,107 @@
+"""Files of a checkpoint directory in the manifest log: what one record adds to their index and removes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from handles.segment_handle import SegmentHandle
+
+__all__ = ["PLAIN", "FileEntry", "FileRecord"]
+
+PLAIN = "plain:"
+"""Begins the name of what is no object of the log, but a file that Spark has written itself."""
+
+_Row = tuple[str, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """One file: the change set of a log that holds its bytes.
+
+    Attributes:
+        path: Relative to the checkpoint directory.
+        size: In bytes.
+        modified_ms: When it was written, Unix milliseconds by its writer's clock; for people and for Spark.
+        segment: The segment that holds the change set.
+        log_id: The log; empty for a file that was adopted, whose ``segment`` is the plain file, under its own path in
+            the checkpoint directory behind :data:`PLAIN`.
+        sqn: The change set's number in the log.
+    """
+
+    path: str
+    size: int
+    modified_ms: int
+    segment: SegmentHandle
+    log_id: str
+    sqn: int
+
+
+class FileRecord(BaseModel):
+    """One step of the index of a checkpoint directory's files: a micro-batch's offsets, or its commit.
+
+    Attributes:
+        barrier: The file that made the record, relative to the directory; empty for one that a driver's end has made.
+        run_id: The run of the query whose files it holds.
+        is_whole: The record holds the whole index, and not only what has changed: readers begin with such a one.
+        segments: ``[name, size, CRC-32C, offset]`` of each segment.
+        logs: Log ids.
+        added: ``[path, size, modified_ms, segment, log, sqn]`` by their places in ``segments`` and ``logs``.
+        removed: Paths that are gone.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    barrier: str
+    run_id: str
+    is_whole: bool = False
+    segments: tuple[tuple[str, Annotated[int, Field(ge=0)], int, Annotated[int, Field(ge=0)]], ...]
+    logs: tuple[str, ...]
+    added: tuple[_Row, ...]
+    removed: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> FileRecord:
+        for path, size, _, segment, log, sqn in self.added:
+            if not (0 <= segment < len(self.segments) and 0 <= log < len(self.logs) and sqn >= 0 and size >= 0):
+                raise ValueError(f"the entry of file {path!r} names a segment or log that its record does not list")
+        return self
+
+    @staticmethod
+    def of(
+        barrier: str, run_id: str, added: Iterable[FileEntry], removed: Sequence[str] = (), *, is_whole: bool = False
+    ) -> FileRecord:
+        """Return the record of these entries."""
+        segments: dict[SegmentHandle, int] = {}
+        logs: dict[str, int] = {}
+        rows = tuple(
+            (
+                each.path,
+                each.size,
+                each.modified_ms,
+                segments.setdefault(each.segment, len(segments)),
+                logs.setdefault(each.log_id, len(logs)),
+                each.sqn,
+            )
+            for each in added
+        )
+        return FileRecord(
+            barrier=barrier,
+            run_id=run_id,
+            is_whole=is_whole,
+            segments=tuple((s.name, s.size, s.checksum, s.offset) for s in segments),
+            logs=tuple(logs),
+            added=rows,
+            removed=tuple(removed),
+        )
+
+    def entries(self) -> list[FileEntry]:
+        """Return the entries that it adds."""
+        handles = [SegmentHandle(*fields) for fields in self.segments]
+        return [
+            FileEntry(path, size, modified_ms, handles[segment], self.logs[log], sqn)
+            for path, size, modified_ms, segment, log, sqn in self.added
+        ]

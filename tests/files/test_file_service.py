@@ -1,0 +1,273 @@
+"""Checkpoint directories through the real services and sockets: durability, runs, hosts, two drivers, lost answers."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, TaskManagerLost
+from dstl.runtime import system_runtime
+from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.files import BIG, Application, application, noise
+
+LOCATION = "/jobs/query/_dstl"
+HOST = "127.0.0.2"
+
+
+@pytest.fixture
+def stores() -> dict[str, ObjectStore]:
+    """What is in the stores outlives the applications of a test."""
+    return {}
+
+
+def changelog(partition: int, version: int) -> str:
+    return f"state/0/{partition}/{version}.changelog"
+
+
+async def test_a_batch_is_two_puts_whatever_the_number_of_files(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {changelog(p, 1): b"first" for p in range(4)})
+        before = app.requests
+        for batch, partitions in ((1, 4), (2, 200)):
+            await driver.batch(batch, {changelog(p, batch + 1): noise(100, p) for p in range(partitions)})
+        assert app.requests - before == 4
+        assert await driver.names("offsets") == ["0", "1", "2"]
+        assert await driver.size(changelog(7, 3)) == 100
+        assert await driver.names("state/0/3") == ["1.changelog", "2.changelog", "3.changelog"]
+    async with application(stores) as app:
+        driver = await app.driver("another")
+        assert await driver.read(changelog(3, 3)) == noise(100, 3)
+        before = app.gets
+        for partition in range(200):
+            assert await driver.read(changelog(partition, 3)) == noise(100, partition)
+        assert app.gets == before, "one segment was read more than once"
+
+
+async def test_what_no_barrier_followed_is_seen_where_it_was_written_and_gone_after_a_crash(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {changelog(0, 1): b"kept"})
+        await driver.offsets(1)
+        await driver.put(changelog(0, 2), b"lost")
+        assert await driver.read(changelog(0, 2)) == b"lost"
+        other = await app.driver("other")
+        assert await other.size(changelog(0, 2)) is None
+        assert await other.names("state/0/0") == ["1.changelog"]
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("state/0/0") == ["1.changelog"]
+        assert await driver.names("offsets") == ["0", "1"]
+        assert await driver.names("commits") == ["0"]
+        with pytest.raises(ObjectNotFound):
+            await driver.read(changelog(0, 2))
+        # The batch runs again, from the offsets that are there.
+        await driver.put(changelog(0, 2), b"again")
+        await driver.commit(1)
+        assert await driver.read(changelog(0, 2)) == b"again"
+
+
+async def test_a_new_run_takes_over_and_the_old_one_is_refused(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        old, new = await app.driver("old"), await app.driver("new")
+        await old.batch(0, {changelog(0, 1): b"old"})
+        await old.offsets(1)
+        await old.put(changelog(0, 2), b"of the old run", attempt=9)
+        await new.put(changelog(0, 2), b"of the new run", attempt=3)
+        await new.commit(1)
+        assert await new.read(changelog(0, 2)) == b"of the new run"
+        for call in (old.put(changelog(0, 3)), old.offsets(2), old.delete("offsets/0")):
+            with pytest.raises(Fenced, match="run old"):
+                await call
+
+
+async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.put("metadata", b"{}", overwrite=False)
+        with pytest.raises(ObjectExists):
+            await driver.put("metadata", b"{}", overwrite=False)
+        await driver.batch(0, {changelog(0, 1): b"a"})
+        with pytest.raises(ObjectExists):
+            await driver.offsets(0)
+        await driver.delete("offsets/0")
+        await driver.delete("state/0/0")
+        assert await driver.names("offsets") == await driver.names("state") == []
+        await driver.offsets(1)
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("offsets") == ["1"]
+        assert await driver.size("metadata") == 2
+
+
+async def test_a_user_who_deletes_barriers_rolls_back(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        for batch in range(3):
+            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
+        # Outside of any query, as `hadoop fs -rm` is; no barrier follows, and the driver ends.
+        for path in ("commits/2", "offsets/2"):
+            await driver.delete(path, run="")
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["0", "1"]
+        await driver.batch(2, {changelog(0, 3): b"other"})
+        assert await driver.read(changelog(0, 3)) == b"other"
+
+
+async def test_two_drivers_of_one_directory_the_older_one_is_fenced(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as first, application(stores) as second:
+        old, new = await first.driver("a"), await second.driver("b")
+        await old.batch(0, {changelog(0, 1): b"old"})
+        assert await new.names("commits") == ["0"], "reading takes nothing over"
+        await old.batch(1, {})
+        await new.offsets(2)
+        with pytest.raises(Fenced):
+            await old.offsets(2)
+        await new.put(changelog(0, 3), b"new")
+        await new.commit(2)
+        await asyncio.sleep(1.1)
+        assert await (await first.driver("c")).names("commits") == ["0", "1", "2"]
+
+
+async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        near, far = await app.executor("127.0.0.1", "run"), await app.executor(HOST, "run")
+        again = await app.executor(HOST, "run")
+        await driver.batch(0, {})
+        await driver.offsets(1)
+        before = app.puts
+        await near.put(changelog(0, 2), b"near", attempt=1)
+        await far.put(changelog(1, 2), b"far", attempt=2)
+        assert await again.read(changelog(1, 2)) == b"far"
+        assert await driver.size(changelog(1, 2)) is None, "readable at once where it was written"
+        await driver.commit(1)
+        assert app.puts - before == 1, "all of it is small, so it lies in the record"
+        assert await driver.read(changelog(1, 2)) == await near.read(changelog(1, 2)) == b"far"
+        assert await far.read(changelog(0, 2)) == b"near"
+        await driver.offsets(2)
+        before = app.puts
+        for jvm, partition in ((near, 0), (far, 1)):
+            await jvm.put(changelog(partition, 3), noise(BIG, partition), attempt=3)
+        await driver.commit(2)
+        assert app.puts - before == 3, "a segment of each host, and the record"
+        assert await far.read(changelog(0, 3)) == noise(BIG, 0)
+        assert await far.names("state/0") == ["0", "1"]
+        await far.delete("state/0/0")
+        assert await far.names("state/0/0") == []
+        await driver.batch(3, {})
+        assert await driver.names("state/0/0") == []
+
+
+async def test_a_lost_host_fails_the_commit_and_the_next_run_goes_on(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.batch(0, {})
+        await far.put(changelog(0, 2), b"goes with its host")
+        await driver.offsets(1)
+        await app.end_host(HOST)
+        with pytest.raises(TaskManagerLost):
+            await driver.commit(1)
+        assert await driver.names("commits") == ["0"]
+        next_run, far = await app.driver("next"), await app.executor(HOST, "next")
+        await far.put(changelog(0, 2), b"again")
+        await next_run.commit(1)
+        assert await next_run.read(changelog(0, 2)) == b"again"
+
+
+async def test_a_commit_that_names_what_nobody_has_put_is_refused(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.offsets(0)
+        await driver.put("state/0/0/1_aa.changelog")
+        with pytest.raises(TaskManagerLost, match="bb"):
+            await driver.commit(0, "aa", "bb")
+        again = await app.driver("next")
+        for each in ("aa", "bb"):
+            await again.put(f"state/0/0/1_{each}.changelog")
+        await again.commit(0, "aa", "bb")
+
+
+class _Refusing(FaultyStore):
+    """Refuses the store's PUTs of these numbers for good."""
+
+    refused: tuple[int, ...] = (3,)
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if self.calls["put"] + 1 in self.refused:
+            self.calls["put"] += 1
+            raise AccessDenied("the role may not write today")
+        return await super().put(name, data, if_absent=if_absent)
+
+
+async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_looked_up(
+    stores: dict[str, ObjectStore],
+) -> None:
+    """The first PUT is the fence."""
+    async with application(stores, _Refusing) as app:
+        driver = await app.driver("run")
+        await driver.offsets(0)
+        await driver.put(changelog(0, 1), b"a")
+        with pytest.raises(AccessDenied, match="today"):
+            await driver.commit(0)
+        assert await driver.names("commits") == []
+        # Kept for whoever tries again.
+        await driver.commit(0)
+        assert await driver.read(changelog(0, 1)) == b"a"
+    lost = FaultRule(Fault.LOST_RESPONSE, "put", nth=(2, 3))
+    async with application(stores, partial(FaultyStore, rules=[lost])) as app:
+        driver = await app.driver("next")
+        await driver.batch(1, {changelog(0, 2): b"b"})
+        assert await driver.read(changelog(0, 2)) == b"b"
+    async with application(stores) as app:
+        assert await (await app.driver("last")).names("commits") == ["0", "1"]
+
+
+async def test_objects_and_records_that_nobody_needs_go(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.put("metadata", b"{}")
+        for batch in range(120):
+            await driver.batch(batch, {changelog(0, batch + 1): noise(BIG, batch) if batch < 3 else b"small"})
+            if batch >= 2:
+                for path in (f"offsets/{batch - 2}", f"commits/{batch - 2}", changelog(0, batch - 1)):
+                    await driver.delete(path)
+    names = [info.name async for info in stores[LOCATION].list("")]
+    assert not [name for name in names if name.endswith(".seg")]
+    assert len(names) < 120, "241 were written"
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["117", "118", "119"]
+        assert await driver.read("metadata") == b"{}"
+        before = app.requests
+        await driver.batch(120, {changelog(0, 121): b"on"})
+        assert app.requests - before < 60, "the records since the last whole one, once"
+
+
+async def test_bad_input_is_refused_with_one_clear_error_and_nothing_written(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        with pytest.raises(ObjectNotFound, match="nothing else"):
+            await driver.put("_spark_metadata/0")
+        assert stores == {}
+        await driver.offsets(0)
+    foreign = stores["/jobs/other/_dstl"] = MemoryStore()
+    await ManifestLog(foreign, system_runtime()).fence("0123-a-query")
+    async with application(stores) as app:
+        other = await app.driver("run", "dstl:///jobs/other")
+        with pytest.raises(Invalid, match="0123-a-query"):
+            await other.offsets(0)
+        assert len([each async for each in foreign.list("")]) == 1
+
+
+async def test_a_jar_of_another_version_is_refused(stores: dict[str, ObjectStore]) -> None:
+    app = Application(stores, lambda store: store)
+    app.version = "0.0.7"
+    with pytest.raises(Invalid, match=r"0\.0\.7.*jar_path"):
+        await app.__aenter__()

@@ -1,0 +1,177 @@
+"""Names below a checkpoint directory, and what a commit takes."""
+
+import json
+
+import pytest
+
+from dstl.errors import Fenced, Invalid, TaskManagerLost
+from dstl.files.file_run import FileRun
+from dstl.files.namespace import FilePath, StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
+from dstl.files.riders import Rider, Riders
+from dstl.files.rules import check_complete, is_final, needs_snapshots
+from dstl.rpc.file_messages import PersistedFile, PersistedFiles
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "inner"),
+    [
+        ("dstl://b/jobs/q/offsets/7", "dstl://b/jobs/q", "offsets/7"),
+        ("dstl:/data/q/commits", "dstl:///data/q", "commits"),
+        ("dstl:///data/q/metadata", "dstl:///data/q", "metadata"),
+        ("dstl://b/q/state/0/3/left-keyToNumValues/2_ab.changelog", "dstl://b/q",
+         "state/0/3/left-keyToNumValues/2_ab.changelog"),
+        ("dstl://b/q/state/0/_metadata/v2/5", "dstl://b/q", "state/0/_metadata/v2/5"),
+        ("dstl://b/q/state/0/_stateSchema/default/0_ab", "dstl://b/q", "state/0/_stateSchema/default/0_ab"),
+        ("dstl://b/q/sources/1/0", "dstl://b/q", "sources/1/0"),
+        # A user's own directory may be called like one of Spark's.
+        ("dstl://b/state/query/offsets/0", "dstl://b/state/query", "offsets/0"),
+        ("dstl://b/jobs/q", "dstl://b/jobs/q", ""),
+        ("dstl://b/q/_spark_metadata/0", "dstl://b/q/_spark_metadata/0", ""),
+    ],
+)  # fmt: skip
+def test_a_path_is_taken_apart_by_sparks_own_grammar(path: str, root: str, inner: str) -> None:
+    assert FilePath.parse(path) == FilePath(root, inner)
+
+
+@pytest.mark.parametrize("path", ["file:///q/offsets/0", "dstl://b/q/../r/offsets/0"])
+def test_a_path_of_another_place_is_refused(path: str) -> None:
+    with pytest.raises(Invalid):
+        FilePath.parse(path)
+
+
+def test_a_location_is_beside_the_plain_files() -> None:
+    assert location_of("dstl://bucket/jobs/q") == "s3://bucket/jobs/q/_dstl"
+    assert location_of("dstl:///data/my%20q") == "/data/my q/_dstl"
+    for wrong in ("s3://bucket/q", "dstl://"):
+        with pytest.raises(Invalid):
+            location_of(wrong)
+
+
+def test_barriers_state_files_and_snapshots_are_told_apart() -> None:
+    assert barrier_batch("offsets/12") == barrier_batch("commits/12", "commits") == 12
+    assert barrier_batch("offsets/12", "commits") is None
+    assert barrier_batch("offsets/.12.tmp") is barrier_batch("sources/0/12") is None
+    assert StateFile.of("state/0/3/7.changelog") == StateFile("state/0/3", 7, "", "changelog", False)
+    assert StateFile.of("state/0/3/left/7_a-b.zip.crc") == StateFile("state/0/3/left", 7, "a-b", "zip", True)
+    assert StateFile.of("state/0/_metadata/schema/7") is None
+    assert is_snapshot("state/0/3/SSTs/001-ab.sst")
+    assert is_snapshot("state/0/3/7.zip")
+    assert not is_snapshot("state/0/3/7.changelog")
+    assert is_of_the_driver("sources/0/3")
+    assert not is_of_the_driver("state/0/_metadata/v2/0")
+
+
+def test_what_is_committed_is_final_while_its_commit_is_there() -> None:
+    committed = {"state/0/0/3.changelog", "state/0/0/3.zip", "commits/2"}
+    assert is_final("state/0/0/3.changelog", committed)
+    assert not is_final("state/0/0/3.zip", committed)
+    assert not is_final("state/0/0/4.changelog", committed)
+    # The user has rolled back: the batch runs again.
+    assert not is_final("state/0/0/3.changelog", committed - {"commits/2"})
+
+
+def test_a_snapshot_is_needed_where_it_is_a_versions_only_copy() -> None:
+    assert needs_snapshots(["state/0/0/3.zip"], 3)
+    assert needs_snapshots(["state/0/0/3_a.changelog", "state/0/1/3_b.zip"], 3)
+    assert not needs_snapshots(["state/0/0/3.changelog", "state/0/0/3.zip", "state/0/0/2.zip"], 3)
+
+
+def test_a_commit_that_names_a_missing_file_is_refused() -> None:
+    content = b"v2\n" + json.dumps({"stateUniqueIds": {"0": [["a"], ["b", "c"]]}}).encode()
+    paths = [f"state/0/{i}/4_{each}.changelog" for i, each in enumerate("abc")]
+    check_complete("commits/3", content, 4, paths)
+    for i in range(3):
+        with pytest.raises(TaskManagerLost, match="commits/3"):
+            check_complete("commits/3", content, 4, [*paths[:i], *paths[i + 1 :]])
+    with pytest.raises(TaskManagerLost):
+        check_complete("commits/3", content, 4, [f"{each}.crc" for each in paths])
+    check_complete("commits/3", b'v1\n{"nextBatchWatermarkMs":0}', 4, [])
+
+
+def _rider(path: str, run: str = "r", attempt: int = -1, size: int = 1, sqn: int = 0) -> Rider:
+    return Rider(path, run, attempt, size, 0, "log", sqn)
+
+
+def test_of_two_attempts_the_higher_is_kept_whichever_comes_first() -> None:
+    for order in ([3, 8], [8, 3]):
+        riders = Riders()
+        assert [riders.add(_rider("p", attempt=each)) for each in order] == [True, order == [3, 8]]
+        assert [each.attempt for each in riders.of("r")] == [8]
+    riders = Riders()
+    riders.add(_rider("p", sqn=1))
+    riders.add(_rider("p", sqn=2))
+    assert [each.sqn for each in riders.of("r")] == [2]
+
+
+def test_a_reader_sees_its_own_run_and_no_run() -> None:
+    riders = Riders()
+    for run in ("r", "s", ""):
+        riders.add(_rider(f"of-{run}", run))
+    assert {each.path for each in riders.of("r")} == {"of-r", "of-"}
+    assert riders.find("of-s", "r") is None
+    assert riders.keep_only("r") == ["s"]
+    assert len(riders) == 2
+
+
+def _part(*files: tuple[str, int], seal: str = "s", size: int = 10) -> PersistedFiles:
+    told = tuple(PersistedFile(path, attempt, 1, 0, f"log-{seal}", i, 0) for i, (path, attempt) in enumerate(files))
+    return PersistedFiles(told, ((seal, "", size, 0, 0),), bytes(size))
+
+
+def test_the_highest_attempt_of_all_hosts_is_committed() -> None:
+    run = FileRun()
+    run.begin("r")
+    parts = [_part(("state/0/0/1.changelog", 5), seal="a"), _part(("state/0/0/1.changelog", 4), seal="b", size=7)]
+    for order in (parts, parts[::-1]):
+        step = run.step("commits/0", b"", order, 4, 1)
+        (entry,) = step.record.entries()
+        assert entry.log_id == "log-a"
+        assert entry.segment == step.located["a"]
+        assert sorted(map(len, step.inlined)) == [7, 10]
+
+
+def test_a_zombie_behind_the_commit_replaces_nothing() -> None:
+    run = FileRun()
+    run.begin("r")
+    run.index.apply(
+        run.step("commits/0", b"", [_part(("state/0/0/1.changelog", 5), ("commits/0", -1))], 2, 0).record, 2
+    )
+    late = run.step("commits/1", b"", [_part(("state/0/0/1.changelog", 9), ("state/0/0/2.changelog", 9))], 3, 2)
+    assert [each.path for each in late.record.entries()] == ["state/0/0/2.changelog"]
+
+
+def test_a_run_that_was_followed_is_over() -> None:
+    run = FileRun()
+    run.begin("a")
+    run.begin("b")
+    for call in (run.admit, run.begin):
+        with pytest.raises(Fenced, match="run a"):
+            call("a")
+    with pytest.raises(Fenced):
+        run.serve("host", "a")
+
+
+def test_a_host_that_is_gone_fails_the_commit_that_it_had_a_part_in_and_no_other() -> None:
+    run = FileRun()
+    run.serve("one", "r")
+    run.lose("two")
+    run.check_hosts("commits/0")
+    run.lose("one")
+    with pytest.raises(TaskManagerLost, match="one"):
+        run.check_hosts("commits/0")
+    run.forget_hosts()
+    run.check_hosts("commits/1")
+
+
+def test_every_hundredth_record_holds_the_whole_index() -> None:
+    run = FileRun()
+    boundary = 0
+    whole = []
+    for sequence in range(1, 302):
+        step = run.step(f"offsets/{sequence}", b"", [_part((f"offsets/{sequence}", -1))], sequence, boundary)
+        run.index.apply(step.record, sequence)
+        if step.record.is_whole:
+            boundary = sequence
+            whole.append(sequence)
+            assert len(step.record.added) == sequence
+    assert whole == [1, 101, 201, 301]

@@ -1,0 +1,146 @@
+"""Driver, tasks and coordinator of a query on ``dstl://`` are killed at random moments: every key's count is exact."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
+]
+
+FILES, ROWS, KEYS = 9, 60, 9
+LIMIT_S = 200.0
+
+
+def _children(pid: int) -> list[tuple[int, str]]:
+    """Return pid and command of all descendants."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        parents.setdefault(parent, []).append((int(entry.name), command))
+    found, waiting = [], [pid]
+    while waiting:
+        below = parents.get(waiting.pop(), [])
+        found += below
+        waiting += [child for child, _ in below]
+    return found
+
+
+class Job:
+    """One process of the job, with all that it starts."""
+
+    def __init__(self, directory: Path, version: int, master: str, env: dict[str, str]) -> None:
+        command = [sys.executable, str(Path(__file__).with_name("files_job.py")), str(directory), str(version), master]
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **env}
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines.extend(self._process.stdout)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def descendants(self) -> list[tuple[int, str]]:
+        return _children(self._process.pid)
+
+    def kill_coordinator(self) -> None:
+        for pid, command in self.descendants():
+            if "dstl.files" in command and "java" not in command:
+                os.kill(pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        pids = [pid for pid, _ in self.descendants()]
+        for pid in [self._process.pid, *pids]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+        self._reader.join(10)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def _expected(directory: Path, seed: int) -> Counter[int]:
+    rng = random.Random(seed)
+    (directory / "in").mkdir()
+    expected: Counter[int] = Counter()
+    for number in range(FILES):
+        keys = [rng.randrange(KEYS) for _ in range(ROWS)]
+        expected.update(keys)
+        path = directory / "in" / f"{number:03d}.json"
+        path.write_text("\n".join(json.dumps({"k": key}) for key in keys))
+        os.utime(path, (1_700_000_000 + number,) * 2)
+    return expected
+
+
+def _survives(directory: Path, version: int, seed: int, kills: int, master: str = "local[2]") -> list[str]:
+    """Run the job to its end through so many kills; returns what it has said."""
+    expected = _expected(directory, seed)
+    rng = random.Random(seed)
+    said: list[str] = []
+    deadline = time.monotonic() + LIMIT_S
+    manifests = directory / "query" / "_dstl" / "manifests"
+    while time.monotonic() < deadline:
+        job = Job(directory, version, master, {"SPARK_LOCAL_IP": "127.0.0.2"})
+        try:
+            while job.is_running and time.monotonic() < deadline:
+                if kills and manifests.is_dir() and job.lines:
+                    before = len(list(manifests.iterdir()))
+                    time.sleep(rng.uniform(0.0, 1.5))
+                    if len(list(manifests.iterdir())) > before:
+                        kills -= 1
+                        if kills % 2:
+                            job.kill_coordinator()
+                        else:
+                            job.kill()
+                time.sleep(0.02)
+        finally:
+            job.kill()
+            said += job.lines
+        counted = [line for line in said if line.startswith("counted ")]
+        if counted:
+            assert counted[-1] == f"counted {sorted(expected.items())}\n", f"seed {seed}: {said}"
+            return said
+    pytest.fail(f"seed {seed}: the job did not end within {LIMIT_S} s: {said}")
+
+
+def test_counts_are_exact_after_driver_and_coordinator_were_killed(tmp_path: Path, seed: int) -> None:
+    said = _survives(tmp_path, 1 + seed % 2, seed, kills=2)
+    assert said.count("started\n") > 1, said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("number", range(4))
+def test_counts_are_exact_after_many_kills(tmp_path: Path, seed: int, version: int, number: int) -> None:
+    _survives(tmp_path, version, seed + number, kills=5)
+
+
+@pytest.mark.long
+def test_executors_on_another_host_have_a_service_of_their_own(tmp_path: Path, seed: int) -> None:
+    """Executors are on 127.0.0.2 as Spark names it, the driver on 127.0.0.1: the first task launches the service."""
+    said = _survives(tmp_path, 1 + seed % 2, seed, kills=0, master="local-cluster[2,1,1024]")
+    assert said.count("started\n") == 1, said

@@ -1,0 +1,276 @@
+"""Spark's own stateful operators on ``dstl://``: unchanged queries, the file system's contract, bad input."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.spark import jar_path
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
+]
+
+STORE = "spark.sql.streaming.stateStore"
+PROVIDERS = {
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+}
+# Workers import no test modules.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
+
+
+class Total(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        found = self.total.get()
+        total = (found[0] if found else 0) + sum(row.v for row in rows)
+        self.total.update((total,))
+        yield Row(k=key[0], n=total)
+
+    def close(self) -> None:
+        pass
+
+
+def _join(df: DataFrame) -> DataFrame:
+    left, right = df.withWatermark("t", "10 seconds").alias("a"), df.withWatermark("t", "10 seconds").alias("b")
+    return left.join(right, F.expr("a.k = b.k AND a.v = b.v + 1 AND a.t >= b.t")).select("a.k", "a.v")
+
+
+QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
+    "count": (lambda df: df.groupBy("k").count(), "update"),
+    "session": (
+        lambda df: df.withWatermark("t", "10 seconds").groupBy(F.session_window("t", "5 seconds"), "k").count(),
+        "append",
+    ),
+    "join": (_join, "append"),
+    "dedup": (lambda df: df.withWatermark("t", "10 seconds").dropDuplicates(["k", "v", "t"]), "append"),
+    "tws": (lambda df: df.groupBy("k").transformWithState(Total(), "k string, n long", "update", "none"), "update"),
+}
+
+
+@contextmanager
+def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            spark.conf.unset(name)
+
+
+def rows_of(batch: int) -> list[dict[str, Any]]:
+    return [
+        {"k": f"k{i % 7}", "t": f"2026-01-01 00:{batch:02d}:{i % 60:02d}", "v": i % 11 + batch}
+        for i in range(40 + batch)
+    ]
+
+
+def run(stream: Any, name: str, location: str) -> list[tuple[Any, ...]]:
+    """Drain a query's input in one run; returns (batch, column, ...) of everything that its sink got."""
+    plan, mode = QUERIES[name]
+    got: list[tuple[Any, ...]] = []
+
+    def take(out: DataFrame, batch: int) -> None:
+        # Two actions: Spark runs the stateful tasks twice, from the same version.
+        out.count()
+        got.extend((batch, *row) for row in out.collect())
+
+    writer = plan(stream.read()).writeStream.foreachBatch(take).outputMode(mode)
+    writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
+    return sorted(got, key=repr)
+
+
+def saved(spark: SparkSession, name: str, location: str) -> list[tuple[Any, ...]]:
+    """Return what the state data source reads from a checkpoint."""
+    reader = spark.read.format("statestore")
+    if name == "tws":
+        reader = reader.option("stateVarName", "total")
+    if name == "join":
+        reader = reader.option("joinSide", "left")
+    return sorted((tuple(row) for row in reader.load(location).collect()), key=repr)
+
+
+CASES = [("join", "rocksdb", 2), ("session", "hdfs", 1)]
+ALL = [
+    (name, provider, version)
+    for name in QUERIES
+    for provider in PROVIDERS
+    for version in (1, 2)
+    if not (provider == "hdfs" and (version == 2 or name == "tws"))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "version"),
+    [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in ALL if case not in CASES)],
+)
+def test_an_unchanged_query_gives_the_same_rows_and_state_in_two_records_a_batch(
+    name: str, provider: str, version: int, spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    chosen = {
+        f"{STORE}.providerClass": PROVIDERS[provider],
+        f"{STORE}.checkpointFormatVersion": str(version),
+        f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+        f"{STORE}.minDeltasForSnapshot": "2",
+        "spark.sql.shuffle.partitions": "2",
+    }
+    places = {scheme: f"{scheme}://{tmp_path}/{scheme}" for scheme in ("file", "dstl")}
+    records = tmp_path / "dstl" / "_dstl" / "manifests"
+    with settings(spark, chosen):
+        source = stream("k string, t timestamp, v long")
+        for batch in range(2):
+            source.add(rows_of(batch))
+        first = {scheme: run(source, name, place) for scheme, place in places.items()}
+        assert first["dstl"] == first["file"]
+        source.add(rows_of(2))
+        # A restart, an empty batch where watermarks ask for one, and new rows.
+        second = {scheme: run(source, name, place) for scheme, place in places.items()}
+        assert second["dstl"] == second["file"]
+        assert saved(spark, name, places["dstl"]) == saved(spark, name, places["file"]) != []
+    committed = len(list((tmp_path / "file" / "commits").glob("[0-9]*")))
+    assert len(list(records.iterdir())) == 2 * committed + 1, "the fence, and two records a batch"
+    assert [each.name for each in (tmp_path / "dstl").iterdir()] == ["_dstl"]
+    assert not list((tmp_path / "dstl" / "_dstl").rglob("*.seg")), "small changes lie in the records"
+
+
+@pytest.mark.parametrize("manager", ["FileContextBasedCheckpointFileManager", "FileSystemBasedCheckpointFileManager"])
+def test_sparks_own_checkpoint_file_managers_find_what_they_ask_of_a_file_system(
+    manager: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    jvm = spark._jvm
+    root = f"dstl://{tmp_path}/query/state/0/0"
+
+    def path(name: str = "") -> Any:
+        return jvm.org.apache.hadoop.fs.Path(f"{root}/{name}" if name else root)
+
+    files = getattr(getattr(jvm, MANAGERS), manager)(path(), spark._jsc.hadoopConfiguration())
+
+    def write(name: str, content: bytes, *, overwrite: bool, cancel: bool = False) -> None:
+        before = names()
+        out = files.createAtomic(path(name), overwrite)
+        out.write(content)
+        assert names() == before, "a file is whole or not there"
+        if cancel:
+            out.cancel()
+        else:
+            out.close()
+
+    def names() -> list[str]:
+        return sorted(each.getPath().getName() for each in files.list(path()))
+
+    def read(name: str) -> bytes:
+        stream = files.open(path(name))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    chosen = getattr(jvm, MANAGERS).CheckpointFileManager.create(path(), spark._jsc.hadoopConfiguration())
+    assert "FileContextBased" in chosen.getClass().getName(), "its rename says whether it may overwrite"
+    assert not files.exists(path())
+    files.mkdirs(path("deep"))
+    assert files.exists(path())
+    assert files.exists(path("deep"))
+    write("cancelled", b"x", overwrite=False, cancel=True)
+    assert not files.exists(path("cancelled"))
+    write("1.delta", b"first", overwrite=False)
+    assert read("1.delta") == b"first"
+    with pytest.raises(Py4JJavaError, match="FileAlreadyExistsException"):
+        write("1.delta", b"second", overwrite=False)
+    assert read("1.delta") == b"first"
+    write("1.delta", b"third", overwrite=True)
+    write("empty", b"", overwrite=False)
+    large = bytes(range(256)) * (36 << 10)
+    write("large", large, overwrite=False)
+    assert read("1.delta") == b"third"
+    assert read("empty") == b""
+    assert read("large") == large, "9 MiB, in parts"
+    stream = files.open(path("large"))
+    stream.seek(len(large) - 3)
+    assert bytes(stream.readAllBytes()) == large[-3:]
+    stream.seek(5)
+    assert stream.read() == 5
+    stream.close()
+    assert names() == ["1.delta", "deep", "empty", "large"]
+    files.delete(path("1.delta"))
+    files.delete(path("1.delta"))
+    assert not files.exists(path("1.delta"))
+    with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
+        files.open(path("1.delta"))
+    with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
+        files.list(path("nowhere"))
+    # An SST file goes past the manager.
+    local = tmp_path / "7.sst"
+    local.write_bytes(large)
+    system = path().getFileSystem(spark._jsc.hadoopConfiguration())
+    system.copyFromLocalFile(jvm.org.apache.hadoop.fs.Path(str(local)), path("SSTs/7-ab.sst"))
+    system.copyToLocalFile(path("SSTs/7-ab.sst"), jvm.org.apache.hadoop.fs.Path(str(tmp_path / "back.sst")))
+    assert (tmp_path / "back.sst").read_bytes() == large
+    assert system.getFileStatus(path("SSTs/7-ab.sst")).getLen() == len(large)
+    assert system.rename(path("empty"), path("renamed"))
+    assert system.delete(path("SSTs"), True)
+    assert names() == ["deep", "large", "renamed"]
+
+
+def test_a_plain_checkpoint_is_taken_over_where_it_is_and_left_as_it_was(
+    spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    source = stream("k string, t timestamp, v long")
+    source.add(rows_of(0))
+    plain = tmp_path / "plain"
+    with settings(spark, {"spark.sql.shuffle.partitions": "2"}):
+        run(source, "count", str(plain))
+        before = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
+        source.add(rows_of(1))
+        adopted = run(source, "count", f"dstl://{plain}")
+        assert {path: path.read_bytes() for path in before} == before
+        assert adopted == run(source, "count", str(plain))
+        assert saved(spark, "count", f"dstl://{plain}") == saved(spark, "count", str(plain))
+
+
+def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
+    spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    source = stream("k string, t timestamp, v long")
+    source.add(rows_of(0))
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "accounts.txt").write_text("of somebody else")
+    with pytest.raises(Exception, match=r"accounts\.txt"):
+        run(source, "count", f"dstl://{foreign}")
+    assert not (foreign / "_dstl").exists()
+    with pytest.raises(Exception, match="checkpoint locations of streaming queries"):
+        spark.range(3).write.json(f"dstl://{tmp_path}/a-sink")
+
+
+def test_the_secret_is_in_no_configuration_and_no_list_of_processes(spark: SparkSession) -> None:
+    confs = json.dumps(spark.sparkContext.getConf().getAll())
+    assert "secret" not in confs.replace("spark.authenticate.secret", "").lower()
+    lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if _readable(p)]
+    (own,) = {line for line in lines if b"dstl.files" in line and jar_path().encode() not in line} or {b""}
+    assert own.split(b"\0")[1:] == [b"-m", b"dstl.files", b""]
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_bytes()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,179 @@
+"""Coordinators and hosts' services of files in one event loop, and JVMs that speak the real protocol."""
+
+import contextlib
+import json
+import random
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+
+from dstl.files.invitation import FileInvitation
+from dstl.files.process import configuration, coordinating, hosting
+from dstl.options import S3Options
+from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StatFile
+from dstl.rpc.protocol import Secret
+from dstl.runtime import system_runtime
+from dstl.store.base import ObjectStore
+from dstl.store.instrumented import InstrumentedStore
+from dstl.store.memory import MemoryStore
+
+ROOT = "dstl:///jobs/query"
+DRIVER_HOST = "127.0.0.1"
+BIG = 300 << 10
+"""More bytes than are written inside a record, whatever compression does: use :func:`noise`."""
+
+
+def noise(size: int, seed: int = 0) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+class Jvm:
+    """One JVM on a host: its run is that of its driver's query."""
+
+    def __init__(self, connection: AsyncConnection, run: str, root: str = ROOT) -> None:
+        self._connection = connection
+        self.run = run
+        self.root = root
+
+    async def put(
+        self, path: str, content: bytes = b"x", *, attempt: int = -1, overwrite: bool = True, run: str | None = None
+    ) -> None:
+        run = self.run if run is None else run
+        await self._connection.call(PutFile(f"{self.root}/{path}", run, attempt, overwrite, "", content))
+
+    async def offsets(self, batch: int, content: bytes = b"v1\n{}") -> None:
+        await self.put(f"offsets/{batch}", content, overwrite=False)
+
+    async def commit(self, batch: int, *ids: str) -> None:
+        body = {"nextBatchWatermarkMs": 0, **({"stateUniqueIds": {"0": [[each] for each in ids]}} if ids else {})}
+        await self.put(f"commits/{batch}", b"v2\n" + json.dumps(body).encode(), overwrite=False)
+
+    async def batch(self, batch: int, files: dict[str, bytes]) -> None:
+        await self.offsets(batch)
+        for path, content in files.items():
+            await self.put(path, content)
+        await self.commit(batch)
+
+    async def delete(self, path: str, run: str | None = None) -> None:
+        await self._connection.call(DeleteFile(f"{self.root}/{path}", self.run if run is None else run))
+
+    async def read(self, path: str) -> bytes:
+        found = await self._connection.call(ReadFile(f"{self.root}/{path}", self.run, 0, 1 << 30))
+        return bytes(found.data)
+
+    async def names(self, path: str) -> list[str]:
+        found = await self._connection.call(ListFiles(f"{self.root}/{path}", self.run))
+        return [name for name, _, _ in found.entries]
+
+    async def size(self, path: str) -> int | None:
+        found = await self._connection.call(StatFile(f"{self.root}/{path}", self.run))
+        return found.size if found.size >= 0 else None
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Application:
+    """A driver with its coordinator, and services of other hosts."""
+
+    def __init__(self, stores: dict[str, ObjectStore], wrap: Callable[[ObjectStore], ObjectStore]) -> None:
+        self.stores = stores
+        self.secret = Secret.generate()
+        self.opened: list[InstrumentedStore] = []
+        self.jvms: list[Jvm] = []
+        self.version = ""
+        self._wrap = wrap
+        self._stack = contextlib.AsyncExitStack()
+        self._hosts: dict[str, contextlib.AsyncExitStack] = {}
+        self._socket = ""
+
+    def _open_store(self, location: str, options: S3Options) -> ObjectStore:
+        kept = self.stores.setdefault(location, MemoryStore())
+        counted = InstrumentedStore(self._wrap(_Kept(kept)))
+        self.opened.append(counted)
+        return counted
+
+    @property
+    def puts(self) -> int:
+        return sum(store.totals.put.calls for store in self.opened)
+
+    @property
+    def gets(self) -> int:
+        return sum(store.totals.get.calls for store in self.opened)
+
+    @property
+    def requests(self) -> int:
+        return sum(store.totals.calls for store in self.opened)
+
+    async def __aenter__(self) -> "Application":
+        invitation = FileInvitation(
+            kind="coordinator", version=self.version, secret=self.secret, host=DRIVER_HOST, options={}
+        )
+        self._socket = await self._stack.enter_async_context(
+            coordinating(invitation, configuration({}, {}), system_runtime(), self._open_store)
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for jvm in self.jvms:
+            jvm.close()
+        for host in list(self._hosts):
+            await self.end_host(host)
+        await self._stack.aclose()
+
+    async def driver(self, run: str, root: str = ROOT) -> Jvm:
+        return await self._jvm(self._socket, run, root)
+
+    async def executor(self, host: str, run: str, root: str = ROOT) -> Jvm:
+        """A JVM on another host, whose service it starts if nobody has: as the plugin does."""
+        ask = await AsyncConnection.open(Address(DRIVER_HOST, path=self._socket), self.secret)
+        placed = await ask.call(PlaceFiles(host, ""))
+        ask.close()
+        if placed.socket:
+            return await self._jvm(placed.socket, run, root)
+        assert placed.member
+        stack = contextlib.AsyncExitStack()
+        invitation = FileInvitation(
+            kind="host",
+            version="",
+            secret=self.secret,
+            host=host,
+            member=placed.member,
+            coordinator=Address(placed.coordinator_host, placed.coordinator_port),
+        )
+        socket, _ = await stack.enter_async_context(
+            hosting(invitation, configuration({}, {}), system_runtime(), self._open_store)
+        )
+        self._hosts[host] = stack
+        return await self._jvm(socket, run, root)
+
+    async def end_host(self, host: str) -> None:
+        await self._hosts.pop(host).aclose()
+
+    async def _jvm(self, socket: str, run: str, root: str) -> Jvm:
+        jvm = Jvm(await AsyncConnection.open(Address(DRIVER_HOST, path=socket), self.secret), run, root)
+        self.jvms.append(jvm)
+        return jvm
+
+
+class _Kept:
+    """A store that outlives those who close it."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    async def close(self) -> None:
+        pass
+
+
+@contextlib.asynccontextmanager
+async def application(
+    stores: dict[str, ObjectStore], wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store
+) -> AsyncIterator[Application]:
+    async with Application(stores, wrap) as started:
+        yield started
