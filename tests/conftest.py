@@ -3,10 +3,15 @@
 import os
 import random
 
+import hypothesis
 import pytest
 
 # In the environment, so that processes which share the tests have one seed, the one that is printed.
 SEED = int(os.environ.setdefault("DSTL_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
+
+# How long an example takes says more of the machine than of the code.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 # Hundreds of workers and TaskManagers start in these tests: they compile the modules once, not each for itself.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -17,7 +17,7 @@ from dstl.checkpoint.report import SavepointReport
 from dstl.checkpoint.savepoint.format import parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
-from dstl.errors import Closed, Invalid, shown
+from dstl.errors import Closed, Invalid
 from dstl.metrics import MetricSet
 from dstl.option_sources import check_sections, resolve
 from dstl.options import (
@@ -47,10 +47,11 @@ from dstl.spark.application.session import (
     driver_host,
     executor_hosts,
     is_local,
+    session_of,
 )
 from dstl.spark.application.shutdown import shut_down
 from dstl.spark.listener import CheckpointMetrics
-from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within
+from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within, flag
 from dstl.spark.operators.stateful_operators import StatefulOperators
 from dstl.spark.query.failure_log import log_failures
 from dstl.spark.query.placement import repartition
@@ -168,27 +169,19 @@ class StateBackend(StatefulOperators):
         if is_in_memory(absolute):
             raise Invalid("memory:// is this process's own memory, and state lives in others: use a directory or S3")
         max_parallelism = count_within("max_parallelism", max_parallelism, MAX_MAX_PARALLELISM)
-        if parallelism is not None:
-            parallelism = count_within("parallelism", parallelism, max_parallelism, _MAXIMUM)
         if task_managers is not None:
             task_managers = count_within("task_managers", task_managers, max_parallelism, _MAXIMUM)
         choice("table", table, get_args(TableKind))
         choice("restore", restore, ("latest", "previous"))
         choice("restore_mode", restore_mode, get_args(RestoreMode))
-        if not isinstance(allow_non_restored_state, bool):
-            raise Invalid(f"allow_non_restored_state={shown(allow_non_restored_state)} is neither True nor False")
+        flag("allow_non_restored_state", allow_non_restored_state)
         if restore_from is not None:
             parse_savepoint_location(restore_from)
-        session = spark if spark is not None else SparkSession.getActiveSession()
-        if session is None:
-            raise Invalid("there is no active Spark session: make one first, or pass spark=")
-        if not isinstance(session, SparkSession):
-            raise Invalid(f"spark={shown(spark)} is {type(spark).__name__}, not a SparkSession")
+        session = session_of(spark)
         self.location = os.fspath(location)
         self.max_parallelism = max_parallelism
-        self._parallelism = parallelism or count_within(
-            "parallelism", session.sparkContext.defaultParallelism, max_parallelism, _MAXIMUM
-        )
+        chosen = session.sparkContext.defaultParallelism if parallelism is None else parallelism
+        self._parallelism = count_within("parallelism", chosen, max_parallelism, _MAXIMUM)
         self._operators: list[str] = []
         self._unnamed = 0
         self._has_warned = False

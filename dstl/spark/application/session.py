@@ -10,11 +10,26 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
+from dstl.errors import Invalid, shown
 
-__all__ = ["LOOPBACK", "active_run", "batch_watermarks", "driver_host", "executor_hosts", "is_local"]
+__all__ = ["LOOPBACK", "active_run", "batch_watermarks", "driver_host", "executor_hosts", "is_local", "session_of"]
 
 LOOPBACK = "127.0.0.1"
 """Driver, TaskManagers and tasks of a local session share a machine."""
+
+
+def session_of(spark: SparkSession | None) -> SparkSession:
+    """Return the session that was given, or else the active one.
+
+    Raises:
+        Invalid: There is none, or it is something else.
+    """
+    session: object = spark if spark is not None else SparkSession.getActiveSession()
+    if session is None:
+        raise Invalid("there is no active Spark session: make one first, or pass spark=")
+    if not isinstance(session, SparkSession):
+        raise Invalid(f"spark={shown(session)} is {type(session).__name__}, not a SparkSession")
+    return session
 
 
 def is_local(session: SparkSession) -> bool:

@@ -100,7 +100,7 @@ class _Defined:
     """The columns of a grouped aggregation's rows, put together one after the other."""
 
     def __init__(self, df: DataFrame, found: AnalysedAggregation, mode: OutputMode, place: OperatorPlace) -> None:
-        self._df = df
+        self._df = self._input = df
         self._found = found
         self._mode = mode
         self._place = place
@@ -159,7 +159,7 @@ class _Defined:
             max_parallelism=self._place.max_parallelism,
             event_time=None
             if delay is None or whole.time is None
-            else EventTime(whole.time, delay, watermark_follows(self._df)),
+            else EventTime(whole.time, delay, watermark_follows(self._input)),
             aggregation=whole,
         )
         definition.resolve(None)  # What a task would refuse is refused here.

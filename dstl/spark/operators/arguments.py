@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from dstl.errors import Invalid, shown
 from handles.operator_uid import is_operator_uid
 
-__all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within", "with_signature_of"]
+__all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within", "flag", "with_signature_of"]
 
 P = ParamSpec("P")
 T = TypeVar("T", bound=str)
@@ -52,6 +52,17 @@ def choice(name: str, value: Any, choices: Collection[T]) -> T:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise Invalid(f"{name}={shown(value)} is none of {', '.join(map(repr, choices))}{meant}")
     return found
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return the value if it is a truth value.
+
+    Raises:
+        Invalid: It is something that only counts as one.
+    """
+    if not isinstance(value, bool):
+        raise Invalid(f"{name}={shown(value)} is neither True nor False")
+    return value
 
 
 def column_names(by: Any, what: str) -> list[str]:
