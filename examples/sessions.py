@@ -16,8 +16,8 @@ from dstl.spark import StateBackend
 GAP_MS = 30 * 60 * 1000
 CLICKS = [
     [("ann", "2026-01-01 10:00:00"), ("bob", "2026-01-01 10:05:00"), ("ann", "2026-01-01 10:20:00")],
-    [("ann", "2026-01-01 11:30:00")],  # ends ann's first session
-    [("eve", "2026-01-01 12:30:00")],  # bob's timer fires here: the watermark is that of the batch before
+    [("ann", "2026-01-01 11:30:00")],  # ends ann's first session; bob's when the watermark has moved, without new data
+    [("eve", "2026-01-01 12:30:00")],  # ends ann's second one; eve's own stays open
 ]
 
 

@@ -146,6 +146,8 @@ _DRIVER: tuple[_Row, ...] = (
      "Longer than the job may be down: materialize more often, or add TaskManagers."),
     ("numLateRecordsDropped", "late_rows_dropped", _C, "", "operator", "Rows dropped as they came too late.",
      "A longer delay in `withWatermark()` takes later rows."),
+    ("currentInputWatermark", "current_input_watermark", _G, "ms", "", "Lowest watermark, Unix time.",
+     "Low is bad: one that stands still holds timers and windows back; look for a source without rows."),
     ("numRestores", "restores", _C, "", "", "Starts of the query.", "It restarts again and again: read its log."),
     ("restoreSeconds", "restore_duration", _H, "s", "", "From a start's first task until it could work.",
      "Materialize more often; see the TaskManagers' restore rates."),

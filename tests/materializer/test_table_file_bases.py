@@ -92,7 +92,7 @@ async def test_a_restart_goes_on_with_the_stored_files(seed: int, tmp_path: Path
     """Prevents that the first materializations after a restart upload everything."""
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await world.batch_of(2000)
+        await world.batch_of(8000)
         await _batches(world, 4, 4)
         before = {name for bases in _files(world).values() for names in bases for name in names}
         await world.start(1)

@@ -67,7 +67,7 @@ async def test_only_new_files_go_up_before_and_after_a_restart_from_s3(
     server: S3Server, bucket: str, seed: int, tmp_path: Path
 ) -> None:
     async with world_on(server, bucket, seed, tmp_path) as world:
-        await batches(world, 1, 2000)
+        await batches(world, 1, 8000)
         await batches(world, 4, 4)
         put = requested(server, "PUT")
         assert len(put) == len(set(put))

@@ -29,7 +29,9 @@ def test_the_scenario_has_checkpoints_materializations_and_savepoints() -> None:
 
 @pytest.mark.parametrize(("where", "what"), WAYS, ids=lambda each: str(each))
 def test_a_fault_at_any_place_of_the_scenario_breaks_no_invariant(where: str, what: FaultKind, seed: int) -> None:
-    every = {"request": 40, "message": 150, "driver-1": 400, "driver-1.tm-1": 200}.get(where, 60)
+    every = {"request": 40, "world.savepoint-1": 10, "message": 150, "driver-1": 400, "driver-1.tm-1": 200}.get(
+        where, 60
+    )
     assert check(where, what, every, 1 + seed % every) >= 1
 
 

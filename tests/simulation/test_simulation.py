@@ -15,7 +15,7 @@ from dstl.testing.simulation import FaultPlan, journal, run_seed, run_seeds
 from dstl.testing.simulation.journal import Journal
 
 FAILED = tomllib.loads((Path(__file__).parent / "failed_seeds.toml").read_text())["seed"]
-SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "72"))
+SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "48"))
 
 
 def test_every_invariant_holds_under_every_fault(seed: int) -> None:
@@ -78,9 +78,9 @@ def test_without_faults_each_batch_is_one_checkpoint() -> None:
 
 def test_processes_that_share_the_seeds_change_nothing() -> None:
     shared: dict[int, str] = {}
-    summary = run_seeds(range(21), jobs=2, on_result=lambda each: shared.update({each.seed: each.trace_hash}))
-    assert (summary.seeds, list(shared)) == (21, list(range(21)))
-    assert [run_seed(seed).trace_hash for seed in (0, 20)] == [shared[0], shared[20]]
+    summary = run_seeds(range(9), jobs=2, on_result=lambda each: shared.update({each.seed: each.trace_hash}))
+    assert (summary.seeds, list(shared)) == (9, list(range(9)))
+    assert [run_seed(seed).trace_hash for seed in (0, 8)] == [shared[0], shared[8]]
 
 
 def test_the_command_line_reports_figures_and_exit_code(capsys: pytest.CaptureFixture[str]) -> None:

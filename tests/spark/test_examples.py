@@ -20,7 +20,7 @@ SAID = {
         ["bob", 3, "logged in already, at 2"],
     ],
     "migrate": [["a", 3], ["c", 1]],
-    "sessions": [["ann", 2, 20], ["bob", 1, 0]],
+    "sessions": [["ann", 1, 0], ["ann", 2, 20], ["bob", 1, 0]],
     "top_products": [["north", "tea 6, jam 5, oil 4"], ["south", "tea 2, jam 1"]],
 }
 

@@ -98,10 +98,7 @@ class AggregateKeys:
         self._aggregates = dict(aggregates)
         self._accumulators = {name: each.accumulator(input_schema) for name, each in aggregates.items()}
         used = {each.column for each in aggregates.values()}
-        self._types = {
-            field.name: field.type
-            for field in arrow_schema(StructType([each for each in input_schema.fields if each.name in used]))
-        }
+        self._used = StructType([each for each in input_schema.fields if each.name in used])
         fields = []
         for name, accumulator in self._accumulators.items():
             for position, kind in enumerate(accumulator.state):
@@ -120,13 +117,14 @@ class AggregateKeys:
         exists: npt.NDArray[np.bool_],
     ) -> Update:
         """Fold the rows into the accumulators and return those and the results."""
+        types = {field.name: field.type for field in arrow_schema(self._used)}
         accumulated: list[pa.Array] = []
         results: list[pa.Array] = []
         at = 0
         for name, accumulator in self._accumulators.items():
             source = self._aggregates[name].column
             # Moments come in the session's time zone, and are kept without it.
-            column = None if source is None else rows.column(source).combine_chunks().cast(self._types[source])
+            column = None if source is None else rows.column(source).combine_chunks().cast(types[source])
             prior = states.columns[at : at + len(accumulator.state)]
             at += len(accumulator.state)
             try:
