@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import groupby
 
 import hypothesis
 import pytest
@@ -37,8 +38,34 @@ def seed() -> int:
     return SEED
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the long form what the seed has not drawn, and put the longest first."""
+    _draw(items)
+    _order(items)
+
+
+def _draw(items: list[pytest.Item]) -> None:
+    """Of the cases of a test with the marker ``drawn`` (of all tests, with its ``group``) this run has so many."""
+
+    def group(item: pytest.Item) -> tuple[str, str]:
+        marker = item.get_closest_marker("drawn")
+        assert marker is not None
+        return str(item.path), marker.kwargs.get("group", getattr(item, "originalname", item.name))
+
+    cases = sorted((item for item in items if item.get_closest_marker("drawn")), key=group)
+    for name, each in groupby(cases, key=group):
+        drawable = list(each)
+        marker = drawable[0].get_closest_marker("drawn")
+        assert marker is not None
+        count = min(marker.args[0], len(drawable))
+        chosen = random.Random(f"{SEED}-{name[1]}").sample(drawable, count)
+        for item in drawable:
+            if item not in chosen:
+                item.add_marker(pytest.mark.long)
+
+
+def _order(items: list[pytest.Item]) -> None:
     """Put what takes long before what does not, in both halves of the tests.
 
     Of two processes each begins with its half, and one that has ended takes over from the end of the other's.

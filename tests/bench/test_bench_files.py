@@ -13,6 +13,7 @@ import pytest
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built")
+@pytest.mark.long
 def test_files(tmp_path: Path) -> None:
     """In a process of its own: this one may have another session."""
     arguments = ["--queries", "count", "--partitions", "3", "--batches", "5", "--latency-ms", "5", "--json"]

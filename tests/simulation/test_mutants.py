@@ -4,7 +4,6 @@ Numbers are those of ``tests/KNOWN_BUGS.md`` where the bug stands there; the oth
 """
 
 import itertools
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -316,22 +315,10 @@ MUTANTS = [
 ]
 
 
-def test_known_bugs_are_seen_when_they_are_built_in_again(seed: int) -> None:
-    # Five of them at each run; the long form has all.
-    for mutant in random.Random(seed).sample(MUTANTS, 5):
-        with pytest.MonkeyPatch.context() as patch:
-            mutant.build_in(patch)
-            check(mutant)
-
-
-@pytest.mark.long
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.build_in.__name__)
 def test_each_known_bug_is_seen_when_it_is_built_in_again(mutant: Mutant, monkeypatch: Patch) -> None:
     mutant.build_in(monkeypatch)
-    check(mutant)
-
-
-def check(mutant: Mutant) -> None:
     for seed in range(MOST_SEEDS):
         result = run_seed(seed, plan=mutant.plan())
         if result.violations:

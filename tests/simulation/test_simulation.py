@@ -15,7 +15,7 @@ from dstl.testing.simulation import FaultPlan, journal, run_seed, run_seeds
 from dstl.testing.simulation.journal import Journal
 
 FAILED = tomllib.loads((Path(__file__).parent / "failed_seeds.toml").read_text())["seed"]
-SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "48"))
+SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "32"))
 
 
 def test_every_invariant_holds_under_every_fault(seed: int) -> None:

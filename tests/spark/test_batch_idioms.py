@@ -267,6 +267,7 @@ class Job:
         return collected(reader.json(str(self.place / "out")))
 
 
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize("name", IDIOMS)
 def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, name: str

@@ -122,6 +122,7 @@ def collected(df: DataFrame) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.usefixtures("rocksdb")
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.parametrize("mode", ["none", "processingTime", "eventTime"])
 def test_a_batch_query_is_sparks_own_and_stores_nothing(

@@ -106,6 +106,7 @@ IDIOMS: list[Sink] = [
 ]
 
 
+@pytest.mark.drawn(1, group="output")
 def test_every_way_of_using_the_whole_output_is_one_checkpoint(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -152,6 +153,7 @@ def test_every_way_of_using_the_whole_output_is_one_checkpoint(
         assert got[batch] == sorted((k, totals[k]) for k in keys if not k.startswith("q")), batch
 
 
+@pytest.mark.drawn(1, group="output")
 def test_a_sink_that_leaves_tasks_out_is_told_how_to_lose_nothing(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -260,6 +260,7 @@ RUNS = {
 }
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("job", RUNS)
 @pytest.mark.usefixtures("rocksdb")
 def test_states_do_what_sparks_own_do(

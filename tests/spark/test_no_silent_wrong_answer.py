@@ -52,6 +52,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
     return [text for text in said if part in text]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [("user", "page"), ("user",)])
 def test_operators_that_change_places_or_columns_do_not_take_each_others_state(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, columns: tuple[str, ...]

@@ -152,6 +152,7 @@ def one_partition(spark: SparkSession, rocksdb: None) -> Iterator[None]:
     spark.conf.set("spark.sql.shuffle.partitions", "3")
 
 
+@pytest.mark.drawn(1, group="evolution")
 @pytest.mark.usefixtures("one_partition")
 def test_schemas_evolve_as_sparks_own_do(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
     """Three versions in sequence; keys that were written by each of them, or by none but the first."""
@@ -175,6 +176,7 @@ SCALARS = [
 NESTING = ["{}", "struct<x:{}>", "struct<x:{},y:int>", "array<struct<x:{}>>", "map<string,struct<y:int,x:{}>>"]
 
 
+@pytest.mark.drawn(1, group="evolution")
 def test_what_may_change_is_what_avro_allows_but_for_wrong_numbers(spark: SparkSession, seed: int) -> None:
     jvm: Any = spark._jvm
     assert jvm is not None
@@ -234,6 +236,7 @@ class Alone(StatefulProcessor):
         pass
 
 
+@pytest.mark.drawn(1, group="evolution")
 @pytest.mark.usefixtures("one_partition")
 def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path

@@ -278,6 +278,7 @@ def test_an_error_in_user_code_names_key_and_operator_and_leaves_the_state(
     assert stored(tmp_path / "state", "failing", "total") == {key: (value,) for key, (value, _) in totals.items()}
 
 
+@pytest.mark.drawn(2, group="refused")
 def test_a_second_query_on_one_backend_is_refused(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -291,6 +292,7 @@ def test_a_second_query_on_one_backend_is_refused(
             two.drain(df)
 
 
+@pytest.mark.drawn(2, group="refused")
 def test_a_location_of_another_query_and_another_max_parallelism_are_refused(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -310,6 +312,7 @@ def test_a_location_of_another_query_and_another_max_parallelism_are_refused(
             one.drain(df)
 
 
+@pytest.mark.drawn(2, group="refused")
 def test_a_new_location_for_an_old_query_is_refused_and_nothing_is_lost(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -328,6 +331,7 @@ def test_a_new_location_for_an_old_query_is_refused_and_nothing_is_lost(
     assert stored(tmp_path / "state", "operator-1", "total") == {key: (value,) for key, (value, _) in totals.items()}
 
 
+@pytest.mark.drawn(2, group="refused")
 def test_an_incompatible_state_schema_is_refused_with_both_schemas(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:

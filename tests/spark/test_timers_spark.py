@@ -115,6 +115,7 @@ def event_time_batches(rng: random.Random) -> list[list[dict[str, Any]]]:
     return batches
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.usefixtures("rocksdb")
 def test_event_time_timers_and_late_rows_are_as_in_spark(
