@@ -6,8 +6,7 @@
     -visits = clicks.groupBy("page").transformWithState(Visits(), "page string, n long", "update", "none")
     +visits = backend.groupBy(clicks, "page").transformWithState(Visits(), "page string, n long", "update", "none")
 
-State itself moves as initial state: read Spark's with ``spark.read.format("statestore")`` and pass it grouped, as
-PySpark takes it; ``handleInitialState`` gets it in the new query's first batch, as it does in Spark.
+State moves as a savepoint, and the sources go on where they were: ``migrate_state``, or ``dstl files migrate``.
 
 Run it: ``python examples/migrate.py``
 """
@@ -19,7 +18,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from dstl.spark import StateBackend
+from dstl.spark import StateBackend, migrate_state
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 OUTPUT = "page string, n long"
@@ -30,9 +29,6 @@ class Visits(StatefulProcessor):
 
     def init(self, handle):
         self.n = handle.getValueState("n", "n long")
-
-    def handleInitialState(self, key, initialState, timerValues):
-        self.n.update((initialState.n,))
 
     def handleInputRows(self, key, rows, timerValues):
         n = (self.n.get() or (0,))[0] + sum(1 for _ in rows)
@@ -56,22 +52,24 @@ def run(visits: DataFrame, checkpoint: Path) -> list[tuple]:
     return sorted(latest.items())
 
 
-def main(spark: SparkSession, work: Path) -> list[tuple]:
-    for day, pages in (("monday", ["a", "b", "a"]), ("tuesday", ["a", "c"])):
-        (work / day).mkdir(parents=True)
-        (work / day / "clicks.json").write_text("\n".join(json.dumps({"page": page}) for page in pages))
-    read = spark.readStream.schema("page string").json
+def click(work: Path, day: str, pages: list[str]) -> None:
+    (work / "clicks").mkdir(parents=True, exist_ok=True)
+    (work / "clicks" / f"{day}.json").write_text("\n".join(json.dumps({"page": page}) for page in pages))
 
+
+def main(spark: SparkSession, work: Path) -> list[tuple]:
+    click(work, "monday", ["a", "b", "a"])
+    clicks = spark.readStream.schema("page string").json(str(work / "clicks"))
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    monday = read(str(work / "monday")).groupBy("page").transformWithState(Visits(), OUTPUT, "update", "none")
-    run(monday, work / "spark")
-    stored = spark.read.format("statestore").option("stateVarName", "n").load(str(work / "spark"))
-    with StateBackend(str(work / "state"), spark=spark) as backend:
-        state = stored.select("key.page", "value.n").groupBy("page")
-        tuesday = backend.groupBy(read(str(work / "tuesday")), "page").transformWithState(
-            Visits(), OUTPUT, "update", "none", state
-        )
-        return run(tuesday, work / "checkpoint")
+    run(clicks.groupBy("page").transformWithState(Visits(), OUTPUT, "update", "none"), work / "spark")
+
+    moved = migrate_state(
+        str(work / "spark"), work / "state", operators={0: "visits"}, new_checkpoint=str(work / "checkpoint")
+    )
+    click(work, "tuesday", ["a", "c"])
+    with StateBackend(work / "state", restore_from=moved.savepoint, parallelism=5, spark=spark) as backend:
+        visits = backend.groupBy(clicks, "page").transformWithState(Visits(), OUTPUT, "update", "none", name="visits")
+        return run(visits, work / "checkpoint")
 
 
 if __name__ == "__main__":

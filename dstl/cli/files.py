@@ -1,4 +1,4 @@
-"""``dstl files``: list, verify, export and roll back checkpoint directories of Spark that are on ``dstl://``."""
+"""``dstl files``: list, verify, export, roll back and migrate checkpoint directories of Spark."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from dstl.cli import console
+from dstl.cli.migrate import migrate
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store
@@ -16,10 +17,12 @@ from dstl.store import open_store
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Checkpoint directories of Spark's own operators, on dstl://. All but rollback only read.",
+    help="Checkpoint directories of Spark's own operators, on dstl://. All but rollback only read them.",
     epilog=console.EXIT_CODES,
     no_args_is_help=True,
 )
+
+app.command(epilog=console.EXIT_CODES)(migrate)
 
 Root = Annotated[str, typer.Argument(metavar="DIRECTORY", help="As in checkpointLocation: dstl://bucket/path.")]
 T = TypeVar("T")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dstl.spark.aggregates import approx_count_distinct, count, first, last, max, mean, min, sum
     from dstl.spark.backend import StateBackend
     from dstl.spark.jar import jar_path
+    from dstl.spark.migration.savepoint import migrate_state
 
 __all__ = [
     "StateBackend",
@@ -29,6 +30,7 @@ __all__ = [
     "last",
     "max",
     "mean",
+    "migrate_state",
     "min",
     "sum",
 ]
@@ -36,6 +38,7 @@ __all__ = [
 _MODULES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {
     "StateBackend": "dstl.spark.backend",
     "jar_path": "dstl.spark.jar",
+    "migrate_state": "dstl.spark.migration.savepoint",
 }
 _NEEDED = {"numpy", "pandas", "pyarrow", "pyspark"}
 

@@ -22,9 +22,14 @@ from dstl.state.source import StateSource
 from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 
-__all__ = ["ListState"]
+__all__ = ["ListState", "element_user_key"]
 
 _ELEMENT = struct.Struct(">QI")
+
+
+def element_user_key(sequence: int, number: int) -> bytes:
+    """Return the user key of a list's element: the bytes sort as (the batch's number, the one within it) does."""
+    return _ELEMENT.pack(sequence, number)
 
 
 class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
@@ -111,5 +116,5 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
 
     def _append(self, encoded: list[bytes]) -> None:
         for value in encoded:
-            self._put(_ELEMENT.pack(self._sequence, self._appended), value)
+            self._put(element_user_key(self._sequence, self._appended), value)
             self._appended += 1

@@ -82,3 +82,21 @@ def test_what_is_none_is_refused_and_gc_leaves_files_alone(place: Path, tmp_path
     result = run("gc", place / "_dstl", "--commit")
     assert result.exit_code == 2, result.output
     assert sorted(path for path in place.rglob("*") if path.is_file()) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wrong"),
+    [
+        ("--operator", "visits", "NAME=VALUE"),
+        ("--operator", "visits=0", "the id a number"),
+        ("--ttl", "n=", "NAME=VALUE"),
+        ("--ttl", "n=soon", "not a duration"),
+        ("--conf", "spark.x", "NAME=VALUE"),
+    ],
+)
+def test_arguments_of_a_migration_are_checked_before_spark_starts(
+    option: str, value: str, wrong: str, tmp_path: Path
+) -> None:
+    done = run("files", "migrate", tmp_path / "old", tmp_path / "new", option, value)
+    assert (done.exit_code, wrong in done.stderr) == (2, True), done.output
+    assert not list(tmp_path.iterdir())

@@ -12,15 +12,12 @@ the descriptor, the files, the marker again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
-
-import google_crc32c
 
 from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.checkpoint.savepoint.file_writer import SavepointFileWriter
 from dstl.checkpoint.savepoint.format import (
     Savepoint,
     SavepointFile,
@@ -35,11 +32,10 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from materializer.bases.key_group_file import KeyGroupFile, encode_key_group
 from materializer.bases.table_directory import FileBases
 from materializer.expiry import deleted_states, is_deleted
 from materializer.restore.restore import restore_tables
-from materializer.tables import Expired, HeapStateTable, StateTable
+from materializer.tables import HeapStateTable
 
 __all__ = [
     "OnProgress",
@@ -48,6 +44,7 @@ __all__ = [
     "key_group_chunks",
     "save_checkpoint",
     "save_newest",
+    "write_savepoint",
 ]
 
 _log = logging.getLogger(__name__)
@@ -62,7 +59,6 @@ restore on many TaskManagers shares the reading better."""
 _CHUNK_BYTES = 128 << 20
 """Stored bytes of state and log that are rebuilt as tables at once; in memory they take several times as much."""
 
-_UPLOADS = 3
 _TAKES = 5
 _COPIED = (
     "query_id",
@@ -196,13 +192,12 @@ async def save_checkpoint(
     Key groups are rebuilt range by range, so memory is bounded by ``chunk_bytes`` (times what tables need above the
     stored bytes) and a few base files, whatever the size of the state.
     """
-    objects = SavepointObjects(target, runtime)
-    await _check_free(objects, name)
-    unique = runtime.new_id()
-    writer = _FileWriter(objects, directory_of(name) + unique, file_bytes)
-    try:
-        files = await _copy(checkpoint, source, runtime, writer, on_progress, chunk_bytes)
-        savepoint = Savepoint(
+
+    async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
+        return await _copy(checkpoint, source, runtime, files, on_progress, chunk_bytes)
+
+    def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
+        return Savepoint(
             name=name,
             put_id=unique,
             created_at=runtime.clock.wall(),
@@ -211,6 +206,40 @@ async def save_checkpoint(
             files=tuple(files),
             **{field: getattr(checkpoint, field) for field in _COPIED},
         )
+
+    return await write_savepoint(target, runtime, name, fill, describe, file_bytes=file_bytes)
+
+
+async def write_savepoint(
+    target: ObjectStore,
+    runtime: Runtime,
+    name: str,
+    fill: Callable[[SavepointFileWriter], Awaitable[Sequence[SavepointFile]]],
+    describe: Callable[[str, Sequence[SavepointFile]], Savepoint],
+    *,
+    file_bytes: int = TARGET_FILE_BYTES,
+) -> Savepoint:
+    """Write a savepoint of whatever state: its files, then its descriptor; complete or invisible.
+
+    Args:
+        target: Where it goes.
+        runtime: Clock, jitter, ids.
+        name: Its name in the target.
+        fill: Writes every key group of every operator, and returns the files.
+        describe: Returns the descriptor, given the unique part of the files' names, which is its put-id, and the files.
+        file_bytes: A file is closed once it has so many bytes.
+
+    Raises:
+        ObjectExists: The target has a savepoint of that name, or had one that a job has claimed.
+        OutcomeUnknown: The savepoint may be there: look with list.
+        DstlError: As ``fill`` does; what was stored is deleted then.
+    """
+    objects = SavepointObjects(target, runtime)
+    await _check_free(objects, name)
+    unique = runtime.new_id()
+    writer = SavepointFileWriter(objects, directory_of(name) + unique, file_bytes)
+    try:
+        savepoint = describe(unique, await fill(writer))
     except BaseException:
         await writer.withdraw()
         raise
@@ -257,7 +286,7 @@ async def _copy(
     checkpoint: CompletedCheckpoint,
     source: ObjectStore,
     runtime: Runtime,
-    writer: _FileWriter,
+    writer: SavepointFileWriter,
     on_progress: OnProgress | None,
     chunk_bytes: int,
 ) -> list[SavepointFile]:
@@ -275,83 +304,3 @@ async def _copy(
             if on_progress is not None:
                 on_progress(chunk.end + 1, total)
     return await writer.finish(entry.uid for entry in checkpoint.operators)
-
-
-@dataclass(slots=True)
-class _OpenFile:
-    data: bytearray = field(default_factory=bytearray)
-    parts: list[tuple[int, int, int, int]] = field(default_factory=list)
-
-
-class _FileWriter:
-    """Packs key groups into base files, one open file per operator, and stores them while the next are encoded."""
-
-    def __init__(self, objects: SavepointObjects, directory: str, file_bytes: int) -> None:
-        self._objects = objects
-        self._directory = directory
-        self._file_bytes = file_bytes
-        self._open: dict[str, _OpenFile] = {}
-        self._stored: dict[str, list[SavepointFile]] = {}
-        self._uploads: set[asyncio.Task[None]] = set()
-        self._names: list[str] = []
-
-    async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange, dropped: Expired) -> None:
-        """Add one operator's key groups, without what is dropped; closes the table."""
-        table = table if table is not None else HeapStateTable()
-        snapshot = table.snapshot()
-        try:
-            for group in key_groups:
-                # zstd and the checksum let the loop go on meanwhile.
-                part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
-                file = self._open.setdefault(operator, _OpenFile())
-                file.parts.append((group, len(file.data), len(part.data), part.rows))
-                file.data += part.data
-                if len(file.data) >= self._file_bytes:
-                    await self._store(operator)
-        finally:
-            snapshot.close()
-            table.close()
-
-    async def finish(self, operators: Iterable[str]) -> list[SavepointFile]:
-        """Store what is open, wait for all, and return the files by operator in the given order."""
-        uids = list(operators)
-        for operator in uids:
-            if operator in self._open:
-                await self._store(operator)
-        await self._wait(0)
-        return [file for operator in uids for file in self._stored.get(operator, ())]
-
-    async def withdraw(self) -> None:
-        """Delete what was stored for a savepoint that did not come to be; the descriptor certainly is not there."""
-        for task in self._uploads:
-            task.cancel()
-        await asyncio.gather(*self._uploads, return_exceptions=True)
-        try:
-            await self._objects.delete(self._names)
-        except DstlError as error:
-            _log.warning("%d files below %s are left: %s", len(self._names), self._directory, error)
-
-    async def _store(self, operator: str) -> None:
-        file = self._open.pop(operator)
-        name = f"{self._directory}/{len(self._names):06d}.base"
-        data = bytes(file.data)
-        relative = "/".join(name.split("/")[2:])
-        self._stored.setdefault(operator, []).append(
-            SavepointFile(
-                operator=operator,
-                name=relative,
-                size=len(data),
-                checksum=google_crc32c.value(data),
-                parts=tuple(file.parts),
-            )
-        )
-        self._names.append(name)
-        await self._wait(_UPLOADS - 1)
-        self._uploads.add(asyncio.ensure_future(self._objects.put(name, data)))
-
-    async def _wait(self, most: int) -> None:
-        """Wait until at most so many uploads are under way; raises what one of them raised."""
-        while len(self._uploads) > most:
-            done, self._uploads = await asyncio.wait(self._uploads, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()

@@ -69,9 +69,10 @@ final class PythonProcess implements Closeable {
       throw new IOException(program + " -m dstl.files ended at once: has it dstl-pyspark, of the jar's version?"
           + " Name one in spark.dstl.python; its own words are in this process's standard error");
     }
-    Object told = Msgpack.unpack(ByteBuffer.wrap(Base64.getDecoder().decode(said)));
-    if (!(told instanceof Map<?, ?> fields)) {
-      throw new IOException(program + " -m dstl.files says something else than this jar expects");
+    if (!(answer(said) instanceof Map<?, ?> fields)) {
+      close();
+      throw new IOException(program + " -m dstl.files says something else than this jar expects: name a Python that has"
+          + " dstl-pyspark, and prints nothing of its own, in spark.dstl.python");
     }
     if (fields.get("error") instanceof String error) {
       close();
@@ -104,6 +105,15 @@ final class PythonProcess implements Closeable {
     } catch (InterruptedException error) {
       process.destroyForcibly();
       Thread.currentThread().interrupt();
+    }
+  }
+
+  /** Return what a line of the process says; null where the line is none of ours. */
+  private static Object answer(String line) {
+    try {
+      return Msgpack.unpack(ByteBuffer.wrap(Base64.getDecoder().decode(line)));
+    } catch (IllegalArgumentException | IOException error) {
+      return null;
     }
   }
 

@@ -1,0 +1,104 @@
+"""``dstl files migrate``: the state of a PySpark ``transformWithState`` query as a savepoint for ``StateBackend``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dstl.cli import console
+from dstl.errors import Invalid
+from dstl.option_sources import resolve
+from dstl.options import SealingOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["migrate"]
+
+
+def migrate(
+    checkpoint: Annotated[
+        str,
+        typer.Argument(metavar="CHECKPOINT", help="The stopped query's checkpointLocation: dstl://, s3a://, a path."),
+    ],
+    location: console.Location,
+    name: Annotated[str, typer.Option(help="The savepoint's name.")] = "migrated",
+    operator: Annotated[
+        list[str] | None, typer.Option(help="ID=NAME: Spark's operator id, and its name= in the new query. Repeatable.")
+    ] = None,
+    ttl: Annotated[
+        list[str] | None, typer.Option(help="STATE=15m: the time to live of a state that has one. Repeatable.")
+    ] = None,
+    max_parallelism: Annotated[int, typer.Option(min=1, help="Key groups of the new backend.")] = 128,
+    new_checkpoint: Annotated[
+        str, typer.Option(help="An empty directory, which gets the old query's offsets for the new one to go on with.")
+    ] = "",
+    conf: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the Spark session that reads the state. Repeatable.")
+    ] = None,
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
+) -> None:
+    """Make a savepoint at LOCATION of the state of a stopped PySpark transformWithState query.
+
+    The old directory is only read, by a Spark session of this command. Start the processors with
+    StateBackend(restore_from=...) then, at any parallelism.
+    """
+    from dstl.spark import migrate_state
+
+    with console.errors_as_exit():
+        operators = _pairs(operator, "--operator")
+        if not all(map(str.isdecimal, operators)):
+            raise Invalid("--operator is ID=NAME, the id a number: --operator 0=visits")
+        report = migrate_state(
+            checkpoint,
+            location,
+            name=name,
+            operators={int(number): uid for number, uid in operators.items()},
+            ttl_ms={key: int(console.parse_duration(each) * 1000) for key, each in _pairs(ttl, "--ttl").items()},
+            max_parallelism=max_parallelism,
+            new_checkpoint=new_checkpoint,
+            spark=_session(_pairs(conf, "--conf"), (checkpoint, new_checkpoint)),
+            s3=console.s3_options(endpoint_url),
+            sealing=resolve("sealing", SealingOptions, None, os.environ, {}),
+        )
+    if as_json:
+        console.print_json(dataclasses.asdict(report))
+        return
+    for uid, states in report.operators.items():
+        typer.echo(console.printable(f"operator {uid}: {', '.join(states)}"))
+    size = console.size_text(report.bytes)
+    typer.echo(f"{report.entries:,} entries, {size}, behind batch {report.batch_id} of query {report.query_id}")
+    typer.echo(console.printable(f"go on with restore_from={report.savepoint!r}"))
+    if report.checkpoint:
+        typer.echo(console.printable(f"     and checkpointLocation {report.checkpoint!r}"))
+
+
+def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    found = {}
+    for each in given or ():
+        key, separator, value = each.partition("=")
+        if not key or not separator or not value:
+            raise Invalid(f"{option} {each!r} is not of the form NAME=VALUE")
+        found[key] = value
+    return found
+
+
+def _session(conf: dict[str, str], places: Sequence[str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from dstl.spark import jar_path
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+    if any(each.startswith("dstl:") for each in places):
+        builder = builder.config("spark.jars", jar_path()).config("spark.plugins", "dstl.spark.DstlPlugin")
+        builder = builder.config("spark.dstl.python", sys.executable)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,1 @@
+"""State of Spark's own ``transformWithState``, on its way to ``StateBackend``."""

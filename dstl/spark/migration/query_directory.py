@@ -1,0 +1,159 @@
+"""Spark's checkpoint directory of a stopped query: its owner, its position, and a copy of it without its state.
+
+Files are read through Hadoop, so every scheme that the session knows is taken: ``dstl://``, ``s3a://``, directories.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from dstl.errors import CorruptData, Invalid, MissingState
+
+__all__ = ["Position", "QueryDirectory", "position_of"]
+
+_STATE = "state"
+_OURS = "_dstl"
+_LAST = "metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The point up to which a query's batches are committed.
+
+    Attributes:
+        query_id: Spark's query id: it goes with the directory.
+        batch_id: The last committed batch.
+        watermark_ms: The watermark behind that batch, Unix milliseconds; None where the query has none.
+        late_watermark_ms: The watermark of that batch itself.
+    """
+
+    query_id: str
+    batch_id: int
+    watermark_ms: int | None
+    late_watermark_ms: int | None
+
+
+def position_of(where: str, metadata: str, batch_id: int, offsets: str, commit: str) -> Position:
+    """Return a query's position from the text of its files. Pure.
+
+    Args:
+        where: The directory, for messages.
+        metadata: Content of ``metadata``.
+        batch_id: The last committed batch.
+        offsets: Content of ``offsets/<batch>``.
+        commit: Content of ``commits/<batch>``.
+
+    Raises:
+        CorruptData: One of them is not what Spark writes; names it.
+    """
+    query_id = _field(metadata, "id", f"{where}/metadata")
+    late = _field(offsets, "batchWatermarkMs", f"{where}/offsets/{batch_id}")
+    after = _field(commit, "nextBatchWatermarkMs", f"{where}/commits/{batch_id}")
+    if not isinstance(query_id, str) or not query_id or not isinstance(late, int) or not isinstance(after, int):
+        raise CorruptData(f"{where}: metadata, offsets/{batch_id} or commits/{batch_id} is not what Spark writes")
+    return Position(query_id, batch_id, after or None, late or None)
+
+
+def _field(text: str, name: str, path: str) -> Any:
+    """Return a field of the first line that is a JSON object: logs begin with a line of their version."""
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                return json.loads(line)[name]
+            except (ValueError, KeyError, TypeError) as error:
+                raise CorruptData(f"{path} is not what Spark writes ({error!r}): restore it from a replica") from None
+    raise CorruptData(f"{path} is not what Spark writes: restore it from a replica")
+
+
+class QueryDirectory:
+    """A query's checkpoint directory. Calls block.
+
+    Args:
+        spark: The session.
+        location: As in ``checkpointLocation``.
+
+    Raises:
+        Invalid: The session knows no such scheme.
+    """
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self.location = location.rstrip("/")
+        self._jvm: Any = spark._jvm
+        self._conf = spark._jsparkSession.sessionState().newHadoopConf()
+        self._root, self._files = self._opened(self.location)
+
+    def position(self) -> Position:
+        """Return how far the query has come.
+
+        Raises:
+            MissingState: It is no checkpoint directory of a query, or no batch of it is committed.
+            CorruptData: A file is damaged.
+        """
+        commits = [int(name) for name in self._names("commits") if name.isdigit()]
+        if not commits:
+            raise MissingState(
+                f"{self.location} holds no committed batch of a streaming query: name its checkpointLocation"
+            )
+        last = max(commits)
+        read = self._read
+        return position_of(self.location, read("metadata"), last, read(f"offsets/{last}"), read(f"commits/{last}"))
+
+    def check_empty(self, target: str) -> None:
+        """Refuse a directory that has anything in it.
+
+        Raises:
+            Invalid: It has, or the session knows no such scheme.
+        """
+        root, files = self._opened(target)
+        if files.exists(root) and len(files.listStatus(root)):
+            raise Invalid(f"{target} is not empty: name a new directory for the query to go on with")
+
+    def copy_without_state(self, target: str) -> None:
+        """Copy offsets, commits, sources and metadata: with them a query goes on whose state is elsewhere.
+
+        ``metadata`` comes last, so that a copy which was broken off is not taken for the query's.
+
+        Raises:
+            Invalid: The target is not empty, or the session knows no such scheme.
+        """
+        self.check_empty(target)
+        root, files = self._opened(target)
+        files.mkdirs(root)
+        names = [name for name in self._names("") if name not in (_STATE, _OURS, _LAST)]
+        for name in [*names, _LAST]:
+            source, goal = self._path(self._root, name), self._path(root, name)
+            self._jvm.org.apache.hadoop.fs.FileUtil.copy(self._files, source, files, goal, False, self._conf)
+
+    def _names(self, directory: str) -> list[str]:
+        path = self._path(self._root, directory) if directory else self._root
+        if not self._files.exists(path):
+            return []
+        names = (str(each.getPath().getName()) for each in self._files.listStatus(path))
+        return sorted(name for name in names if not name.startswith("."))
+
+    def _read(self, name: str) -> str:
+        path = self._path(self._root, name)
+        if not self._files.exists(path):
+            raise MissingState(f"{self.location} has no {name}: name the checkpointLocation of a streaming query")
+        stream = self._files.open(path)
+        try:
+            return bytes(stream.readAllBytes()).decode(errors="replace")
+        finally:
+            stream.close()
+
+    def _path(self, parent: Any, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(parent, name)
+
+    def _opened(self, location: str) -> tuple[Any, Any]:
+        try:
+            path = self._jvm.org.apache.hadoop.fs.Path(location)
+            return path, path.getFileSystem(self._conf)
+        except Py4JJavaError as error:
+            raise Invalid(
+                f"{location}: this Spark session cannot open it: {error.java_exception.getMessage()}"
+            ) from None

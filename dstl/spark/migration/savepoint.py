@@ -1,0 +1,247 @@
+"""A savepoint for ``StateBackend`` out of the checkpoint of a PySpark ``transformWithState`` query."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from dstl.checkpoint.savepoint.creation import write_savepoint
+from dstl.checkpoint.savepoint.file_writer import SavepointFileWriter
+from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name, directory_of
+from dstl.errors import Invalid, clipped
+from dstl.options import S3Options, SealingOptions
+from dstl.runtime import IoLoop, system_runtime
+from dstl.spark.application.session import session_of
+from dstl.spark.migration.entries import StateFrame, packed, state_frame, timer_frame
+from dstl.spark.migration.query_directory import Position, QueryDirectory
+from dstl.spark.migration.spark_operator import SparkOperator, name_operators, operators_of
+from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.registry import TIMERS, StateRegistry
+from dstl.store import open_store
+from dstl.store.base import ObjectStore
+from dstl.store.location import absolute_location, is_in_memory
+from handles.checkpoint import OperatorEntry
+from handles.key_group import KeyGroupRange
+from handles.operator_uid import is_operator_uid
+from materializer.tables import HeapStateTable
+
+__all__ = ["MigrationReport", "migrate_state"]
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationReport:
+    """A state that has moved.
+
+    Attributes:
+        savepoint: What ``StateBackend(restore_from=)`` takes.
+        checkpoint: The ``checkpointLocation`` to go on with; empty where none was asked for.
+        query_id: Spark's query id.
+        batch_id: The last batch whose effects it holds.
+        watermark_ms: The watermark behind it, Unix milliseconds; None where there is none.
+        operators: Each operator's name here and its states.
+        entries: Entries of all states: an element of a list, an entry of a map and a timer count one each.
+        bytes: Of the savepoint's files.
+    """
+
+    savepoint: str
+    checkpoint: str
+    query_id: str
+    batch_id: int
+    watermark_ms: int | None
+    operators: Mapping[str, tuple[str, ...]]
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """An operator, read and not yet written."""
+
+    entry: OperatorEntry
+    files: DataFrame
+    states: tuple[str, ...]
+
+
+def migrate_state(
+    checkpoint: str,
+    location: str | os.PathLike[str],
+    *,
+    name: str = "migrated",
+    operators: Mapping[int, str] | None = None,
+    ttl_ms: Mapping[str, int] | None = None,
+    max_parallelism: int = 128,
+    new_checkpoint: str = "",
+    spark: SparkSession | None = None,
+    s3: S3Options | None = None,
+    sealing: SealingOptions | None = None,
+) -> MigrationReport:
+    """Make a savepoint of the state of a stopped PySpark ``transformWithState`` query, of either style.
+
+    The old directory is only read, by Spark's own state reader; any scheme that the session knows will do, ``dstl://``
+    too. Start the same processors with ``StateBackend(location, restore_from=report.savepoint)`` and
+    ``checkpointLocation`` the new checkpoint: they go on behind the last committed batch, at any parallelism.
+
+    Args:
+        checkpoint: The old query's ``checkpointLocation``.
+        location: Where the savepoint goes: a directory, or ``s3://bucket/prefix``; the new backend's or another.
+        name: The savepoint's name there.
+        operators: ``name=`` of each operator in the new query by Spark's operator id. A single operator may go
+            without: it is ``operator-1``, which it is in the new query without a name.
+        ttl_ms: The time to live, in milliseconds, of each state that has one: Spark keeps no more of it than when
+            values end.
+        max_parallelism: Key groups of the new backend, fixed for its life.
+        new_checkpoint: An empty directory of any scheme that the session knows. It gets the old one's offsets, commits
+            and sources, without its state: with it the new query reads its sources on from where the old one was
+            stopped. Empty: none is made, and a new query reads its sources from their start.
+        spark: The session; the active one by default.
+        s3: For a savepoint in S3.
+        sealing: For a location whose objects are sealed.
+
+    Returns:
+        What was moved, and where to.
+
+    Raises:
+        Invalid: The query has an operator that cannot be moved (named), or an argument is missing or wrong. Nothing
+            was written.
+        MissingState: There is no such checkpoint.
+        CorruptData: A file of Spark's is damaged.
+        ObjectExists: There is such a savepoint.
+    """
+    check_savepoint_name(name)
+    session, target = session_of(spark), absolute_location(location).rstrip("/")
+    if is_in_memory(target):
+        raise Invalid("memory:// is this process's own memory and ends with it: put the savepoint elsewhere")
+    directory = QueryDirectory(session, checkpoint)
+    position = directory.position()
+    found = operators_of(directory.location, _rows(session, "state-metadata", directory.location))
+    names = name_operators(directory.location, found, operators or {}, ttl_ms or {})
+    wrong = sorted(each for each in names.values() if not is_operator_uid(each))
+    if wrong:
+        raise Invalid(f"an operator cannot be called {wrong[0]!r}: up to 64 letters, digits, '-' and '_'")
+    if new_checkpoint:
+        directory.check_empty(new_checkpoint)
+    moving = [
+        _moving(session, directory.location, position, each, names[each.number], ttl_ms or {}, max_parallelism)
+        for each in found
+    ]
+    store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
+    try:
+        made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
+    except (PySparkException, Py4JJavaError) as error:
+        raise Invalid(f"Spark cannot read the state of {directory.location}: {clipped(error)}") from error
+    finally:
+        try:
+            loop.run(store.close())
+        finally:
+            loop.close()
+    if new_checkpoint:
+        directory.copy_without_state(new_checkpoint)
+    return MigrationReport(
+        savepoint=f"{target}/{directory_of(name).rstrip('/')}",
+        checkpoint=new_checkpoint,
+        query_id=position.query_id,
+        batch_id=position.batch_id,
+        watermark_ms=position.watermark_ms,
+        operators={each.entry.uid: each.states for each in moving},
+        entries=made.entries,
+        bytes=made.bytes,
+    )
+
+
+def _rows(spark: SparkSession, source: str, location: str) -> list[dict[str, object]]:
+    try:
+        return [row.asDict() for row in spark.read.format(source).load(location).collect()]
+    except (PySparkException, Py4JJavaError) as error:
+        raise Invalid(f"Spark cannot read the operators of {location}: {clipped(error)}") from error
+
+
+def _moving(
+    spark: SparkSession,
+    location: str,
+    position: Position,
+    operator: SparkOperator,
+    uid: str,
+    ttl_ms: Mapping[str, int],
+    max_parallelism: int,
+) -> _Moving:
+    """Return an operator's registry, and its states as base files that Spark makes when they are asked for."""
+    frames: list[tuple[StateKind, str, StateFrame, int]] = []
+    try:
+        if operator.has_timers:
+            timers = timer_frame(spark, location, position.batch_id, operator.number, max_parallelism)
+            frames.append((StateKind.TIMER, TIMERS, timers, 0))
+        for state in operator.states:
+            frame = state_frame(spark, location, position.batch_id, operator.number, state, max_parallelism)
+            frames.append((state.kind, state.name, frame, ttl_ms[state.name] if state.has_ttl else 0))
+    except (PySparkException, Py4JJavaError) as error:
+        raise Invalid(f"Spark cannot read operator {operator.number} of {location}: {clipped(error)}") from error
+    if not frames:
+        raise Invalid(f"operator {operator.number} of {location} has neither states nor timers: start it anew")
+    key: StructType = frames[0][2].key
+    registry = StateRegistry(key)
+    described: list[tuple[StateDescriptor, StateFrame]] = [
+        (registry.declare(name, kind, frame.value, frame.user_key, ttl), frame) for kind, name, frame, ttl in frames
+    ]
+    entry = OperatorEntry(
+        uid=uid,
+        parallelism=operator.partitions,
+        key_types=",".join(field.dataType.simpleString() for field in key.fields),
+        registry=registry.to_wire(),
+        watermark_ms=position.watermark_ms,
+    )
+    return _Moving(entry, packed(described, max_parallelism), tuple(name for _, name, _, _ in frames))
+
+
+async def _write(
+    store: ObjectStore,
+    name: str,
+    source: str,
+    position: Position,
+    moving: Sequence[_Moving],
+    max_parallelism: int,
+) -> Savepoint:
+    runtime = system_runtime()
+
+    async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
+        for each in moving:
+            # The iterator waits for Spark's jobs, the loop meanwhile for uploads.
+            rows = each.files.toLocalIterator()
+            expected = 0
+            while (row := await asyncio.to_thread(next, rows, None)) is not None:
+                await _add_empty(files, each.entry.uid, range(expected, row["key_group"]))
+                await files.add(each.entry.uid, row["key_group"], bytes(row["data"]), row["entries"])
+                expected = row["key_group"] + 1
+            await _add_empty(files, each.entry.uid, range(expected, max_parallelism))
+        return await files.finish(each.entry.uid for each in moving)
+
+    def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
+        return Savepoint(
+            name=name,
+            put_id=unique,
+            created_at=runtime.clock.wall(),
+            source=source,
+            query_id=position.query_id,
+            checkpoint_id=1,
+            batch_id=position.batch_id,
+            watermark_ms=position.watermark_ms,
+            late_watermark_ms=position.late_watermark_ms,
+            sequence_base=1,
+            max_parallelism=max_parallelism,
+            operators=tuple(each.entry for each in moving),
+            files=tuple(files),
+        )
+
+    return await write_savepoint(store, runtime, name, fill, describe)
+
+
+async def _add_empty(files: SavepointFileWriter, uid: str, groups: range) -> None:
+    """Write key groups without entries: what is missing from a savepoint is damage."""
+    if groups:
+        await files.write(uid, HeapStateTable(), KeyGroupRange(groups.start, groups.stop - 1), {})

@@ -1,0 +1,84 @@
+"""A Java job, which has no Python driver, keeps its queries on ``dstl://``; a session elsewhere reads what it keeps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from dstl.jvm.build import spark_jars
+from dstl.spark import jar_path
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
+]
+
+SOURCE = Path(__file__).with_name("java") / "CountJob.java"
+BATCHES, ROWS, KEYS = 3, 40, 5
+
+
+def test_two_queries_of_a_java_job_count_on_over_a_restart_and_are_read_from_another_application(
+    spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    jars = spark_jars()
+    assert jars is not None
+    classes = tmp_path / "classes"
+    subprocess.run(
+        ["javac", "--release", "17", "-cp", f"{jars}/*", "-d", str(classes), str(SOURCE)],
+        check=True,
+        capture_output=True,
+    )
+    job = Path(shutil.make_archive(str(tmp_path / "job"), "zip", classes)).rename(tmp_path / "job.jar")
+    source = stream("k string, v long")
+    rows = [[{"k": f"k{(i + b) % KEYS}", "v": i * b} for i in range(ROWS)] for b in range(BATCHES)]
+    source.add(rows[0])
+    source.add(rows[1])
+    _run(job, source.directory / "in", tmp_path)
+    source.add(rows[2])
+    _run(job, source.directory / "in", tmp_path)
+    expected, totals = Counter[str](), Counter[str]()
+    for row in (row for batch in rows for row in batch):
+        expected[row["k"]] += 1
+        totals[row["k"]] += row["v"]
+    for provider in ("RocksDB", "HDFSBacked"):
+        place = tmp_path / "queries" / provider
+        # A fence for each run, and two records a batch.
+        assert len(list((place / "_dstl" / "manifests").iterdir())) == 2 + 2 * BATCHES
+        assert [each.name for each in place.iterdir()] == ["_dstl"]
+        found = spark.read.format("statestore").load(f"dstl://{place}")
+        state = {row[0]: (row[1], row[2]) for row in found.select("key.k", "value.count", "value.sum").collect()}
+        assert state == {key: (expected[key], totals[key]) for key in expected}
+
+
+def _run(job: Path, rows: Path, work: Path) -> None:
+    """Submit the job as a cluster's user would: no Python but the one that is named."""
+    home = spark_jars()
+    assert home is not None
+    conf = {
+        "spark.plugins": "dstl.spark.DstlPlugin",
+        "spark.dstl.python": sys.executable,
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.local.dir": str(work / "local"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+    command = [str(home.parent / "bin" / "spark-submit"), "--master", "local[2]", "--class", "CountJob"]
+    command += ["--jars", jar_path(), *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}"))]
+    command += [str(job), str(rows), f"dstl://{work}/queries"]
+    hidden = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    env |= {"PATH": "/usr/bin:/bin", "SPARK_HOME": str(home.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,261 @@
+"""A PySpark ``transformWithState`` query moves to ``StateBackend`` in mid-life, and the same rows come out."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import decimal
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import Invalid, MissingState, ObjectExists
+from dstl.runtime import system_runtime
+from dstl.spark import StateBackend, migrate_state
+from dstl.spark.saved_state.reader import find_savepoint
+from dstl.state.registry import StateRegistry
+from dstl.state.ttl import write_time_ms
+from dstl.store import LocalStore
+from handles.key_group import KeyGroupRange
+from materializer.bases.table_directory import FileBases
+from materializer.restore.restore import restore_tables
+from materializer.tables import HeapStateTable
+
+pytestmark = pytest.mark.spark
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+STORE = "spark.sql.streaming.stateStore"
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+WIDE = (
+    "b boolean, y tinyint, f float, d double, dec decimal(20, 4), big decimal(38, 10), t string, bin binary, "
+    "day date, ts timestamp, ntz timestamp_ntz, st struct<a: int, in: struct<x: string>>, l array<int>, "
+    "m map<string, struct<y: int>>, sure bigint not null"
+)
+HOUR = 3_600_000
+
+
+def wide(n: int) -> tuple[Any, ...]:
+    if n % 5 == 4:
+        return (None,) * 14 + (n,)
+    return (
+        n % 2 == 0,
+        n % 100,
+        n / 4,
+        (n / 3, float("-inf"))[n % 2],
+        decimal.Decimal(n) / 4,
+        decimal.Decimal(f"-12345678901234567890.{n:02d}"),
+        f"täxt-{n}",
+        b"\0\xff%d" % n,
+        datetime.date(1969, 12, 1) + datetime.timedelta(days=n),
+        datetime.datetime(2020, 11, 1, 1, 30, 0, n),
+        datetime.datetime(1955, 1, 1, 0, 0, 0, n),
+        Row(a=n, **{"in": Row(x=None)}),
+        [n, None],
+        {"x": Row(y=n)},
+        n,
+    )
+
+
+class Everything(StatefulProcessor):
+    """Keeps all kinds of state and timers, and yields what it sees of them."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.wide = handle.getValueState("wide", WIDE)
+        self.seen = handle.getListState("seen", "n long, s string")
+        self.by = handle.getMapState("by", "a string, n long", "x double")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        for row in sorted(rows, key=lambda row: row.v):
+            before = (
+                self.wide.get(),
+                [tuple(each) for each in self.seen.get()],
+                sorted(((tuple(k), tuple(v)) for k, v in self.by.iterator()), key=repr),
+                sorted(self.handle.listTimers()),
+            )
+            yield Row(k=key[0], j=key[1], what=repr(before).replace("bytearray", ""))
+            self.wide.update(wide(row.v))
+            self.seen.appendValue((row.v, None if row.v % 3 == 0 else f"s{row.v}"))
+            self.by.updateValue((None if row.v % 4 == 0 else "a", row.v % 6), (row.v / 2,))
+            self.handle.registerTimer(int(row.t.timestamp() * 1000) + 30_000 + row.v)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=key[0], j=key[1], what=f"timer {expiredTimerInfo.getExpiryTimeInMs()}")
+
+    def close(self) -> None:
+        pass
+
+
+class Sessions(StatefulProcessor):
+    """In pandas' style, with times to live and a timer far away."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.n = handle.getValueState("n", "n long", HOUR)
+        self.l = handle.getListState("l", "n long", HOUR)
+        self.m = handle.getMapState("m", "a long", "n long", HOUR)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for frame in rows:
+            for v in sorted(int(each) for each in frame["v"]):
+                found = self.n.get()
+                n = (int(found[0]) if found else 0) + v
+                self.n.update((n,))
+                self.l.appendValue((v,))
+                self.m.updateValue((v % 3,), (v,))
+                self.handle.registerTimer(4_000_000_000_000 + v)
+                held = [int(each[0]) for each in self.l.get()]
+                by = sorted((int(k[0]), int(x[0])) for k, x in self.m.iterator())
+                what = repr((n, held, by, sorted(map(int, self.handle.listTimers()))))
+                yield pd.DataFrame({"k": [key[0]], "what": [what]})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def sparks_store(spark: SparkSession) -> Iterator[None]:
+    """Spark's RocksDB, in checkpoint format 2."""
+    values = {
+        f"{STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        f"{STORE}.checkpointFormatVersion": "2",
+        f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.shuffle.partitions": "2",
+        NO_DATA: "false",
+    }
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    yield
+    for name, earlier in before.items():
+        if earlier is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, earlier)
+
+
+def rows_of(batch: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "k": None if i % 9 == 0 else f"k{i % 9}",
+            "j": i % 2,
+            "v": i + 31 * batch,
+            "t": f"2026-01-01 00:{batch:02d}:{i:02d}",
+        }
+        for i in range(30)
+    ]
+
+
+def drain(df: DataFrame, location: str, batches: int = 0) -> list[tuple[Any, ...]]:
+    """Process what is there, or with ``batches`` until so many are committed; return all rows that came out."""
+    got: list[tuple[Any, ...]] = []
+    writer = df.writeStream.outputMode("update").option("checkpointLocation", location)
+    writer = writer.foreachBatch(lambda out, _: got.extend(tuple(row) for row in out.collect()))
+    if not batches:
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return sorted(got, key=repr)
+    running = writer.start()
+    deadline = time.monotonic() + 60
+    while running.isActive and time.monotonic() < deadline:
+        if running.lastProgress is not None and running.lastProgress.batchId >= batches - 1:
+            break
+        time.sleep(0.05)
+    running.stop()
+    return sorted(got, key=repr)
+
+
+def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have(
+    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    """Event time, from ``dstl://`` where there is a jar; the query that stays is the same one, on Spark's store."""
+    arguments = (Everything(), "k string, j int, what string", "update", "eventTime")
+    source = stream("k string, j int, v int, t timestamp")
+    timed = source.read().withWatermark("t", "5 seconds")
+    place = tmp_path / "old"
+    for batch in range(2):
+        source.add(rows_of(batch))
+    old = f"dstl://{place}" if shutil.which("javac") else str(place)
+    drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
+    report = migrate_state(
+        old, tmp_path / "saved", operators={0: "all"}, new_checkpoint=str(tmp_path / "new"), spark=spark
+    )
+    assert (report.batch_id, dict(report.operators)) == (1, {"all": ("$timers", "by", "seen", "wide")})
+    assert not (tmp_path / "new" / "state").exists()
+    source.add(rows_of(3))
+    late = {"k": "k1", "j": 1, "v": 500, "t": "2026-01-01 00:00:10"}
+    source.add([late, {"k": "other", "j": 0, "v": 900, "t": "2026-01-01 00:09:00"}])
+    source.add([{"k": "other", "j": 0, "v": 901, "t": "2026-01-01 00:09:01"}])
+    stayed = drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
+    with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=5, spark=spark) as backend:
+        moved = drain(
+            backend.groupBy(timed, "k", "j").transformWithState(*arguments, name="all"), str(tmp_path / "new")
+        )
+    assert moved == stayed
+    assert any("timer" in row[2] for row in moved)
+    with pytest.raises(ObjectExists, match="migrated"):
+        migrate_state(old, tmp_path / "saved", spark=spark)
+
+
+def test_times_to_live_and_timers_in_processing_time_move_with_their_moments(
+    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    arguments = (Sessions(), "k string, what string", "update", "processingTime")
+    source = stream("k string, j int, v int, t timestamp")
+    old, new = tmp_path / "old", tmp_path / "new"
+    source.add(rows_of(0))
+    source.add(rows_of(1))
+    drain(source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=2)
+    with pytest.raises(Invalid, match="'l' has a time to live"):
+        migrate_state(str(old), tmp_path / "saved", spark=spark)
+    report = migrate_state(
+        str(old), tmp_path / "saved", ttl_ms=dict.fromkeys("nlm", HOUR), new_checkpoint=str(new), spark=spark
+    )
+    source.add(rows_of(2))
+    before = len(list((old / "commits").glob("[0-9]*")))
+    stayed = drain(source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=before + 1)
+    with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=2, spark=spark) as backend:
+        moved = drain(backend.groupBy(source.read(), "k").transformWithStateInPandas(*arguments), str(new))
+        assert moved == stayed != []
+    reader = spark.read.format("statestore").option("stateVarName", "n").option("batchId", report.batch_id)
+    sparks = [row[0] for row in reader.load(str(old)).select("value.ttlExpirationMs").collect()]
+    assert sorted(asyncio.run(_ends(tmp_path / "saved", "n"))) == sorted(sparks) != []
+
+
+async def _ends(location: Path, state: str) -> list[int]:
+    """Return when each value of a state of a savepoint ends."""
+    runtime, store = system_runtime(), LocalStore(str(location))
+    checkpoint = await find_savepoint(store, runtime, "migrated")
+    (entry,) = checkpoint.operators
+    (found,) = (each for each in StateRegistry.from_wire(entry.registry).descriptors if each.name == state)
+    groups = KeyGroupRange(0, checkpoint.max_parallelism - 1)
+    async with FileBases(store, runtime) as files:
+        restored = await restore_tables(checkpoint, store, groups, lambda _: HeapStateTable(), runtime, files=files)
+    table = restored.tables[entry.uid]
+    values = [each.value for group in groups for each in table.scan(found.state_id, group)]
+    return [(write_time_ms(value) or 0) + found.ttl_ms for value in values]
+
+
+def test_what_is_not_to_be_had_is_refused_before_anything_is_written(
+    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
+) -> None:
+    source = stream("k string, j int, v int, t timestamp")
+    source.add(rows_of(0))
+    drain(source.read().groupBy(F.col("k")).count(), str(tmp_path / "count"))
+    target = tmp_path / "saved"
+    with pytest.raises(Invalid, match=r"operator 0 is stateStoreSave \(an aggregation\)"):
+        migrate_state(str(tmp_path / "count"), target, spark=spark)
+    with pytest.raises(MissingState, match="no committed batch"):
+        migrate_state(str(tmp_path / "nowhere"), target, spark=spark)
+    with pytest.raises(Invalid, match="cannot open"):
+        migrate_state("gopher://host/query", target, spark=spark)
+    assert not target.exists()
