@@ -174,6 +174,7 @@ def drain(df: DataFrame, location: str, batches: int = 0) -> list[tuple[Any, ...
     return sorted(got, key=repr)
 
 
+@pytest.mark.drawn(1, group="moved queries")
 def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have(
     sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
 ) -> None:
@@ -206,6 +207,7 @@ def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have
         migrate_state(old, tmp_path / "saved", spark=spark)
 
 
+@pytest.mark.drawn(1, group="moved queries")
 def test_times_to_live_and_timers_in_processing_time_move_with_their_moments(
     sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
 ) -> None:
