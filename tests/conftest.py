@@ -2,10 +2,14 @@
 
 import os
 import random
+from collections.abc import Iterator
 from itertools import groupby
 
 import hypothesis
 import pytest
+
+from dstl.testing.s3_server import S3Server
+from worlds.s3_place import S3Place, foreign_place, moto_place
 
 # In the environment, so that processes which share the tests have one seed, the one that is printed.
 SEED = int(os.environ.setdefault("DSTL_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
@@ -29,6 +33,12 @@ LONGEST = ("test_demo.py", "test_cluster_spark.py", "test_against_spark.py", "te
 """Files that begin first: whatever is left for the end should be short."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--s3-endpoint", metavar="URL", help="run what is marked s3server there, with the environment's credentials"
+    )
+
+
 def pytest_report_header() -> str:
     return f"DSTL_TEST_SEED={SEED}"
 
@@ -36,6 +46,24 @@ def pytest_report_header() -> str:
 @pytest.fixture
 def seed() -> int:
     return SEED
+
+
+@pytest.fixture
+def s3_place(request: pytest.FixtureRequest) -> Iterator[S3Place]:
+    """A bucket of the server that --s3-endpoint names, or else of moto's; for tests that are marked s3server."""
+    endpoint_url: str | None = request.config.getoption("--s3-endpoint")
+    if endpoint_url is None:
+        with moto_place(request.getfixturevalue("moto_server")) as place:
+            yield place
+    else:
+        with foreign_place(endpoint_url) as place:
+            yield place
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    with S3Server() as server:
+        yield server
 
 
 @pytest.hookimpl(tryfirst=True)

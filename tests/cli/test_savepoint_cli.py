@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,30 +12,27 @@ from typer.testing import CliRunner
 from dstl.checkpoint.savepoint.format import descriptor_name
 from dstl.cli.console import age_text, size_text
 from dstl.cli.savepoint import app
-from dstl.options import S3Options
 from dstl.store.local import LocalStore
 from dstl.store.location import open_store
-from dstl.testing.s3_server import S3Server
+from worlds.s3_place import S3Place
 from worlds.savepoints import a_job
 
 RUNNER = CliRunner()
 
 
 @pytest.fixture
-def s3_job(seed: int) -> Iterator[tuple[str, str]]:
-    """A job on S3, and the endpoint."""
-    with S3Server() as server, server.credentials():
-        server.make_bucket("bucket")
+def s3_job(s3_place: S3Place, seed: int) -> str:
+    """A job on S3."""
 
-        async def fill() -> None:
-            store = open_store("s3://bucket/job", S3Options(endpoint_url=server.endpoint_url))
-            try:
-                await a_job(store, seed)
-            finally:
-                await store.close()
+    async def fill() -> None:
+        store = open_store(f"{s3_place.location}/job", s3_place.options())
+        try:
+            await a_job(store, seed)
+        finally:
+            await store.close()
 
-        asyncio.run(fill())
-        yield "s3://bucket/job", server.endpoint_url
+    asyncio.run(fill())
+    return f"{s3_place.location}/job"
 
 
 @pytest.fixture
@@ -55,11 +52,13 @@ def test_a_savepoints_whole_life(job: str, tmp_path: Path) -> None:
     live_a_whole_life(job, str(tmp_path / "other"), call)
 
 
+@pytest.mark.s3server
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
-def test_a_savepoints_whole_life_on_s3(s3_job: tuple[str, str]) -> None:
-    job, endpoint_url = s3_job
+def test_a_savepoints_whole_life_on_s3(s3_job: str, s3_place: S3Place) -> None:
     live_a_whole_life(
-        job, "s3://bucket/other", lambda *words, code=0: call(*words, "--endpoint-url", endpoint_url, code=code)
+        s3_job,
+        f"{s3_place.location}/other",
+        lambda *words, code=0: call(*words, "--endpoint-url", s3_place.endpoint_url, code=code),
     )
 
 

@@ -18,6 +18,7 @@ from dstl.demo import main_job
 from dstl.demo.aircraft import expected_result
 from dstl.demo.flights import load_flights, write_batches
 from dstl.errors import Invalid
+from worlds.s3_place import S3Place
 
 
 def dstl(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -48,6 +49,17 @@ def test_the_main_job_survives_every_kill(tmp_path: Path, seed: int) -> None:
     assert (report["state_differences"], report["output_differences"]) == (0, 0)
     assert report["restarts"] >= 1
     assert report["requests_per_checkpoint"] <= 2
+
+
+@pytest.mark.spark
+@pytest.mark.s3server
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
+def test_the_main_job_survives_every_kill_with_its_state_on_s3(s3_place: S3Place, seed: int) -> None:
+    place = ["--store", f"{s3_place.location}/demo", "--endpoint-url", s3_place.endpoint_url]
+    report = report_of(dstl("demo", "--kill", "all", "--batches", "8", "--json", "--seed", str(seed), *place))
+    assert (report["ok"], report["kills"]) == (True, ["worker", "taskmanager", "driver"])
+    assert (report["state_differences"], report["output_differences"]) == (0, 0)
 
 
 def test_a_kill_that_does_not_exist_and_too_few_batches_are_refused() -> None:

@@ -16,6 +16,7 @@ from dstl.errors import AccessDenied, Invalid, Unavailable
 from dstl.options import BatchingOptions, S3Options
 from dstl.spark import StateBackend
 from dstl.testing.s3_server import S3Server
+from worlds.s3_place import S3Place
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -41,22 +42,18 @@ def server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def no_faults(server: S3Server) -> None:
-    server.faults.clear()
-
-
+@pytest.mark.s3server
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoint(
-    spark: SparkSession, stream: Callable[..., Any], server: S3Server
+    spark: SparkSession, stream: Callable[..., Any], s3_place: S3Place
 ) -> None:
     source = stream()
     for batch in range(2):
         source.add([{"k": f"k{i % 5}", "v": i} for i in range(20)])
         with StateBackend(
-            "s3://bucket/jobs/count",
+            f"{s3_place.location}/jobs/count",
             parallelism=2,
-            s3=S3Options(endpoint_url=server.endpoint_url),
+            s3=s3_place.options(),
             batching=BatchingOptions(inline_threshold=0),
             spark=spark,
         ) as backend:
@@ -65,14 +62,14 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoin
             )
             saved = backend.savepoint(f"batch-{batch}").location
         assert set(source.output("k string, n long")) >= {(f"k{i}", 4 * (batch + 1)) for i in range(5)}
-    assert saved == "s3://bucket/jobs/count/savepoints/batch-1"
+    assert saved == f"{s3_place.location}/jobs/count/savepoints/batch-1"
     source = stream()
     source.add([{"k": f"k{i}", "v": i} for i in range(5)])
     with StateBackend(
-        "s3://bucket/jobs/other",
+        f"{s3_place.location}/jobs/other",
         parallelism=3,
         restore_from=saved,
-        s3=S3Options(endpoint_url=server.endpoint_url),
+        s3=s3_place.options(),
         spark=spark,
     ) as backend:
         source.drain(backend.transform_with_state(source.read(), by="k", processor=Count(), output="k string, n long"))
@@ -81,6 +78,10 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoin
 
 class TestRefused:
     """Before the query starts, with the location and what to do, and without a secret."""
+
+    @pytest.fixture(autouse=True)
+    def no_faults(self, server: S3Server) -> None:
+        server.faults.clear()
 
     def refused(self, spark: SparkSession, location: str, endpoint: str) -> str:
         with pytest.raises((AccessDenied, Invalid, Unavailable)) as raised:

@@ -11,21 +11,15 @@ from dstl.testing.s3_server import S3Server
 _buckets = count()
 
 
-@pytest.fixture(scope="session")
-def shared_s3_server() -> Iterator[S3Server]:
-    with S3Server() as server:
-        yield server
-
-
 @pytest.fixture
-def s3_server(shared_s3_server: S3Server) -> Iterator[S3Server]:
-    shared_s3_server.faults.clear()
-    shared_s3_server.fired.clear()
-    shared_s3_server.log.clear()
-    shared_s3_server.requests.clear()
-    shared_s3_server.latency_s = 0.0
-    with shared_s3_server.credentials():
-        yield shared_s3_server
+def s3_server(moto_server: S3Server) -> Iterator[S3Server]:
+    moto_server.faults.clear()
+    moto_server.fired.clear()
+    moto_server.log.clear()
+    moto_server.requests.clear()
+    moto_server.latency_s = 0.0
+    with moto_server.credentials():
+        yield moto_server
 
 
 @pytest.fixture
