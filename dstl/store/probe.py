@@ -18,19 +18,22 @@ from dstl.errors import (
 )
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
+from dstl.store.patience import Patience
 from dstl.store.sharded import shard_names
 
 __all__ = ["check_place", "mark_place", "probe"]
 
 _log = logging.getLogger(__name__)
 _MARKING_S = 10.0
+_ATTEMPTS = 5
 
 
 async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s: float = 30.0) -> None:
     """Write, list, read and delete one unique object, so that a query is refused before it starts.
 
     It also puts the object a second time: a store that lets a conditional put overwrite would let two drivers commit
-    the same checkpoint. Five requests. The object is ``probe/<id>``; a probe that dies leaves it to the cleaner.
+    the same checkpoint. Five requests; a store that does not answer is tried again for some seconds. The object is
+    ``probe/<id>``; a probe that dies leaves it to the cleaner.
 
     Args:
         store: Any store; stays open.
@@ -42,10 +45,18 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
         Invalid: No such bucket, or the store ignores conditional puts.
         Unavailable: The store does not answer, or not in time.
     """
-    name = f"probe/{(runtime or system_runtime()).new_id()}"
+    runtime = runtime or system_runtime()
+
+    async def once() -> None:
+        try:
+            await _exercise(store, f"probe/{runtime.new_id()}")
+        except OutcomeUnknown as error:
+            raise Unavailable(f"{error}; try again") from error
+
     try:
         async with asyncio.timeout(timeout_s):
-            await _exercise(store, name)
+            # A driver that starts while its store has a bad moment is no driver with a wrong configuration.
+            await Patience(runtime, attempts=_ATTEMPTS).repeat(once, f"probing {store.location}")
     except TimeoutError as error:
         raise Unavailable(
             f"{store.location} did not answer within {timeout_s:g} s; check the network and the endpoint"
@@ -54,8 +65,6 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
         raise type(error)(f"cannot use {store.location}: {error}") from error
     except (Invalid, CorruptData, ObjectNotFound) as error:
         raise Invalid(f"cannot use {store.location}: {error}") from error
-    except OutcomeUnknown as error:
-        raise Unavailable(f"cannot use {store.location}: {error}; try again") from error
 
 
 async def _exercise(store: ObjectStore, name: str) -> None:

@@ -1,13 +1,23 @@
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from dstl.errors import AccessDenied, DstlError, Invalid, ObjectExists, Unavailable
 from dstl.options import S3Options
+from dstl.runtime import Runtime, SystemClock
 from dstl.store import LocalStore, MemoryStore, S3Store, probe
 from dstl.store.base import ObjectInfo
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.s3_server import S3Server
+
+
+class _Hasty(SystemClock):
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+HASTY = Runtime.seeded(1, _Hasty())
 
 
 async def test_a_good_location_passes_and_is_left_as_it_was(tmp_path: Path) -> None:
@@ -52,7 +62,7 @@ async def test_a_missing_bucket_and_a_dead_endpoint(s3_options: S3Options, s3_se
     await missing.close()
     dead = S3Store("bucket", "", S3Options(endpoint_url="http://127.0.0.1:1"))
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-        await probe(dead)
+        await probe(dead, runtime=HASTY)
     await dead.close()
 
 
@@ -81,8 +91,19 @@ async def test_a_store_that_ignores_conditional_puts_is_refused() -> None:
     ],
 )
 async def test_a_store_in_trouble_is_refused_with_its_name(fault: Fault, verb: str, expected: type[DstlError]) -> None:
-    store = FaultyStore(MemoryStore("in-trouble"), [FaultRule(fault, verb, nth=(1,), delay_s=60)])
+    store = FaultyStore(MemoryStore("in-trouble"), [FaultRule(fault, verb, chance=1.0, delay_s=60)])
     with pytest.raises(expected, match="memory://in-trouble") as caught:
-        await probe(store, timeout_s=0.5)
+        await probe(store, runtime=HASTY, timeout_s=0.5)
     assert type(caught.value) is expected
     assert not isinstance(caught.value, ObjectExists)
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.SLOW_DOWN, Fault.RESET])
+@pytest.mark.parametrize(("verb", "nth"), [("put", 1), ("put", 2), ("get", 1), ("list", 1), ("delete", 1)])
+async def test_a_moments_fault_does_not_refuse_a_driver_its_start(fault: Fault, verb: str, nth: int) -> None:
+    """The chaos job has found it: a supervisor's new driver ended because one of five requests had met a 503."""
+    inner = MemoryStore(f"bad-moment-{fault}-{verb}-{nth}")
+    store = FaultyStore(inner, [FaultRule(fault, verb, nth=(nth,))])
+    await probe(store, runtime=HASTY)
+    left = [info.name async for info in inner.list()]
+    assert len(left) <= 1, "more stays than the object whose deletion failed"
