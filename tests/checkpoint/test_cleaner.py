@@ -1,5 +1,6 @@
 """The cleaner: after any crash nothing is left, and whatever happens nothing is deleted that is needed."""
 
+import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
@@ -16,10 +17,12 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.checkpoint.upkeep.cleaning_plan import Kept
+from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
 from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
+from dstl.options import CheckpointOptions
 from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, SystemClock
 from dstl.store import LocalStore, MemoryStore, ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.manual_clock import ManualClock
@@ -505,6 +508,30 @@ async def test_a_zombie_driver_deletes_nothing(world: World) -> None:
     with pytest.raises(Fenced, match=r"taken over by epoch 3; this driver \(1\) deletes nothing"):
         await world.clean()
     assert await world.has(orphan)
+
+
+async def test_the_periodic_cleaner_of_a_driver_that_was_replaced_ends() -> None:
+    """It went on for ever, with a listing of the location and a warning in every interval."""
+    store, runtime = MemoryStore(), Runtime.seeded(1, SystemClock())
+    mine = ManifestLog(store, runtime)
+    await mine.fence(QUERY)
+
+    async def nobody() -> set[str]:
+        return set()
+
+    options = CheckpointOptions(clean_interval_s=0.001)
+    cleaner = PeriodicCleaner(store, runtime, mine, nobody, set, options)
+    cleaner.start()
+    await asyncio.sleep(0.02)
+    assert not cleaner._task.done()
+    await ManifestLog(store, Runtime.seeded(2, SystemClock())).fence(QUERY)
+    async with asyncio.timeout(10):
+        await cleaner._task
+    await mine.fence(QUERY)
+    cleaner.start()
+    await asyncio.sleep(0.02)
+    assert not cleaner._task.done(), "a new run of the driver has no cleaner"
+    await cleaner.close()
 
 
 async def test_a_damaged_manifest_stops_the_cleaner(world: World) -> None:

@@ -7,7 +7,7 @@ import logging
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import Held, LiveWriterIds, clean
-from dstl.errors import DstlError
+from dstl.errors import DstlError, Fenced
 from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -47,7 +47,7 @@ class PeriodicCleaner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with a pass now; called again, nothing happens while the task runs."""
+        """Begin with a pass now; called again, nothing happens while the task runs. It ends where it is fenced."""
         if self._options.clean_interval_s > 0 and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -76,6 +76,10 @@ class PeriodicCleaner:
                     report.objects,
                     report.orphan_bytes,
                 )
+            except Fenced as error:
+                # For good, unless this driver begins another run.
+                _log.warning("the cleaner ends: %s", error)
+                return
             except DstlError as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
