@@ -147,8 +147,12 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
 
 def open_at(location: str, endpoint_url: str | None) -> ObjectStore:
     """Open a location's store, with the key that ``DSTL_SEALING_KEY_FILE`` names where its objects are sealed."""
-    sealing = resolve("sealing", SealingOptions, None, os.environ, {})
-    return open_store(location, s3_options(endpoint_url), sealing)
+    return open_store(location, s3_options(endpoint_url), sealing_options())
+
+
+def sealing_options() -> SealingOptions:
+    """Return the options of sealing: ``DSTL_SEALING_KEY_FILE`` names the key."""
+    return resolve("sealing", SealingOptions, None, os.environ, {})
 
 
 def s3_options(endpoint_url: str | None) -> S3Options:

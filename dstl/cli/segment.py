@@ -24,7 +24,12 @@ _OTHERS = {
 }
 """Objects of ours that are no segments, by how they begin, and what reads them."""
 
-_Source = Annotated[str, typer.Argument(metavar="FILE-or-URL", help="A file, s3://bucket/prefix/name or file://")]
+_Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE-or-URL", help="A file, s3://bucket/prefix/name or file://; sealed: DSTL_SEALING_KEY_FILE"
+    ),
+]
 _Offset = Annotated[int, typer.Option(help="Where it starts, for a segment inside a manifest.")]
 _Size = Annotated[int | None, typer.Option(help="Its length, for a segment inside a manifest.")]
 
@@ -83,7 +88,7 @@ def _shown(value: object) -> object:
 
 
 def _fetch(source: str, offset: int, size: int | None, endpoint_url: str | None) -> bytes:
-    data = asyncio.run(fetch_segment(source, offset, size, console.s3_options(endpoint_url)))
+    data = asyncio.run(fetch_segment(source, offset, size, console.s3_options(endpoint_url), console.sealing_options()))
     other = _OTHERS.get(data[:8])
     if other is not None:
         raise Invalid(f"{source} is no segment but {other}")

@@ -1,3 +1,4 @@
+import asyncio
 import json
 from pathlib import Path
 
@@ -6,6 +7,8 @@ from typer.testing import CliRunner
 
 from dstl.changelog.segment.encoder import encode_segment
 from dstl.cli.segment import app
+from dstl.options import SealingOptions
+from dstl.store import open_store
 from worlds.segment_samples import feature_sets
 
 RUNNER = CliRunner()
@@ -60,6 +63,30 @@ def test_a_segment_inside_a_larger_file_is_named_by_offset_and_size(segment: Pat
     for source in (str(segment), segment.as_uri()):
         assert RUNNER.invoke(app, ["show", source, *where]).exit_code == 0
     assert RUNNER.invoke(app, ["show", str(segment)]).exit_code == 1
+
+
+def test_a_sealed_segment_is_read_with_the_key_however_deep_it_lies(
+    segment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_text("k" * 43)
+    sealing = SealingOptions(key_file=str(key))
+    store, name = open_store(str(tmp_path / "job"), sealing=sealing), "07/query/writer/1.seg"
+    data = segment.read_bytes() + bytes(40_000)
+    asyncio.run(store.put(name, data))
+    path = tmp_path / "job" / name
+    where = ["--size", str(segment.stat().st_size), "--json"]
+    assert RUNNER.invoke(app, ["show", str(path), "--json"]).exit_code == 1, "a seal is no part of a segment"
+    monkeypatch.setenv("DSTL_SEALING_KEY_FILE", str(key))
+    for source in (str(path), path.as_uri()):
+        shown = RUNNER.invoke(app, ["show", source, *where])
+        assert shown.exit_code == 0, shown.output
+        assert json.loads(shown.stdout)["writer_id"] == "writer-1"
+    key.write_text("another" * 7)
+    refused = RUNNER.invoke(app, ["dump", str(path), *where])
+    assert refused.exit_code == 1
+    assert "is not what a holder of the sealing key has stored" in refused.output
 
 
 def test_what_cannot_be_read_is_one_line_and_the_exit_code_of_its_kind(segment: Path) -> None:

@@ -11,10 +11,10 @@ import pyarrow as pa
 from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment.decoder import decode_segment, verify_segment
 from dstl.changelog.segment.encoder import segment_checksum
-from dstl.errors import Invalid, ObjectNotFound
-from dstl.options import S3Options
+from dstl.errors import CorruptData, Invalid, ObjectNotFound
+from dstl.options import S3Options, SealingOptions
 from dstl.store.base import ByteRange, ObjectStore
-from dstl.store.location import has_scheme, open_store
+from dstl.store.location import absolute_location, has_scheme, open_store
 from handles.key_group import KeyGroupRange
 
 __all__ = ["describe_segment", "dump_segment", "fetch_segment", "parse_key_groups"]
@@ -23,28 +23,54 @@ _OPS = ("put", "delete", "clear", "metadata")
 
 
 async def fetch_segment(
-    source: str, offset: int = 0, size: int | None = None, options: S3Options | None = None
+    source: str,
+    offset: int = 0,
+    size: int | None = None,
+    options: S3Options | None = None,
+    sealing: SealingOptions | None = None,
 ) -> bytes:
     """Return a segment's bytes from a file or from any location of :func:`~dstl.store.location.open_store`.
+
+    A seal covers the object's name below its location, which nothing here says: with a key, one directory after the
+    other is tried as the location, from the object's own upwards.
 
     Args:
         source: Path of a file, or URL of an object.
         offset: Where the segment starts, for one inside a manifest.
         size: Its length; None for all the rest.
         options: How S3 is reached.
+        sealing: The key of sealed objects.
 
     Raises:
         ObjectNotFound: Nothing is there.
         Invalid: Not a location, or a range that cannot be.
+        CorruptData: No holder of the key has stored it.
         Unavailable: The store did not answer.
     """
     if offset < 0 or (size is not None and size < 1):
         raise Invalid(f"no segment has offset {offset} and size {size}")
+    if sealing is not None and sealing.key_file is not None:
+        where = await asyncio.to_thread(absolute_location, source)
+        return await _fetch_sealed(where, offset, size, options, sealing)
     if has_scheme(source):
         location, _, name = source.rpartition("/")
         return await _fetch(open_store(location, options), name, offset, size)
     data = await asyncio.to_thread(_read_file, source)
     return data[offset : None if size is None else offset + size]
+
+
+async def _fetch_sealed(
+    source: str, offset: int, size: int | None, options: S3Options | None, sealing: SealingOptions
+) -> bytes:
+    location, _, name = source.rpartition("/")
+    while True:
+        try:
+            return await _fetch(open_store(location, options, sealing), name, offset, size)
+        except CorruptData:
+            location, _, folder = location.rpartition("/")
+            if not folder or not location.rpartition("://")[2]:
+                raise
+            name = f"{folder}/{name}"
 
 
 def _read_file(path: str) -> bytes:
