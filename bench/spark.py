@@ -195,13 +195,13 @@ class Runs:
 
     @contextlib.contextmanager
     def vectorised(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
-        with self._backend(place) as backend:
+        with self.backend(place) as backend:
             yield backend.aggregate(df, by="k", n=count(), total=sum_of("v"))
 
     def processor(self, style: str) -> Plan:
         @contextlib.contextmanager
         def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
-            with self._backend(place) as backend:
+            with self.backend(place) as backend:
                 if style == "row":
                     yield backend.transform_with_state(df, by="k", processor=CountAndSum(), output=self._result)
                 else:
@@ -222,7 +222,7 @@ class Runs:
 
         return plan
 
-    def _backend(self, place: Path) -> StateBackend:
+    def backend(self, place: Path) -> StateBackend:
         place.mkdir(parents=True)
         return StateBackend(str(place), parallelism=self._args.partitions, spark=self._spark)
 

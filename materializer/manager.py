@@ -20,6 +20,7 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
+from dstl.crash_points import reach
 from dstl.errors import Closed, DstlError
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import MaterializationOptions
@@ -243,6 +244,7 @@ class PeriodicMaterializationManager:
             self._writer.discard(list(finished.report.objects()))
             return
         bases.finished = finished
+        reach("M5")
         now = self._runtime.clock.now()
         self._recorder.increment("completedMaterialization")
         self._recorder.increment("materializedBytes", finished.report.bytes)
@@ -289,6 +291,7 @@ class PeriodicMaterializationManager:
         checkpoint = self._source.base
         if checkpoint is None or self._source.table(operator) is not table:
             raise Closed(f"the table of {operator} was replaced")
+        reach("M1")
         before = self._runtime.clock.now()
         snapshot = table.snapshot()
         versions = dict(snapshot.versions)
@@ -301,7 +304,9 @@ class PeriodicMaterializationManager:
             in_files=self._options.share_files and snapshot.as_files is not None,
         )
         self._recorder.observe("materializationSyncSeconds", self._runtime.clock.now() - before)
+        reach("M2")
         written = await self._writer.write(operator, plan, snapshot, expired)
+        reach("M4")
         report = bases.report(operator, plan, written.handles)
         finished = FinishedMaterialization(report, versions, self._runtime.clock.now(), written.raw_bytes)
         return finished, written, expired

@@ -14,6 +14,7 @@ import numpy as np
 
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.upload.uploader import StoredObject
+from dstl.crash_points import reach
 from dstl.options import MaterializationOptions
 from dstl.runtime import call_in_thread
 from handles.key_group import KeyGroup
@@ -128,6 +129,7 @@ class BaseWriter:
                 if upload is not None and on_its_way is not None:
                     stored = await upload
                     handles.append(_handle(operator, plan, on_its_way, stored))
+                    reach("M3")
                     if self._cache is not None:
                         await call_in_thread(self._cache.put, stored.name, on_its_way.data)
                 if pack is None:

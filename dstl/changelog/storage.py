@@ -18,6 +18,7 @@ from dstl.changelog.segments_in_flight import Picked, SegmentsInFlight
 from dstl.changelog.throttle import ByteBudget, Throttle
 from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
+from dstl.crash_points import reach
 from dstl.errors import Closed, Invalid
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import BatchingOptions
@@ -299,4 +300,5 @@ class StateChangelogStorage:
                     writer.roll_open()
                 picked += ((writer, *each) for each in writer.ledger.unsealed(everything=whole))
                 self._touched[writer] = None
+        reach("T2")
         self._seals.begin(picked)

@@ -16,6 +16,7 @@ from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.checkpoint.truncation import recovery_work
+from dstl.crash_points import reach
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.fleet_messages import Persisted
@@ -114,6 +115,7 @@ class CheckpointExecution:
         """
         watch = Stopwatch(self._runtime.clock)
         requests = self._requests()
+        reach("C1")
         try:
             parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
             persist_s = watch.lap()
@@ -124,8 +126,10 @@ class CheckpointExecution:
             figures = _figures(checkpoint, parts, late)
             self._log.history.add(HistoryEntry(**figures, persist_s=persist_s, assemble_s=assemble_s))
             left = self._options.timeout_s - watch.total()
+            reach("C3")
             await self._commit(checkpoint, inlined, coordinator.oldest_after(trigger, self._options.retained), left)
             commit_s = watch.lap()
+            reach("C5")
         except (Fenced, OutcomeUnknown) as error:
             # It may be there, or come: its objects must stay, and the run cannot go on before that is known. That holds
             # for a fenced driver too: its record may have been committed before the newer one began, which retains it.

@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dstl.checkpoint.acknowledgements import Acknowledgements
+from dstl.crash_points import reach
 from dstl.errors import DstlError, Fenced, Invalid, MissingState, Superseded
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
@@ -189,6 +190,7 @@ class CheckpointCoordinator:
         except DstlError as error:
             batch.failure = error
             _raise_failure(batch)
+        reach("C2")
         return Decision.WAIT if batch.is_complete else Decision.GO_ON
 
     def trigger(self) -> Trigger | None:

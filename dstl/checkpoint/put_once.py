@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+from dstl.crash_points import reach
 from dstl.errors import DstlError, ObjectExists, OutcomeUnknown, Unavailable
 from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
@@ -69,6 +70,7 @@ class PutOnce:
                 await self._patience.pause(attempt)
             try:
                 await self._store.put(name, data, if_absent=True)
+                reach("C4")
             except ObjectExists:
                 await or_unknown(what, check_ours, taken)
                 sent = True

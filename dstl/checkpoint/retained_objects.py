@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
+from dstl.crash_points import reach
 from dstl.metrics import NullRecorder, Recorder
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
@@ -81,6 +82,7 @@ class RetainedObjects:
         self._freed += [name for holder in holders for name in self._registry.unregister(holder)]
         if len(self._freed) >= _DELETE_TOGETHER:
             freed, self._freed = self._freed, []
+            reach("C7")
             manifests = [name for name in freed if manifest_sequence(name) is not None]
             others = [name for name in freed if manifest_sequence(name) is None]
             self._deleter.delete(manifests, others)

@@ -12,6 +12,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
 from dstl.rpc.fleet_messages import Restored
 from dstl.rpc.messages import TaskAttempt
@@ -148,11 +149,16 @@ class RunOpening:
                 "option('checkpointLocation', ...) is another query at every start"
             )
         if self._fenced_for != task.run_id or self._log.is_unknown:
+            if not self._log.is_unknown:
+                await self._check_not_behind(task, operators)
             await self._log.fence(task.query_id)
             self._fenced_for = task.run_id
         skipped: list[str] = []
+        reach("C11")
         found = await self._found(task, operators, skipped)
+        reach("R1")
         coordinator, parent, restored = await self._prepared(task, operators, found, skipped)
+        reach("R6")
         lost = task.batch_id - 1 - parent.batch_id if parent else 0
         if parent is not None and lost:
             _log.warning(
@@ -168,6 +174,21 @@ class RunOpening:
         begun_with = self._savepoint[1] if self._savepoint is not None and len(found) == 1 else None
         saved = begun_with.batch_id if begun_with is not None and parent is not None else None
         return OpenedRun(coordinator, parent, found, restored, lost, tuple(skipped) if lost else (), saved)
+
+    async def _check_not_behind(self, task: TaskAttempt, operators: Mapping[str, int]) -> None:
+        """Refuse a run that the state is ahead of before it takes the log from the driver that is at work.
+
+        It may have waited for its TaskManagers, or been paused, while that one began.
+        """
+        behind = CheckpointCoordinator(operators)
+        try:
+            behind.open_run(task.run_id, await self._log.checkpoints(), accept_older=self._fall_back)
+            behind.begin(task, 0)
+        except Fenced:
+            raise
+        except DstlError as error:
+            # Told when it is found again: it may be different once nobody else writes.
+            _log.debug("run %s, before it takes %s over: %s", task.run_id, self._location, error)
 
     async def _found(
         self, task: TaskAttempt, operators: Mapping[str, int], skipped: list[str]

@@ -15,6 +15,7 @@ from functools import partial
 import pyarrow as pa
 from pyspark import TaskContext
 
+from dstl.crash_points import reach
 from dstl.errors import Invalid
 from dstl.rpc.client import Address, Connection
 from dstl.rpc.messages import TaskAttempt
@@ -71,6 +72,7 @@ class OperatorTask:
             launch=partial(self._launch, host),
         )
         yield from run_attempt(self.definition, _task_attempt(self.definition.uid), batches, worker)
+        reach("W6")
         if self.freezes:
             count_task()
 

@@ -15,6 +15,7 @@ from itertools import chain
 import pyarrow as pa
 
 from dstl.changelog.change_digest import ChangeDigest
+from dstl.crash_points import reach
 from dstl.rpc.client import Address, Transport
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.spark.operators.grouping import initial_first, take_marks
@@ -80,11 +81,14 @@ def run_attempt(
     begun = _begin(task, worker)
     registry = StateRegistry.from_wire(json.loads(begun.registry), settled=True)
     state = _open_state(definition, task, begun, worker)
+    reach("W1")
     common: list[ChangeDigest] = []
 
     def send(changes: pa.RecordBatch, *, expiring: bool = False) -> None:
         partition = _partition_of(definition, changes.column("key_group"))
+        reach("W3")
         state.write(partition, changes, begun.registry, expiring=expiring)
+        reach("W2")
 
     def send_broadcast(changes: pa.RecordBatch) -> None:
         # All partitions have made the same changes: the one that owns their key group brings them to the log.
@@ -113,7 +117,9 @@ def run_attempt(
     state.flush()
     agreed = common[0].digest() if common else b""
     ack = Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, agreed)
+    reach("W4")
     worker.connect(worker.coordinator).call(ack)
+    reach("W5")
 
 
 def _begin(task: TaskAttempt, worker: WorkerProcess) -> Begun:

@@ -7,6 +7,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
+from dstl.crash_points import reach
 from dstl.errors import DstlError
 from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock
@@ -138,3 +139,5 @@ class BackgroundDeleter:
                 return
             self._recorder.increment(self._deleted, len(names))
             self._names -= len(names)
+            if at + 1 < len(groups):
+                reach("C8")

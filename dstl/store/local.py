@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 
+from dstl.crash_points import reach
 from dstl.errors import (
     AccessDenied,
     Closed,
@@ -221,6 +222,7 @@ class LocalStore:
                     for leaf in leaves:
                         with suppress(FileNotFoundError, IsADirectoryError):
                             os.unlink(leaf, dir_fd=folder_fd)
+                        reach("C9")
                     os.fsync(folder_fd)
             except ObjectNotFound:
                 continue

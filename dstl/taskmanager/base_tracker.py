@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dstl.changelog.log_segment import LogSegment
+from dstl.crash_points import reach
 from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Runtime
 from handles.checkpoint import CheckpointId
@@ -120,10 +121,13 @@ class BaseTracker:
 
     def followed(self, checkpoint: CheckpointId, pending: PendingBases, time_ms: int | None) -> None:
         """Take notice that the tables hold a checkpoint now: what it names are bases, and its changes are log."""
+        if pending.finished:
+            reach("M6")
         for finished in pending.finished:
             bases = self.bases.get(finished.report.operator)
             if bases is not None:
                 bases.accept(finished, self._generations)
+                reach("M7")
         now = self._runtime.clock.now()
         for operator, (nbytes, segments) in pending.logged.items():
             self.bases.setdefault(operator, OperatorBases()).logged(LoggedChanges(checkpoint, nbytes, segments, now))

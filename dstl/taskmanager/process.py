@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Invalid, Unavailable
 from dstl.metrics import MetricSet
 from dstl.rpc.client import Address, AsyncConnection
@@ -91,6 +92,7 @@ async def _until_let_go(
             await _answer(lifeline, Register(member, pid, None, str(error)))
             raise
         async with _serving(config, invitation, runtime, recorder) as own:
+            reach("T11")
             await _answer(lifeline, Register(member, pid, own))
             await lifeline.wait_closed_by_peer()
     finally:

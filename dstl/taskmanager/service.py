@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import pyarrow as pa
 
+from dstl.crash_points import reach
 from dstl.errors import Invalid, Unavailable
 from dstl.metrics import NullRecorder
 from dstl.rpc.codec import Payload
@@ -187,6 +188,7 @@ class TaskManagerService:
         async with self._backend.storage.reserve(len(call.changes)):
             for changes in _changes(call.changes):
                 self._backend.write(call.key, call.partition, changes, call.metadata, call.expiring)
+                reach("T1")
         return Done()
 
     async def _resume(self, peer: Peer, call: Resume) -> Resumed:
@@ -223,6 +225,7 @@ class TaskManagerService:
                 registries={entry.uid: entry.registry for entry in checkpoint.operators} if checkpoint else None,
                 replay_bytes_per_s=restored.replay_bytes_per_s,
             )
+        reach("R4")
         return Restored(self._runtime.clock.now() - started, restored.bytes, restored.changes, self._restoring)
 
     def _progress_listener(self) -> ProgressListener:
@@ -250,9 +253,11 @@ class TaskManagerService:
                 raise Unavailable(f"the store did not take the changes within {call.timeout_s:g} s") from None
             self._counted, self._hedges = storage.upload_attempts, storage.hedges
             state = self._metrics.note_state(self._backend)
+        reach("T7")
         return replace(persisted, requests=self._counted - before, hedges=self._hedges - hedges, state=state)
 
     async def _complete(self, peer: Peer, call: Complete) -> Done:
+        reach("T8")
         async with self._turn:
             self._backend.complete(call.checkpoint, call.winners, call.located, call.time_ms)
         return Done()

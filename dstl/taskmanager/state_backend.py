@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from dstl.changelog.storage import PersistResult, StateChangelogStorage
 from dstl.changelog.writer import StateChangelogWriter
+from dstl.crash_points import reach
 from dstl.errors import Invalid, Superseded, Unavailable
 from dstl.rpc.fleet_messages import Persisted
 from dstl.rpc.messages import ExpiryPlace
@@ -360,6 +361,7 @@ class TaskManagerStateBackend:
                 if attempt.writer is not None:
                     # The coordinator's from now on; nobody here asks for it again.
                     attempt.writer.truncate(attempt.to_sqn)
+                    reach("T9")
             self.base, self._completed = self._completed[0], None
             if self._pending is not None:
                 self.tracker.followed(self.base, *self._pending)

@@ -13,6 +13,7 @@ from pathlib import Path
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.upload.uploader import Uploader
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, shown
 from dstl.metrics import NullRecorder, Recorder
 from dstl.rpc.protocol import Secret
@@ -176,6 +177,7 @@ class TaskManager:
 
     async def close(self) -> None:
         """Stop serving and drop what no checkpoint has. Idempotent."""
+        reach("T10")
         await self.service.server.close()
         if self.state is not None:
             await self.state.close()

@@ -35,14 +35,15 @@ class ServerFault:
 
     Attributes:
         kind: ``"error"`` answers with ``status`` and ``code`` and does nothing; ``"lost"`` does the work and then
-            breaks the connection; ``"reset"`` breaks it without doing anything; ``"unconditional"`` does the work
-            whatever ``If-None-Match`` says, as some servers do.
+            breaks the connection; ``"reset"`` breaks it without doing anything; ``"slow"`` does the work after
+            ``delay_s``; ``"unconditional"`` does the work whatever ``If-None-Match`` says, as some servers do.
         method: HTTP method it applies to; empty for all.
         path: Part of the request's path and query; empty for all.
         times: Number of requests that it still applies to.
         status: HTTP status.
         code: S3's error code.
         text: Body of the answer; empty for an error document with ``code``.
+        delay_s: Seconds that the request waits first.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class ServerFault:
     status: int = 503
     code: str = "SlowDown"
     text: str = ""
+    delay_s: float = 0.0
 
 
 class S3Server:
@@ -162,10 +164,12 @@ class S3Server:
                 self.requests[method] += 1
                 self.log.append(ServerRequest(method, path, _headers(environ)))
                 fault = self._next_fault(method, path)
-            if self.latency_s:
-                time.sleep(self.latency_s)
-            if fault is not None and fault.kind == "unconditional":
-                environ.pop("HTTP_IF_NONE_MATCH", None)
+            delay_s = self.latency_s + (fault.delay_s if fault is not None else 0.0)
+            if delay_s:
+                time.sleep(delay_s)
+            if fault is not None and fault.kind in ("unconditional", "slow"):
+                if fault.kind == "unconditional":
+                    environ.pop("HTTP_IF_NONE_MATCH", None)
                 fault = None
             if fault is None:
                 return application(environ, start)

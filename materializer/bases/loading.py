@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
@@ -117,6 +118,7 @@ class _Loading:
         """Load key groups from pages; returns those that failed. One call of a thread for all, for each costs a turn of
         the interpreter."""
         unusable = await call_in_thread(_restore_all, self._table, parts)
+        reach("R2")
         for base, _ in parts:
             if base.key_group in unusable:
                 self.result.damaged.add(base.name)

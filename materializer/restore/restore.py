@@ -9,6 +9,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
@@ -188,6 +189,7 @@ class _Restore:
                 log = self._pieces(steps)
             async for piece in log:
                 await self._replay(piece)
+                reach("R3")
         finally:
             await log.aclose()
         restored = self.restored
@@ -271,6 +273,7 @@ class _Restore:
         for operator, batches in piece.changes.items():
             _resume(self._table(operator))
             await call_in_thread(_apply, self._table(operator), batches)
+            reach("R5")
         for staged in piece.staged.values():
             await call_in_thread(staged.apply)
         now = self._runtime.clock.now()

@@ -276,6 +276,21 @@ async def test_the_older_of_two_drivers_is_fenced_and_deletes_nothing(seed: int)
         await check_durable(store, model)
 
 
+async def test_a_driver_that_begins_late_and_behind_takes_nothing_from_the_one_at_work(seed: int) -> None:
+    """The crash point T11 has found it: it fenced the newer driver, only to be refused itself."""
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    async with open_driver(store, seed) as late, open_driver(store, seed + 1) as new:
+        for batch in range(3):
+            await new.run_batch("run-2", batch, some_events(rng, batch), model)
+        before = {info.name async for info in store.list()}
+        for _ in range(2):
+            with pytest.raises(Fenced, match="batch 0"):
+                await late.run_batch("run-1", 0, some_events(rng, 0), {})
+        assert before == {info.name async for info in store.list()}
+        await new.run_batch("run-2", 3, some_events(rng, 3), model)
+        await check_durable(store, model)
+
+
 async def test_tasks_of_a_replaced_run_are_fenced(seed: int) -> None:
     rng, store, model = random.Random(seed), MemoryStore(), {}
     async with open_driver(store, seed) as driver:

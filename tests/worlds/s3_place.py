@@ -1,4 +1,4 @@
-"""A place on S3 for a test that any server must pass: moto's in this process, or the one that ``--s3-endpoint`` names."""
+"""A place on S3 for a test that any server must pass: on moto here, or on the server that ``--s3-endpoint`` names."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator

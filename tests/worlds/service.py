@@ -89,7 +89,7 @@ class TaskManager:
         return self._task_manager.state.backend if self._task_manager.state is not None else None
 
     async def start(self, coordinator: Address) -> None:
-        address = Address("127.0.0.1", await self.service.server.listen_tcp("127.0.0.1"))
+        self.address = address = Address("127.0.0.1", await self.service.server.listen_tcp("127.0.0.1"))
         self._lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)
         await self._lifeline.call(Register(self.member_id, 1, address))
 

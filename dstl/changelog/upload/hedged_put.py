@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dstl.changelog.upload.connection_pools import ConnectionPools
 from dstl.changelog.upload.hedging import HedgePolicy, Verdict
+from dstl.crash_points import reach
 from dstl.errors import Closed, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.metrics import Recorder
 from dstl.options import UploadOptions
@@ -214,6 +215,7 @@ class Upload:
         self._youngest = now
         task = owner.loop.create_task(owner.pools.stores[pool].put(name, self._data))
         attempt.task = task
+        reach("T3")
         task.add_done_callback(attempt.ended)
         self._retry_at = None
         if owner.hedging:
@@ -233,6 +235,7 @@ class Upload:
         if error is None:
             info = task.result()
             if info.size == self._size:
+                reach("T4")
                 self._succeed(attempt)
                 return
             error = Unavailable(f"{attempt.name}: the store confirmed {info.size} bytes of {self._size}; trying again")
@@ -242,6 +245,8 @@ class Upload:
         owner = self._owner
         now = owner.clock.now()
         active, self._active = self._active, []
+        if len(active) > 1:
+            reach("T6")
         if winner.hedge:
             for attempt in active:
                 if not attempt.hedge and not attempt.lagged:
@@ -399,6 +404,7 @@ class Upload:
             owner.recorder.increment("hedgesSent")
             owner.recorder.increment("hedgeBytes", self._size)
             self.attempt(hedge=True)
+            reach("T5")
             return
         if answer.reason and answer.reason != self._denied:
             self._denied = answer.reason

@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from dstl.checkpoint.fleet.restore_watch import RestoreWatch
+from dstl.crash_points import reach
 from dstl.errors import DstlError, TaskManagerLost, Unavailable
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.codec import Call, R
@@ -341,6 +342,7 @@ class Fleet:
         try:
             await self._call_within(0.0, member, message)
             member.holds = holds
+            reach("C6")
         except DstlError as error:
             _log.warning("TaskManager %s did not take %s: %s", member.member_id, message.name, error)
 

@@ -24,6 +24,7 @@ from dstl.checkpoint.manifest.history import CheckpointHistory
 from dstl.checkpoint.manifest.reader import ATTEMPTS, ManifestReader
 from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.checkpoint.put_once import PutOnce, or_unknown
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -103,6 +104,7 @@ class ManifestLog(ManifestReader):
             except Fenced:
                 sequence = max(sequence, await self.tail()) + 1
                 continue
+            reach("C10")
             highest = await self.tail()
             if highest == sequence:
                 self.epoch, self.next_sequence, self.is_unknown = sequence, sequence + 1, False
@@ -195,6 +197,7 @@ class ManifestLog(ManifestReader):
         """Move the boundary with the checkpoint that it was made for, never without it."""
         self._go_on(record)
         self.boundary = max(self.boundary, record.oldest)
+        reach("C13")
         return record
 
     def _record(

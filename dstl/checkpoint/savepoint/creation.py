@@ -27,6 +27,7 @@ from dstl.checkpoint.savepoint.format import (
     marker_name,
 )
 from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState, ObjectExists, OutcomeUnknown
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -243,6 +244,7 @@ async def write_savepoint(
     except BaseException:
         await writer.withdraw()
         raise
+    reach("S1")
     try:
         won = await objects.win(savepoint, name)
     except OutcomeUnknown:
@@ -254,6 +256,7 @@ async def write_savepoint(
     if not won:
         await writer.withdraw()
         raise ObjectExists(f"{target.location} has a savepoint {name!r} now: another one was made at the same time")
+    reach("S2")
     await _check_survived(objects, savepoint)
     return savepoint
 

@@ -16,6 +16,7 @@ from functools import partial
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cleaning, subsumed_candidates
+from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -189,6 +190,7 @@ async def _delete(store: ObjectStore, deletions: tuple[Deletion, ...], on_progre
         except DstlError:
             _log.warning("the cleaner stopped after %d of %d deletions in %s", done, len(deletions), store.location)
             raise
+        reach("C12")
         done += len(some)
         on_progress(done, len(deletions))
     if done:

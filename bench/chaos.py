@@ -1,0 +1,315 @@
+"""``chaos``: a job that raises alerts, on a cluster whose processes are killed and whose store fails all the time.
+
+A standalone Spark cluster of two hosts (127.0.0.2 and 127.0.0.3) runs a state machine per address, and an S3 server in
+this process answers some requests with 503, slowly, not at all, or does them and breaks the connection. Every
+``--kill-every`` seconds a Python worker, a TaskManager, an executor or the driver is killed. Events come all along, and
+some of them are planted invalid ones: each must raise one alert. In the end the faults stop, the rest is processed, and
+alerts and states are compared with what the events' maker knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench._figures import add_json, print_figures
+from bench._state_machine import Machines
+from dstl.testing.s3_server import S3Server
+from dstl.testing.standalone_cluster import HOSTS, QUICK, StandaloneCluster
+
+ROOT = Path(__file__).parents[1]
+KILLS = ("worker", "taskmanager", "executor", "driver")
+FAULTS = ("error", "slow", "reset", "lost")
+_BUCKET = "chaos"
+_DRAIN_S = 600.0
+
+
+class Driver:
+    """The job's driver process; another takes its place when it is killed."""
+
+    def __init__(self, cluster: StandaloneCluster, config: dict[str, Any], log: Path) -> None:
+        environment = {**cluster.environment, "PYTHONPATH": str(ROOT)}
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(ROOT / "bench" / "_chaos_job.py"), json.dumps(config)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"event"'):
+                self.events.put(json.loads(line))
+        self.events.put({"event": "ended"})
+
+    def stop(self) -> None:
+        """Say that there is no more input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("stop\n")
+            self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """Kill the whole session: Python and its JVM."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Chaos:
+    """One run."""
+
+    def __init__(self, args: argparse.Namespace, work: Path, cluster: StandaloneCluster, server: S3Server) -> None:
+        self._args = args
+        self._work = work
+        self._cluster = cluster
+        self._server = server
+        self._rng = random.Random(args.seed)
+        self.machines = Machines(args.addresses, args.error_rate, args.seed)
+        self.kills: Counter[str] = Counter()
+        self.restarts: Counter[str] = Counter()
+        self.checkpoints = 0
+        self.starts = 0
+        self._files = 0
+        self._driver: Driver | None = None
+        self._config = {
+            "master": cluster.master,
+            "work": str(work),
+            "location": f"s3://{_BUCKET}/job",
+            "endpoint_url": server.endpoint_url,
+            # Some changes ride in the manifest and others go up as segments.
+            "inline_threshold": 4096,
+            "files": 20,
+            "conf": {
+                "spark.driver.host": "127.0.0.1",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.extraJavaOptions": QUICK,
+                "spark.executor.cores": "1",
+                "spark.executor.memory": "512m",
+                "spark.executor.extraJavaOptions": QUICK,
+                "spark.task.maxFailures": "4",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.sql.shuffle.partitions": "4",
+                "spark.python.unix.domain.socket.enabled": "true",
+                "spark.sql.warehouse.dir": str(work / "warehouse"),
+                "spark.local.dir": str(work / "local"),
+            },
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Make events and faults for ``--minutes``, then let the rest be processed, and return the figures."""
+        (self._work / "in").mkdir()
+        self._feed()
+        self._start()
+        self._until("checkpoint", 120.0)
+        stop_faults = threading.Event()
+        faults = threading.Thread(target=self._fail_requests, args=(stop_faults,), daemon=True)
+        faults.start()
+        began = time.monotonic()
+        end, next_kill = began + 60 * self._args.minutes, began + self._args.kill_every
+        fed = self.machines.events
+        while (now := time.monotonic()) < end:
+            due = fed + int((now - began) * self._args.rate)
+            if self.machines.events < due:
+                self._feed()
+            self._hear(0.05)
+            if now >= next_kill:
+                next_kill += self._args.kill_every
+                self._kill()
+        stop_faults.set()
+        faults.join()
+        self._server.faults.clear()
+        self._server.latency_s = 0.0
+        drained = self._drain()
+        seconds = time.monotonic() - began
+        result = json.loads((self._work / "result.json").read_text())
+        alerts = [tuple(each) for each in result["alerts"]]
+        compared = self.machines.compare(alerts, dict(result["states"]))
+        fired = Counter(kind for kind, _, _ in self._server.fired)
+        return {
+            "events": self.machines.events,
+            "events_per_s": round(self.machines.events / seconds, 1),
+            "kills": {kind: self.kills[kind] for kind in KILLS},
+            "restarts": sum(self.restarts.values()),
+            "drivers": self.starts,
+            "checkpoints": self.checkpoints,
+            **compared,
+            "store_faults": {kind: fired[kind] for kind in FAULTS},
+            "store_requests": sum(self._server.requests.values()),
+            "drain_s": round(drained, 1),
+            "seed": self._args.seed,
+        }
+
+    def _feed(self) -> None:
+        rows = self.machines.make(self._args.file_events)
+        columns = [pa.array(column) for column in zip(*rows, strict=True)]
+        staged = self._work / "staged.parquet"
+        pq.write_table(pa.table(columns, names=["address", "number", "event"]), staged)
+        # Spark takes the oldest file first, by milliseconds.
+        at = 1_700_000_000 + self._files
+        os.utime(staged, (at, at))
+        staged.rename(self._work / "in" / f"{self._files:06d}.parquet")
+        self._files += 1
+
+    def _start(self) -> None:
+        self.starts += 1
+        self._driver = Driver(self._cluster, self._config, self._work / "driver.log")
+
+    def _hear(self, seconds: float) -> str:
+        """Take what the driver tells, and start another where it has ended."""
+        assert self._driver is not None
+        try:
+            event = self._driver.events.get(timeout=seconds)
+        except queue.Empty:
+            return ""
+        kind = str(event["event"])
+        self.checkpoints += kind == "checkpoint"
+        if kind == "restart":
+            self.restarts[event["why"][:120]] += 1
+            print(f"restart: {event['why'][:200]}", file=sys.stderr)
+        if kind == "ended":
+            self._driver.process.wait()
+            if self._args.verbose:
+                print(f"the driver ended with {self._driver.process.returncode}", file=sys.stderr)
+            self._start()
+        return kind
+
+    def _until(self, kind: str, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self._hear(0.2) != kind:
+            if time.monotonic() > deadline:
+                log = (self._work / "driver.log").read_text(errors="replace")[-4000:]
+                raise SystemExit(f"no {kind} within {seconds:g} s; the driver's log ends with:\n{log}")
+
+    def _drain(self) -> float:
+        """Let the job process what is left; starts another driver where that takes one."""
+        began = time.monotonic()
+        assert self._driver is not None
+        self._driver.stop()
+        told = self._driver
+        while True:
+            kind = self._hear(0.2)
+            if kind == "finished":
+                self._driver.process.wait(60)
+                return time.monotonic() - began
+            if self._driver is not told:
+                told = self._driver
+                told.stop()
+            if time.monotonic() - began > _DRAIN_S:
+                log = (self._work / "driver.log").read_text(errors="replace")[-4000:]
+                raise SystemExit(f"the job does not end; the driver's log ends with:\n{log}")
+
+    def _kill(self) -> None:
+        found: dict[str, Callable[[], list[int]]] = {
+            "worker": lambda: sorted(self._cluster.processes("pyspark.daemon")),
+            "taskmanager": self._cluster.task_managers,
+            "executor": lambda: [pid for host in HOSTS for pid in self._cluster.executors(host)],
+        }
+        # A driver comes back slowest of all, and meanwhile there is little to kill.
+        order = [kind for kind in KILLS for _ in range(1 if kind == "driver" else 3)]
+        self._rng.shuffle(order)
+        for kind in order:
+            if kind == "driver":
+                assert self._driver is not None
+                self._driver.kill()
+            elif pids := found[kind]():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._rng.choice(pids), signal.SIGKILL)
+            else:
+                continue
+            self.kills[kind] += 1
+            print(f"killed: {kind}", file=sys.stderr)
+            return
+
+    def _fail_requests(self, stop: threading.Event) -> None:
+        """Keep one fault of each kind waiting for a request, now and then."""
+        rng = random.Random(f"faults-{self._args.seed}")
+        while not stop.wait(rng.uniform(0.0, 2 * self._args.fault_every)):
+            self._server.faults[:] = [fault for fault in self._server.faults if fault.times > 0]
+            kind = rng.choice(FAULTS)
+            settings: dict[str, Any] = {"delay_s": rng.uniform(0.5, 4.0)} if kind == "slow" else {}
+            self._server.fail(kind, method=rng.choice(["", "PUT", "GET"]), times=rng.randrange(1, 4), **settings)
+
+
+@contextlib.contextmanager
+def _cluster(work: Path, server: S3Server) -> Iterator[StandaloneCluster]:
+    directory = work / "cluster"
+    directory.mkdir()
+    # Executors that are killed are no reason to give the application up.
+    cluster = StandaloneCluster(directory, f"{QUICK} -Dspark.deploy.maxExecutorRetries=-1")
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the job once and return its figures; ``--work`` keeps logs and files."""
+    work = Path(tempfile.mkdtemp(prefix="dstl-bench-chaos-", dir=args.work))
+    done = False
+    try:
+        with S3Server() as server, server.credentials():
+            server.make_bucket(_BUCKET)
+            with _cluster(work, server) as cluster:
+                chaos = Chaos(args, work, cluster, server)
+                try:
+                    figures = chaos.run()
+                finally:
+                    if chaos._driver is not None:
+                        chaos._driver.kill()
+        done = True
+        return figures
+    finally:
+        if done and not args.work:
+            shutil.rmtree(work, ignore_errors=True)
+        else:
+            print(f"kept: {work}", file=sys.stderr)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench chaos", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20.0, help="of faults and kills (default 20)")
+    parser.add_argument("--kill-every", type=float, default=10.0, metavar="S", help="seconds (default 10)")
+    parser.add_argument("--fault-every", type=float, default=0.5, metavar="S", help="mean seconds between store faults")
+    parser.add_argument("--rate", type=float, default=5000.0, help="events per second that come (default 5000)")
+    parser.add_argument("--file-events", type=int, default=5000, help="events in one file")
+    parser.add_argument("--addresses", type=int, default=20_000)
+    parser.add_argument("--error-rate", type=float, default=0.001, help="share of planted invalid events")
+    parser.add_argument("--work", help="directory for logs and files, which stay there (default: TMPDIR, and gone)")
+    parser.add_argument("--seed", type=int, default=None, help="decides events, kills and faults; printed")
+    parser.add_argument("--verbose", action="store_true")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    if args.seed is None:
+        args.seed = random.SystemRandom().randrange(1 << 32)
+    figures = run(args)
+    print_figures(figures, as_json=args.json)
+    wrong = ("false_alerts", "missed_alerts", "state_differences")
+    return 1 if any(figures[name] for name in wrong) else 0

@@ -1,0 +1,166 @@
+"""``soak``: memory and descriptors of every process of a query that runs for long over the same keys.
+
+A local query counts by key, at a steady rate, with a checkpoint for each batch and a materialization every few seconds.
+Once a second the resident memory and the open descriptors of the driver's Python, its JVM, the TaskManager and the
+Python workers are noted. The first third is warming up; over the rest a line is fitted: a process whose memory grows
+for ever shows as a slope, and one that leaks descriptors as a last count above the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import functions as F
+
+from bench._figures import add_json, print_figures
+from bench.spark import session
+from dstl.options import BatchingOptions, CheckpointOptions, MaterializationOptions
+from dstl.spark import StateBackend, count
+from dstl.spark import sum as sum_of
+
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def processes(pid: int) -> dict[str, list[int]]:
+    """Return a driver's processes by their kind."""
+    found: dict[str, list[int]] = {"driver": [pid]}
+    waiting = _children(pid)
+    while waiting:
+        child = waiting.pop()
+        waiting += _children(child)
+        command = _command(child)
+        kinds = {"java": "jvm", "dstl.taskmanager": "taskmanager", "pyspark": "worker"}
+        kind = next((kind for word, kind in kinds.items() if word in command), None)
+        if kind is not None:
+            found.setdefault(kind, []).append(child)
+    return found
+
+
+def resident_mb(pid: int) -> float:
+    """Return a process's resident memory; 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
+    except OSError:
+        return 0.0
+
+
+def descriptors(pid: int) -> int:
+    """Return how many descriptors a process has open; 0 where it has ended."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
+
+
+def slope(times: Sequence[float], values: Sequence[float]) -> float:
+    """Return the least squares slope, per second."""
+    return statistics.linear_regression(times, values).slope if len(times) > 1 else 0.0
+
+
+class Curves:
+    """Memory and descriptors by kind of process, over time."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, list[float]] = {}
+        self._memory: dict[str, list[float]] = {}
+        self._descriptors: dict[str, list[int]] = {}
+
+    def sample(self, at: float) -> None:
+        """Note what all processes have now."""
+        for kind, pids in processes(os.getpid()).items():
+            self._times.setdefault(kind, []).append(at)
+            self._memory.setdefault(kind, []).append(sum(map(resident_mb, pids)))
+            self._descriptors.setdefault(kind, []).append(sum(map(descriptors, pids)))
+
+    def figures(self) -> dict[str, Any]:
+        """Return where each begins and ends after the warm-up, with its slope and ten points of its curve."""
+        made: dict[str, Any] = {}
+        for kind, times in self._times.items():
+            at = len(times) // 3
+            times, memory, opened = times[at:], self._memory[kind][at:], self._descriptors[kind][at:]
+            tenth = max(1, len(times) // 10)
+            made[kind] = {
+                "first_mb": round(statistics.mean(memory[:tenth]), 1),
+                "last_mb": round(statistics.mean(memory[-tenth:]), 1),
+                "mb_per_hour": round(3600 * slope(times, memory), 1),
+                "first_descriptors": round(statistics.mean(opened[:tenth]), 1),
+                "last_descriptors": round(statistics.mean(opened[-tenth:]), 1),
+                "curve_mb": [round(each, 1) for each in memory[::tenth]],
+            }
+        return made
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run the query for ``--minutes`` and return the curves."""
+    work = Path(tempfile.mkdtemp(prefix="dstl-bench-soak-", dir=args.work))
+    curves, reports = Curves(), []
+    try:
+        spark = session(args, work)
+        backend = StateBackend(
+            str(work / "state"),
+            parallelism=args.partitions,
+            checkpoints=CheckpointOptions(clean_interval_s=30.0),
+            batching=BatchingOptions(inline_threshold=0),
+            materialization=MaterializationOptions(interval_s=10.0, min_pause_s=1.0, start_jitter_s=1.0),
+            spark=spark,
+        )
+        backend.add_listener(reports.append)
+        rows = spark.readStream.format("rate").option("rowsPerSecond", args.rate).load()
+        keyed = rows.select((F.col("value") % args.keys).alias("k"), F.col("value").alias("v"))
+        counted = backend.aggregate(keyed, by="k", n=count(), total=sum_of("v"))
+        writer = counted.writeStream.format("noop").outputMode("update")
+        query = writer.option("checkpointLocation", str(work / "checkpoint")).start()
+        began = time.monotonic()
+        try:
+            while (now := time.monotonic() - began) < 60 * args.minutes and query.isActive:
+                curves.sample(now)
+                time.sleep(1.0)
+            if not query.isActive:
+                raise SystemExit(f"the query has failed: {query.exception()}")
+        finally:
+            query.stop()
+            backend.close()
+            spark.stop()
+        objects = sum(path.is_file() for path in (work / "state").rglob("*"))
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return {"minutes": round(now / 60, 2), "checkpoints": len(reports), "objects": objects, **curves.figures()}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0, help="(default 30)")
+    parser.add_argument("--rate", type=int, default=2000, help="rows per second")
+    parser.add_argument("--keys", type=int, default=20_000)
+    parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
+    parser.add_argument("--work", help="directory for the state (default: TMPDIR)")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    print(f"until {time.strftime('%H:%M:%S', time.localtime(time.time() + 60 * args.minutes))}", file=sys.stderr)
+    print_figures(run(args), as_json=args.json)
+    return 0
