@@ -1,10 +1,12 @@
 """The n-th call of the file system fails, for each n until there is no n-th: full disks and broken ones.
 
-The scenario is three checkpoints and more until a materialization is in one, a savepoint, a new driver that restores,
-and a batch. Requests to a store and messages on sockets have the same loop in the simulation (``--enumerate``).
+Or the power goes at that call, and what was not synced may be gone when the next driver starts. The scenario is three
+checkpoints and more until a materialization is in one, a savepoint, a new driver that restores, and a batch. Requests
+to a store and messages on sockets have the same loop in the simulation (``--enumerate``).
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -23,6 +25,7 @@ from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.store import local
 from dstl.store.local import LocalStore
+from worlds.power_cut import Machine
 from worlds.service import Driver, Model, apply, retained, state_of, without_empty
 
 OPERATORS = {"counts": 2}
@@ -72,6 +75,10 @@ class Life:
         self._seed = seed
         self._rng = random.Random(seed)
         self._runs = self._batch = 0
+
+    def follow(self, other: "Life") -> None:
+        """Go on behind what another has lived through; a batch that had not ended is run again."""
+        self.model, self._batch, self._runs = other.model, other._batch, other._runs + 100
 
     async def live(self) -> None:
         async with asyncio.timeout(60):
@@ -162,6 +169,49 @@ def test_drawn_calls_fail(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyP
         nth, way = rng.randrange(1, count), rng.choice(list(WAYS))
         print(f"call {nth} of about {count}: {way}")
         live_through(tmp_path / str(number), nth, way, seed, monkeypatch)
+
+
+def lose_power(directory: Path, nth: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Live until the power goes, and again from what is left: every batch that had ended is in the state."""
+    machine, first = Machine(nth, seed), Life(directory, seed)
+
+    async def until_the_cut() -> None:
+        living = asyncio.ensure_future(first.live())
+        while not living.done() and not machine.is_off:  # noqa: ASYNC110 - calls are made in threads
+            await asyncio.sleep(0.001)
+        living.cancel()
+        with contextlib.suppress(asyncio.CancelledError, DstlError):
+            await living
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "os", machine)
+        asyncio.run(until_the_cut())
+    machine.restart()
+    again = Life(directory, seed + 1)
+    again.follow(first)
+    asyncio.run(again.live())
+    asyncio.run(again.check(directory))
+    return machine
+
+
+def test_the_power_goes_at_a_drawn_call(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    for number in range(3):
+        nth, world = rng.randrange(1, 350), rng.randrange(1 << 20)
+        print(f"the power goes at call {nth} of world {world}")
+        assert lose_power(tmp_path / str(number), nth, world, monkeypatch).is_off
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_the_power_goes_at_every_call(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = 0
+    for nth in range(1, 20_000):
+        machine = lose_power(tmp_path / str(nth), nth, seed + nth, monkeypatch)
+        lost += machine.lost
+        if not machine.is_off:
+            break
+    assert lost > nth
 
 
 @pytest.mark.long
