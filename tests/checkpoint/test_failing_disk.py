@@ -63,7 +63,14 @@ class FailingCalls:
 
 
 class EagerDriver(Driver):
-    materialization = MaterializationOptions(interval_s=0.001, min_pause_s=0.0, start_jitter_s=0.0, min_log_bytes=0)
+    materialization = MaterializationOptions(
+        interval_s=0.001,
+        min_pause_s=0.0,
+        start_jitter_s=0.0,
+        min_log_bytes=0,
+        backoff_base_s=0.01,
+        tolerated_failures=99,
+    )
 
 
 class Life:
