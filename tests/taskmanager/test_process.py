@@ -4,6 +4,7 @@ import asyncio
 import base64
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -20,7 +21,8 @@ import pytest
 
 from dstl.errors import AccessDenied
 from dstl.rpc.client import Address, AsyncConnection
-from dstl.rpc.fleet_messages import Enlist, Enlisted, Register
+from dstl.rpc.fleet_messages import Enlist, Enlisted, ReadMetrics, Register
+from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
@@ -164,6 +166,34 @@ async def test_it_ends_when_its_parent_is_killed(scratch: Path) -> None:
             started.kill()
             started.wait()
             started.stdin.close()
+
+
+async def test_one_without_a_free_descriptor_serves_who_is_connected_and_takes_others_later(scratch: Path) -> None:
+    async with coordinating() as (coordinator, invitation):
+        process = TaskManagerProcess(invitation)
+        address, pid = await coordinator.member()
+        friend = await AsyncConnection.open(address, invitation.secret, role=Role.COORDINATOR)
+        opened = len(os.listdir(f"/proc/{pid}/fd"))
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (opened + 8, 4096))
+        crowd = [socket.socket(socket.AF_UNIX) for _ in range(60)]
+        for each in crowd:
+            each.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                each.connect(address.path)
+        await wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) >= opened + 8)
+        for _ in range(20):
+            await friend.call(ReadMetrics())
+        for each in crowd:
+            each.close()
+        # asyncio looks again for a connection to accept after a second.
+        async with asyncio.timeout(PATIENCE_S):
+            another = await AsyncConnection.open(address, invitation.secret, role=Role.COORDINATOR)
+            await another.call(ReadMetrics())
+        for each in (friend, another):
+            each.close()
+        assert process.is_alive
+        await in_thread(process.stop)
+        assert leftovers(scratch) == []
 
 
 async def test_what_a_killed_one_leaves_on_the_disk_is_removed_by_the_next(scratch: Path) -> None:
