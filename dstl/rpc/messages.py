@@ -22,6 +22,7 @@ __all__ = [
     "Begin",
     "Begun",
     "Done",
+    "DueEntries",
     "ExpiryPlace",
     "FetchDue",
     "FetchEntries",
@@ -314,8 +315,21 @@ class ExpiryPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchDue(AttemptCall[Fetched]):
-    """Reads the entries of a point state that are due; the reply is Arrow, of ``ENTRY_COLUMNS``.
+class DueEntries(Message):
+    """The reply to :class:`FetchDue`.
+
+    Attributes:
+        more: Whether there are more to ask for.
+        data: Entries, Arrow of ``ENTRY_COLUMNS``.
+    """
+
+    more: bool
+    data: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class FetchDue(AttemptCall[DueEntries]):
+    """Reads the entries of a point state that are due.
 
     They come key group by key group, and within one by their time. A reply holds as many as fit, at least one.
 

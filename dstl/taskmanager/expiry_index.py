@@ -87,10 +87,11 @@ class ExpiryIndex:
         """Number of entries, those included that are gone and not due yet."""
         return sum(len(run) for runs in self._runs.values() for run in runs)
 
-    def due(self, key_group: int, until: int) -> tuple[pa.Array, pa.Array]:
+    def due(self, key_group: int, until: int, *, with_values: bool = True) -> tuple[pa.Array, pa.Array]:
         """Return keys and values of the entries of a key group whose time is at or below ``until``, by their time.
 
-        Asked again, with nothing added in between, it returns the same in the same order.
+        Without ``with_values`` the values are empty. Asked again, with nothing added in between, it returns the same in
+        the same order.
         """
         runs = self._runs[key_group]
         cuts = [int(np.searchsorted(run.times, until, side="right")) for run in runs]
@@ -98,16 +99,20 @@ class ExpiryIndex:
         if not taken:
             return pa.array([], pa.binary()), pa.array([], pa.binary())
         found = _merged(taken)
-        values = self._values(key_group, found.keys)
-        times = expiries_of(found.keys if self._place.in_key else values.fill_null(b""), self._place)
-        is_there = values.is_valid().to_numpy(zero_copy_only=False) & (times == found.times)
+        held = self._table.get_many(self._state, [key_group] * len(found), found.keys.to_pylist())
+        if self._place.in_key:
+            is_there = np.fromiter((value is not None for value in held), np.bool_, len(held))
+        else:
+            is_there = expiries_of(pa.array([value or b"" for value in held], pa.binary()), self._place) == found.times
         # What went and came again is here twice.
         first = np.unique(np.asarray(found.keys.dictionary_encode().indices)[is_there], return_index=True)[1]
         kept = np.flatnonzero(is_there)[np.sort(first)]
         rest = [_Run(run.times[cut:], run.keys.slice(cut)) for run, cut in zip(runs, cuts, strict=True)]
         found = _taken(found, kept)
         self._runs[key_group] = [run for run in (*rest, found) if len(run)]
-        return found.keys, values.take(pa.array(kept))
+        if not with_values:
+            return found.keys, _empty(len(kept))
+        return found.keys, pa.array([held[row] for row in kept.tolist()], pa.binary())
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Take in entries that were put: columns of ``CHANGE_SCHEMA``, sorted by key group."""
@@ -144,10 +149,6 @@ class ExpiryIndex:
         finally:
             snapshot.close()
 
-    def _values(self, key_group: int, keys: pa.Array) -> pa.Array:
-        asked: Sequence[bytes] = keys.to_pylist()
-        return pa.array(self._table.get_many(self._state, [key_group] * len(asked), asked), pa.binary())
-
 
 def _taken(run: _Run, rows: npt.NDArray[np.intp]) -> _Run:
     return _Run(run.times[rows], run.keys.take(pa.array(rows)))
@@ -159,3 +160,8 @@ def _merged(runs: Sequence[_Run]) -> _Run:
     times = np.concatenate([run.times for run in runs])
     keys = pa.concat_arrays([run.keys.cast(pa.binary()) for run in runs])
     return _taken(_Run(times, keys), np.argsort(times, kind="stable"))
+
+
+def _empty(count: int) -> pa.Array:
+    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
+    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(b"")])

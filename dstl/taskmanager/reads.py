@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,16 @@ from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, rea
 from dstl.taskmanager.expiry_index import ExpiryIndex
 from materializer.tables import StateTable
 
-__all__ = ["REPLY_BYTES", "bounded_entries", "count_within", "due_entries", "entries_after", "next_values", "values_of"]
+__all__ = [
+    "REPLY_BYTES",
+    "Due",
+    "bounded_entries",
+    "count_within",
+    "due_entries",
+    "entries_after",
+    "next_values",
+    "values_of",
+]
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
@@ -99,10 +109,22 @@ def entries_after(
     return page
 
 
+class Due(NamedTuple):
+    """A page of due entries.
+
+    Attributes:
+        entries: An Arrow stream of ``ENTRY_COLUMNS``.
+        more: Whether there are more behind it.
+    """
+
+    entries: memoryview
+    more: bool
+
+
 def due_entries(
     index: ExpiryIndex, key_groups: Sequence[int], until: int, skip: int, with_values: bool, max_bytes: int
-) -> memoryview:
-    """Return entries that are due, key group by key group, as an Arrow stream of ``ENTRY_COLUMNS``.
+) -> Due:
+    """Return entries that are due, key group by key group.
 
     Args:
         index: The entries by time.
@@ -114,24 +136,24 @@ def due_entries(
         max_bytes: Of keys and values.
     """
     parts: list[pa.RecordBatch] = []
+    more = False
     for key_group in key_groups:
-        keys, values = index.due(key_group, until)
+        keys, values = index.due(key_group, until, with_values=with_values)
         if skip >= len(keys):
             skip -= len(keys)
             continue
         keys, values = keys.slice(skip), values.slice(skip)
         skip = 0
-        if not with_values:
-            values = _empty(len(keys))
         sizes = np.cumsum(np.diff(value_offsets(keys)) + np.diff(value_offsets(values)).astype(np.int64))
         count = max(0 if parts else 1, int(np.searchsorted(sizes, max_bytes, side="right")))
         count = min(count, len(keys))
         groups = pa.array(np.full(count, key_group, np.uint16))
         parts.append(pa.RecordBatch.from_arrays([groups, keys[:count], values[:count]], schema=ENTRY_COLUMNS))
-        if count < len(keys):
+        more = count < len(keys)
+        if more:
             break
         max_bytes -= int(sizes[-1])
-    return _stream(parts)
+    return Due(_stream(parts), more)
 
 
 def next_values(table: StateTable, state: int, key_group: int, after: bytes | None, max_bytes: int) -> memoryview:
@@ -160,8 +182,3 @@ def _stream(parts: Sequence[pa.RecordBatch]) -> memoryview:
     whole = pa.Table.from_batches(parts, ENTRY_COLUMNS).combine_chunks()
     columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in whole.columns]
     return write_columns(ENTRY_COLUMNS, columns)
-
-
-def _empty(count: int) -> pa.Array:
-    offsets = pa.py_buffer(np.zeros(count + 1, np.int32))
-    return pa.Array.from_buffers(pa.binary(), count, [None, offsets, pa.py_buffer(b"")])

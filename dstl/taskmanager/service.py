@@ -33,6 +33,7 @@ from dstl.rpc.fleet_messages import (
 from dstl.rpc.messages import (
     AttemptCall,
     Done,
+    DueEntries,
     FetchDue,
     Fetched,
     FetchEntries,
@@ -171,11 +172,12 @@ class TaskManagerService:
         timers = self._backend.timers(call.operator)
         return _packed(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
 
-    async def _fetch_due(self, peer: Peer, call: FetchDue) -> Fetched:
+    async def _fetch_due(self, peer: Peer, call: FetchDue) -> DueEntries:
         self._table_of(call)
         (key_groups,) = _unpack(call.key_groups, 1)
         index = self._backend.expiries(call.operator, call.state, call.place)
-        return Fetched(due_entries(index, key_groups, call.until, call.skip, call.with_values, self._reply_bytes))
+        found = due_entries(index, key_groups, call.until, call.skip, call.with_values, self._reply_bytes)
+        return DueEntries(found.more, found.entries)
 
     async def _scan_values(self, peer: Peer, call: ScanValues) -> Fetched:
         table = self._table_of(call)

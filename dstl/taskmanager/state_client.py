@@ -262,14 +262,14 @@ class StateClient:
         """Yield the entries of a point state that are due, as batches of ``ENTRY_COLUMNS``."""
         for owner, (owned, _) in enumerate(self._owners):
             groups = [group for group in key_groups if group in owned]
-            taken = 0
-            while groups:
+            taken, more = 0, bool(groups)
+            while more:
                 message = FetchDue(*self._who, state, place, until, taken, with_values, _pack(groups))
-                found = _entries(self._call(owner, message))
-                if not found.num_rows:
-                    break
+                reply = self._result(owner, self._send(owner, message))
+                found, more = _entries(reply.data), reply.more
                 taken += found.num_rows
-                yield found
+                if found.num_rows:
+                    yield found
 
     def scan_values(self, state: int, key_groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield all entries of a point state, key group by key group, as batches of ``ENTRY_COLUMNS``."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE
 from dstl.changelog.value_offsets import common_width, value_offsets
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
@@ -42,6 +42,7 @@ class ChangeRun:
         user_keys: User key of each; None when all are empty.
         values: Value of each; meaningless unless the operation is a put.
         value_width: Length of every value of the batch that the run is of; None where they differ.
+        deletes: All are deletions.
     """
 
     key_group: KeyGroup
@@ -51,6 +52,7 @@ class ChangeRun:
     user_keys: list[bytes] | None
     values: list[bytes]
     value_width: int | None = None
+    deletes: bool = False
 
 
 def change_runs(changes: pa.RecordBatch) -> Iterator[ChangeRun]:
@@ -94,6 +96,7 @@ def _runs(
     width = common_width(value_offsets(value_column))
     for owner, start, stop in runs:
         run_ops = None if ops is None else ops[start:stop]
+        deletes = run_ops is not None and run_ops.count(OP_DELETE) == stop - start
         run_user_keys = None if user_keys is None else user_keys[start:stop]
         yield ChangeRun(
             owner >> 16,
@@ -103,6 +106,7 @@ def _runs(
             run_user_keys if run_user_keys is not None and any(run_user_keys) else None,
             values[start:stop],
             width,
+            deletes,
         )
 
 

@@ -130,12 +130,14 @@ class HeapStateTable:
         return found
 
     def apply(self, changes: pa.RecordBatch) -> None:
-        """Apply change records in bulk; runs of puts of plain values go in without a loop."""
+        """Apply change records in bulk; runs of puts, or of deletions, of plain values go in without a loop."""
         self._check_open()
         for run in change_runs(changes):
             content = self._writable(run.state, run.key_group)
             if run.ops is None and run.user_keys is None:
                 content.put_all(run.keys, run.values, run.value_width)
+            elif run.deletes and run.user_keys is None:
+                content.delete_all(run.keys)
             else:
                 _apply_one_by_one(content, run)
 

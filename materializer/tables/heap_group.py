@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from typing import TypeVar
 
 import pyarrow as pa
@@ -147,6 +148,25 @@ class HeapGroup:
             self.points.update(fresh)
         else:
             self.point_layer.update(fresh)
+
+    def delete_all(self, keys: Sequence[bytes]) -> None:
+        """Remove the values of keys under the empty user key, of those that have one; a key may be named twice."""
+        distinct = dict.fromkeys(keys)
+        layer = self.point_layer
+        taken = map(self.points.pop, distinct, repeat(None)) if layer is None else self.get_all(distinct)
+        gone = list(taken)
+        there = len(gone) - gone.count(None)
+        if not there:
+            return
+        present: Iterable[bytes] = distinct
+        if there < len(gone):
+            present = [key for key, old in zip(distinct, gone, strict=True) if old is not None]
+        self.entries -= there
+        self.bytes -= sum(map(len, present)) + sum(map(len, filter(None, gone)))
+        if layer is not None:
+            added = [key for key in present if key not in self.points]
+            layer.update(dict.fromkeys(present))
+            deque(map(layer.pop, added), maxlen=0)
 
     def put(self, key: bytes, user_key: bytes, value: bytes) -> None:
         """Set one entry."""
