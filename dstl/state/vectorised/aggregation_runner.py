@@ -13,18 +13,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from dstl.errors import Invalid, clipped
 from dstl.state.codec.column_buffers import from_int64, to_int64
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, key_groups_at, latest_ms
+from dstl.state.vectorised.aggregation import Aggregation, key_groups_at
 from dstl.state.vectorised.change_records import KeyGroups
+from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
 from dstl.state.vectorised.key_codes import Groups, group_codes, with_steps
 
-__all__ = ["AggregationRunner", "by_key_group", "late_after", "without_handled"]
+__all__ = ["AggregationRunner"]
 
 Codes = npt.NDArray[np.int64]
 
@@ -48,8 +47,8 @@ class _Groups(NamedTuple):
     accumulated: list[pa.Array]
 
 
-class AggregationRunner:
-    """Runs one task of a grouped aggregation.
+class AggregationRunner(GroupRunner):
+    """Runs one task of a grouped aggregation without sessions. ``late_rows`` are groups, each counted once a batch.
 
     Args:
         aggregation: The definition; of no session windows.
@@ -58,54 +57,21 @@ class AggregationRunner:
         call_rows: Rows that are folded at a time, about, in whole keys. More: fewer round trips; fewer: less memory
             beside the rows.
 
-    Attributes:
-        max_event_time_ms: Latest event time of the input, late rows included; None without one.
-        late_rows: Groups that late rows were left out of, each once a batch: what Spark reports as
-            ``numRowsDroppedByWatermark``.
-
     Raises:
-        Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
+        Invalid: As :class:`GroupRunner`.
     """
 
     def __init__(
         self, aggregation: Aggregation, *, operator: str, registry: StateRegistry, call_rows: int = 1 << 20
     ) -> None:
-        self._aggregation = aggregation
-        self._operator = operator
+        super().__init__(aggregation, operator=operator, registry=registry)
         self._call_rows = call_rows
-        try:
-            self._states = AggregateStates(aggregation, registry)
-        except Invalid as error:
-            raise Invalid(f"operator {operator!r}: {error}") from error
-        self.registry = registry
-        self.max_event_time_ms: int | None = None
-        self.late_rows = 0
 
-    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
-
-        Yields:
-            Batches of the output schema.
-
-        Raises:
-            Invalid: An aggregate does not fit its type.
-            DstlError: Prior state cannot be read, or changes not sent.
-        """
-        handled: list[pa.Array] = []
-        rows = gathered(batches, self._aggregation.input_schema)
-        if rows is not None:
-            self.max_event_time_ms = latest_ms(rows, self._aggregation.time)
-            for part in self._parts(rows):
-                try:
-                    groups = self._folded(part, task)
-                except Invalid as error:
-                    raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
-                if groups is not None:
-                    yield from self._emitted(groups, task, handled)
-        if self._aggregation.mode == "complete":
-            yield from self._untouched(task, handled)
-        elif self._states.place is not None:
-            yield from self._evicted(task, handled)
+    def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        for part in self._parts(rows):
+            groups = self._folded(part, task)
+            if groups is not None:
+                yield from self._emitted(groups, task, handled)
 
     def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Yield the rows in parts, those of one key in one part."""
@@ -143,7 +109,7 @@ class AggregationRunner:
             columns = [column.filter(pa.array(kept)) for column in columns]
         order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, first))
         columns = [column.take(pa.array(order)) for column in columns]
-        return self._with_rows(rows, groups.reordered(order), columns, key_groups, task)
+        return self._with_states(rows, groups.reordered(order), columns, key_groups, task)
 
     def _of_windows(self, rows: pa.Table, task: TaskInput) -> _Groups | None:
         windows = self._aggregation.windows
@@ -165,7 +131,7 @@ class AggregationRunner:
                 return None
             order, key_groups = by_key_group(key_groups_at(rows, KEY_GROUP_COLUMN, first))
             columns = self._key_columns(rows, first[order], starts[order], kind)
-            return self._with_rows(rows, cells.reordered(order), columns, key_groups, task)
+            return self._with_states(rows, cells.reordered(order), columns, key_groups, task)
         # Folded into panes without prior state, then each pane into all of its windows.
         partial = self._states.fold(self._states.nothing(cells.count), rows, cells)
         of_cell, starts = windows.windows_of(starts)
@@ -196,7 +162,7 @@ class AggregationRunner:
         moments = [from_int64(each, None, kind) for each in (starts, starts + windows.size)]
         return [*moments, *(column.combine_chunks() for column in taken.columns)]
 
-    def _with_rows(
+    def _with_states(
         self, rows: pa.Table, groups: Groups, columns: list[pa.Array], key_groups: KeyGroups, task: TaskInput
     ) -> _Groups:
         keys, before = self._stored(columns, key_groups, task)
@@ -249,51 +215,6 @@ class AggregationRunner:
         if mode == "append":
             done = [column.filter(ended) for column in groups.accumulated]
             yield self._states.output([column.filter(ended) for column in groups.columns], done)
-
-    def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        """End the groups that the watermark has passed and that had no row; in append mode, yield them."""
-        place = self._states.place
-        assert place is not None
-        append = self._aggregation.mode == "append"
-        state = self._states.descriptor.state_id
-        until = task.watermark_ms * 1000
-        for due in task.source.fetch_due(state, task.key_groups, place, until, with_values=append):
-            due = without_handled(due, handled)
-            if not due.num_rows:
-                continue
-            keys = due.column("key")
-            self._states.delete(task, np.asarray(due.column("key_group")), keys)
-            if append:
-                accumulated = self._states.decode(due.column("value"))
-                yield self._states.output(self._states.keys.decode_array(keys), accumulated)
-
-    def _untouched(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        """Yield the groups that had no row."""
-        for held in task.source.scan_values(self._states.descriptor.state_id, task.key_groups):
-            held = without_handled(held, handled)
-            if held.num_rows:
-                keys = self._states.keys.decode_array(held.column("key"))
-                yield self._states.output(keys, self._states.decode(held.column("value")))
-
-
-def late_after(task: TaskInput) -> int:
-    """Return the microseconds at or before which a window's end makes its rows late."""
-    late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
-    return late_ms * 1000
-
-
-def by_key_group(key_groups: KeyGroups) -> tuple[npt.NDArray[np.int64], KeyGroups]:
-    """Return the order of groups by their key groups, and those in that order."""
-    order = np.argsort(key_groups, kind="stable")
-    return order, key_groups[order]
-
-
-def without_handled(found: pa.RecordBatch, handled: list[pa.Array]) -> pa.RecordBatch:
-    """Return the entries whose key is none of those that were handled already."""
-    if not handled or not found.num_rows:
-        return found
-    known = pa.concat_arrays(handled) if len(handled) > 1 else handled[0]
-    return found.filter(pc.invert(pc.is_in(found.column("key"), value_set=known))) if len(known) else found
 
 
 def _over(moments: pa.Array, watermark_us: int) -> npt.NDArray[np.bool_]:

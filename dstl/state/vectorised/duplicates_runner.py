@@ -22,8 +22,8 @@ from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import gathered, key_groups_at, latest_ms
-from dstl.state.vectorised.aggregation_runner import by_key_group, late_after
 from dstl.state.vectorised.change_records import deletions, puts, send_parts
+from dstl.state.vectorised.group_runner import by_key_group, late_after
 from dstl.state.vectorised.key_codes import Groups, group_codes
 
 __all__ = ["Deduplication", "DuplicatesRunner"]

@@ -15,16 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from dstl.errors import Invalid, clipped
 from dstl.state.codec.column_buffers import binary_of, content_of, from_int64, to_int64
 from dstl.state.codec.value_columns import ValueColumns
 from dstl.state.descriptor import StateKind
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, key_groups_at, latest_ms
-from dstl.state.vectorised.aggregation_runner import by_key_group, late_after, without_handled
+from dstl.state.vectorised.aggregation import AggregateStates, key_groups_at
 from dstl.state.vectorised.change_records import KeyGroups, deletions, puts, send_parts
+from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
 from dstl.state.vectorised.key_codes import Groups, group_codes
 from dstl.state.vectorised.time_windows import Micros, Windows, merge_sessions
 
@@ -36,58 +35,16 @@ _BOUNDS = StructType([StructField("bounds", BinaryType())])
 Codes = npt.NDArray[np.int64]
 
 
-class SessionRunner:
+class SessionRunner(GroupRunner):
     """Runs one task of a grouped aggregation by sessions, in output mode append or complete.
 
-    Args:
-        aggregation: The definition.
-        operator: Name of the operator, for messages.
-        registry: The operator's states; takes the aggregation's.
-
-    Attributes:
-        max_event_time_ms: Latest event time of the input, late rows included; None without one.
-        late_rows: Late windows of single rows, each once for its key, start and end: what Spark reports as
-            ``numRowsDroppedByWatermark``.
-
-    Raises:
-        Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
+    ``late_rows`` are late windows of single rows, each counted once for its key, start and end.
     """
 
-    def __init__(self, aggregation: Aggregation, *, operator: str, registry: StateRegistry) -> None:
-        self._aggregation = aggregation
-        self._operator = operator
-        try:
-            self._states = AggregateStates(aggregation, registry)
-            self._bounds = _OpenSessions(self._states, registry)
-        except Invalid as error:
-            raise Invalid(f"operator {operator!r}: {error}") from error
-        self.registry = registry
-        self.max_event_time_ms: int | None = None
-        self.late_rows = 0
-
-    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
-        """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
-
-        Yields:
-            Batches of the output schema.
-
-        Raises:
-            Invalid: An aggregate does not fit its type.
-            DstlError: Prior state cannot be read, or changes not sent.
-        """
-        handled: list[pa.Array] = []
-        rows = gathered(batches, self._aggregation.input_schema)
-        if rows is not None:
-            self.max_event_time_ms = latest_ms(rows, self._aggregation.time)
-            rows = self._with_gap(rows)
-            try:
-                yield from self._with_rows(rows, task, handled)
-            except Invalid as error:
-                raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
-        if self._aggregation.mode == "complete":
-            yield from self._untouched(task, handled)
-        elif self._states.place is not None:
-            yield from self._evicted(task, handled)
+    def _declared(self, registry: StateRegistry) -> AggregateStates:
+        states = super()._declared(registry)
+        self._bounds = _OpenSessions(states, registry)
+        return states
 
     def _with_gap(self, rows: pa.Table) -> pa.Table:
         """Return the rows whose gap is longer than nothing; the others are in no session, as in Spark."""
@@ -97,6 +54,7 @@ class SessionRunner:
         return rows.filter(lasts).combine_chunks()
 
     def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
+        rows = self._with_gap(rows)
         aggregation, states = self._aggregation, self._states
         assert aggregation.starts is not None
         assert aggregation.ends is not None
@@ -204,29 +162,11 @@ class SessionRunner:
         bounds = [from_int64(each[ids], None, moment) for each in (windows.starts, windows.ends)]
         return [*bounds, *(column.take(owners) for column in others)]
 
-    def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        """Yield and end the sessions that the watermark has passed, of keys that had no row."""
-        states = self._states
-        assert states.place is not None
-        until = task.watermark_ms * 1000
-        for due in task.source.fetch_due(
-            states.descriptor.state_id, task.key_groups, states.place, until, with_values=True
-        ):
-            due = without_handled(due, handled)
-            if not due.num_rows:
-                continue
-            keys = due.column("key")
-            states.delete(task, np.asarray(due.column("key_group")), keys)
-            columns = states.keys.decode_array(keys)
-            self._bounds.end(task, np.asarray(due.column("key_group")), columns, until)
-            yield states.output(columns, states.decode(due.column("value")))
-
-    def _untouched(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        for held in task.source.scan_values(self._states.descriptor.state_id, task.key_groups):
-            held = without_handled(held, handled)
-            if held.num_rows:
-                keys = self._states.keys.decode_array(held.column("key"))
-                yield self._states.output(keys, self._states.decode(held.column("value")))
+    def _ended(
+        self, task: TaskInput, key_groups: KeyGroups, columns: list[pa.Array], values: pa.Array
+    ) -> pa.RecordBatch:
+        self._bounds.end(task, key_groups, columns, task.watermark_ms * 1000)
+        return super()._ended(task, key_groups, columns, values)
 
 
 class _OpenSessions:
