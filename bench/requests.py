@@ -18,7 +18,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from bench._figures import add_json, print_figures
-from bench.spark import session, write_input
+from bench._stream import session
+from bench.spark import write_input
 from dstl.spark import StateBackend, count
 from dstl.spark.listener import CheckpointReport, Report
 

@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,23 +31,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench._figures import add_json, print_figures
+from bench._stream import Plan, events_per_second, session, write_batches
 from dstl.spark import StateBackend, count
 from dstl.spark import sum as sum_of
 
 # Workers import this module where they can; by value it works from any directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 RESULT = "k {key}, n long, total long"
-ROW_GROUPS = 8
-"""Of each file, so that all cores can read it."""
 
 
 class CountAndSum(StatefulProcessor):
@@ -87,58 +84,29 @@ class Input:
     Attributes:
         directory: One parquet file per batch, read in the order of their names.
         events: Of all batches but the warm-up.
-        batches: All of them, the warm-up included.
     """
 
     directory: Path
     events: int
-    batches: int
 
 
 def write_input(directory: Path, events: int, keys: int, batches: int, key_type: str, seed: int) -> Input:
     """Write ``batches`` files with ``events`` events together, and one more for the warm-up."""
-    directory.mkdir(parents=True)
     rng = np.random.default_rng(seed)
     rows = events // batches
-    for batch in range(batches + 1):
+
+    def rows_of(_: int) -> pa.Table:
         k = rng.integers(0, keys, rows)
         column = pa.array(k) if key_type == "long" else pa.array([f"device-{each:08d}" for each in k.tolist()])
-        table = pa.table({"k": column, "v": rng.integers(0, 1000, rows)})
-        path = directory / f"{batch:04d}.parquet"
-        pq.write_table(table, path, row_group_size=max(1, -(-rows // ROW_GROUPS)))
-        # Spark takes the oldest file first, by milliseconds.
-        os.utime(path, (1_700_000_000 + batch,) * 2)
-    return Input(directory, rows * batches, batches + 1)
+        return pa.table({"k": column, "v": rng.integers(0, 1000, rows)})
 
-
-def session(args: argparse.Namespace, work: Path) -> SparkSession:
-    """Start the one session of the run."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{args.slots}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "4g")
-        .config("spark.local.dir", str(work / "local"))
-        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.sql.shuffle.partitions", str(args.partitions))
-        .config("spark.sql.streaming.stateStore.providerClass", PROVIDER)
-        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
+    write_batches(directory, batches + 1, rows_of)
+    return Input(directory, rows * batches)
 
 
 def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Return every row as it is."""
     yield from batches
-
-
-Plan = Callable[[DataFrame, Path], "contextlib.AbstractContextManager[DataFrame]"]
 
 
 class Runs:
@@ -167,23 +135,7 @@ class Runs:
         self._made += 1
         place = self._work / f"run-{self._made}"
         schema = f"k {self._args.key_type}, v long"
-        source = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(data.directory))
-        with plan(source, place / "state") as df:
-            writer = df.writeStream.format("noop").outputMode("update")
-            query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
-            try:
-                query.awaitTermination()
-                progress = {each["batchId"]: each for each in query.recentProgress if each["numInputRows"]}
-            finally:
-                query.stop()
-        shutil.rmtree(place, ignore_errors=True)
-        if len(progress) != data.batches:
-            raise SystemExit(f"{len(progress)} batches of {data.batches} were reported")
-        counted = [each for batch, each in progress.items() if batch > 0]
-        rows = sum(each["numInputRows"] for each in counted)
-        if rows != data.events:
-            raise SystemExit(f"{rows} events of {data.events} were read")
-        return rows / (sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000)
+        return events_per_second(self._spark, schema, data.directory, place, plan, events=data.events)
 
     @contextlib.contextmanager
     def stateless(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:

@@ -26,12 +26,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from bench._figures import add_json, print_figures
-from bench.spark import ROW_GROUPS, session
+from bench._stream import events_per_second, session, write_batches
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.rpc.messages import ExpiryPlace
 from dstl.spark import StateBackend
@@ -90,10 +89,10 @@ QUERIES = (
 
 def write_input(directory: Path, args: argparse.Namespace, events: int) -> int:
     """Write a file for each batch, and one more for the warm-up; return the events of the measured ones."""
-    directory.mkdir(parents=True)
     rng = np.random.default_rng(args.seed)
     rows = events // args.batches
-    for batch in range(args.batches + 1):
+
+    def rows_of(batch: int) -> pa.Table:
         ts = EPOCH_US + batch * MINUTE_US + np.sort(rng.integers(0, MINUTE_US, rows))
         late = rng.random(rows) < 0.01
         ts[late] -= rng.integers(0, 5 * MINUTE_US, int(late.sum()))
@@ -102,9 +101,9 @@ def write_input(directory: Path, args: argparse.Namespace, events: int) -> int:
             "ts": pa.array(ts).cast(pa.timestamp("us", "UTC")),
             "v": rng.integers(0, 1000, rows),
         }
-        path = directory / f"{batch:04d}.parquet"
-        pq.write_table(pa.table(columns), path, row_group_size=max(1, -(-rows // ROW_GROUPS)))
-        os.utime(path, (1_700_000_000 + batch,) * 2)
+        return pa.table(columns)
+
+    write_batches(directory, args.batches + 1, rows_of)
     return int(rows * args.batches)
 
 
@@ -119,22 +118,11 @@ class Runs:
         """Return events per second of the batches after the first."""
         self._made += 1
         place = self._work / f"run-{self._made}"
-        source = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
-        df = source.parquet(str(place_of_input)).withWatermark("ts", "1 minute")
-        with self._plan(query, df, place / "state", ours=ours) as result:
-            writer = result.writeStream.format("noop").outputMode(query.mode)
-            running = writer.option("checkpointLocation", str(place / "ck")).trigger(availableNow=True).start()
-            try:
-                running.awaitTermination()
-                progress = {each["batchId"]: each for each in running.recentProgress if each["numInputRows"]}
-            finally:
-                running.stop()
-        shutil.rmtree(place, ignore_errors=True)
-        counted = [each for batch, each in progress.items() if batch > 0]
-        rows = sum(each["numInputRows"] for each in counted)
-        if rows != events:
-            raise SystemExit(f"{rows} events of {events} were read")
-        return float(rows / (sum(each["durationMs"]["triggerExecution"] for each in counted) / 1000))
+
+        def plan(df: DataFrame, state: Path) -> contextlib.AbstractContextManager[DataFrame]:
+            return self._plan(query, df.withWatermark("ts", "1 minute"), state, ours=ours)
+
+        return events_per_second(self._spark, SCHEMA, place_of_input, place, plan, events=events, mode=query.mode)
 
     @contextlib.contextmanager
     def _plan(self, query: Query, df: DataFrame, place: Path, *, ours: bool) -> Iterator[DataFrame]:
