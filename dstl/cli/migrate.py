@@ -96,6 +96,7 @@ def _session(conf: dict[str, str], places: Sequence[str]) -> SparkSession:
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     if any(each.startswith("dstl:") for each in places):
         builder = builder.config("spark.jars", jar_path()).config("spark.plugins", "dstl.spark.DstlPlugin")
         builder = builder.config("spark.dstl.python", sys.executable)

@@ -1,5 +1,6 @@
 """Spark's own stateful operators on ``dstl://``: unchanged queries, the file system's contract, bad input."""
 
+import asyncio
 import json
 import shutil
 import sys
@@ -15,7 +16,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.runtime import system_runtime
 from dstl.spark import jar_path
+from dstl.store import LocalStore
 
 pytestmark = [
     pytest.mark.spark,
@@ -256,6 +260,15 @@ def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
     with pytest.raises(Exception, match=r"accounts\.txt"):
         run(source, "count", f"dstl://{foreign}")
     assert not (foreign / "_dstl").exists()
+    # Of a StateBackend, say.
+    taken = LocalStore(str(tmp_path / "taken" / "_dstl"))
+    asyncio.run(ManifestLog(taken, system_runtime()).fence("0123-a-query"))
+    before = sorted((tmp_path / "taken").rglob("*"))
+    with pytest.raises(Exception, match="0123-a-query"):
+        run(source, "count", f"dstl://{tmp_path}/taken")
+    assert sorted((tmp_path / "taken").rglob("*")) == before
+    with pytest.raises(Exception, match="names no directory"):
+        run(source, "count", "dstl:///")
     with pytest.raises(Exception, match="checkpoint locations of streaming queries"):
         spark.range(3).write.json(f"dstl://{tmp_path}/a-sink")
 

@@ -185,11 +185,10 @@ def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have
     place = tmp_path / "old"
     for batch in range(2):
         source.add(rows_of(batch))
-    old = f"dstl://{place}" if shutil.which("javac") else str(place)
+    scheme = "dstl" if shutil.which("javac") else "file"
+    old, new = f"{scheme}://{place}", f"{scheme}://{tmp_path}/new"
     drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
-    report = migrate_state(
-        old, tmp_path / "saved", operators={0: "all"}, new_checkpoint=str(tmp_path / "new"), spark=spark
-    )
+    report = migrate_state(old, tmp_path / "saved", operators={0: "all"}, new_checkpoint=new, spark=spark)
     assert (report.batch_id, dict(report.operators)) == (1, {"all": ("$timers", "by", "seen", "wide")})
     assert not (tmp_path / "new" / "state").exists()
     source.add(rows_of(3))
@@ -198,9 +197,7 @@ def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have
     source.add([{"k": "other", "j": 0, "v": 901, "t": "2026-01-01 00:09:01"}])
     stayed = drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
     with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=5, spark=spark) as backend:
-        moved = drain(
-            backend.groupBy(timed, "k", "j").transformWithState(*arguments, name="all"), str(tmp_path / "new")
-        )
+        moved = drain(backend.groupBy(timed, "k", "j").transformWithState(*arguments, name="all"), new)
     assert moved == stayed
     assert any("timer" in row[2] for row in moved)
     with pytest.raises(ObjectExists, match="migrated"):
