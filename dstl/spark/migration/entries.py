@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from dstl.spark.migration.spark_operator import SparkState
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import WRITE_TIME
+from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 from dstl.state.codec.value_columns import ValueColumns
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.list_state import element_user_key
@@ -23,7 +23,7 @@ from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from materializer.tables.base import ENTRY_SCHEMA
 
-__all__ = ["StateFrame", "packed", "state_frame", "timer_frame"]
+__all__ = ["EntryEncoder", "StateFrame", "pack_key_groups", "packed", "state_frame", "timer_frame"]
 
 _ENTRIES = "key_group int, state int, key binary, user_key binary, value binary"
 _FILES = "key_group int, entries long, data binary"
@@ -111,13 +111,16 @@ def packed(frames: Sequence[tuple[StateDescriptor, StateFrame]], max_parallelism
         frames: The operator's states, and each one's number and schemas here.
         max_parallelism: Key groups.
     """
-    parts = [frame.rows.mapInArrow(_EntryEncoder(descriptor, frame), _ENTRIES) for descriptor, frame in frames]
+    parts = [
+        frame.rows.mapInArrow(EntryEncoder(descriptor, frame.key, frame.user_key, frame.value), _ENTRIES)
+        for descriptor, frame in frames
+    ]
     entries = parts[0]
     for part in parts[1:]:
         entries = entries.union(part)
     partitions = min(max_parallelism, int(entries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1))
     place = F.floor(F.col(_GROUP) * F.lit(partitions) / F.lit(max_parallelism)).cast("int")
-    return entries.repartitionById(partitions, place).sortWithinPartitions(_GROUP).mapInArrow(_pack, _FILES)
+    return entries.repartitionById(partitions, place).sortWithinPartitions(_GROUP).mapInArrow(pack_key_groups, _FILES)
 
 
 def _reader(spark: SparkSession, batch_id: int, number: int) -> Any:
@@ -130,14 +133,24 @@ def _key_group(key: StructType, max_parallelism: int) -> Column:
     return F.pmod(F.hash(*columns), F.lit(max_parallelism)).cast("int")
 
 
-class _EntryEncoder:
-    """Encodes the rows of one state. Pickled into tasks."""
+class EntryEncoder:
+    """Encodes the rows of one state. Pickled into tasks.
 
-    def __init__(self, descriptor: StateDescriptor, frame: StateFrame) -> None:
+    Args:
+        descriptor: The state's number, kind and time to live here.
+        key: Types of the rows, as :class:`StateFrame` has them.
+        user_key: The same.
+        value: The same.
+    """
+
+    def __init__(
+        self, descriptor: StateDescriptor, key: StructType, user_key: StructType | None, value: StructType
+    ) -> None:
         self._descriptor = descriptor
-        self._key, self._user_key, self._value = frame.key, frame.user_key, frame.value
+        self._key, self._user_key, self._value = key, user_key, value
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield each row as an entry with its key group."""
         keys = KeyCodec(self._key)
         user_keys = KeyCodec(self._user_key, "the user key") if self._user_key is not None else None
         ttl_ms = self._descriptor.ttl_ms
@@ -175,21 +188,23 @@ class _EntryEncoder:
         found = codec.encode(content)
         if not self._descriptor.ttl_ms:
             return found
-        # Spark keeps when a value ends, we when it was written.
-        after = 1 + WRITE_TIME.size
-        timed = [
-            value[:1] + WRITE_TIME.pack(ends - self._descriptor.ttl_ms) + value[after:]
-            for value, ends in zip(found.to_pylist(), batch.column(_ENDS).to_pylist(), strict=True)
-        ]
-        return pa.array(timed, pa.binary())
+        ends = batch.column(_ENDS).to_pylist()
+        return pa.array(map(self._ending, found.to_pylist(), ends), pa.binary())
+
+    def _ending(self, value: bytes, ends_ms: int | None) -> bytes:
+        """Return an encoded value with its write time: Spark keeps when a value ends, if it does, we when it began."""
+        content = value[1 + WRITE_TIME.size :]
+        if ends_ms is None:
+            return bytes([value[0] & ~HAS_WRITE_TIME]) + content
+        return value[:1] + WRITE_TIME.pack(ends_ms - self._descriptor.ttl_ms) + content
 
 
 def _fields(column: pa.StructArray) -> list[pa.Array]:
     return list(column.flatten())
 
 
-def _pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield each key group of a task's rows, which come in its order, as a base file."""
+def pack_key_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield each key group of a task's entries, which come in the order of key groups, as a base file."""
     names = ENTRY_SCHEMA.names
     for group, pages in groupby(_runs(batches), key=lambda run: run[0]):
         table = HeapStateTable()
