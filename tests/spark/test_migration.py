@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dstl.errors import CorruptData, DstlError, Invalid
-from dstl.spark.migration.query_directory import Position, position_of
+from dstl.spark.migration.query_directory import Position, position_of, without_state_ids
 from dstl.spark.migration.spark_operator import SparkState, name_operators, operators_of
 from dstl.state.descriptor import StateKind
 from dstl.state.handle import TimeMode
@@ -88,3 +88,11 @@ def test_a_query_stands_behind_its_last_commit() -> None:
     for texts in (("{}", offsets, commit), (metadata, "v1\n-", commit), (metadata, offsets, 'v1\n{"x":')):
         with pytest.raises(CorruptData, match="not what Spark writes"):
             position_of("place", texts[0], 4, texts[1], texts[2])
+
+
+def test_a_copied_commit_names_no_state_files() -> None:
+    named = 'v2\n{"nextBatchWatermarkMs":7,"stateUniqueIds":{"0":[["a"],["b"]]}}'
+    assert without_state_ids(named) == 'v2\n{"nextBatchWatermarkMs": 7, "stateUniqueIds": {}}'
+    assert without_state_ids('v1\n{"nextBatchWatermarkMs":7}') == 'v1\n{"nextBatchWatermarkMs": 7}'
+    with pytest.raises(CorruptData, match="commit file"):
+        without_state_ids("v1")

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from dstl.errors import CorruptData, Invalid, MissingState
 
-__all__ = ["Position", "QueryDirectory", "position_of"]
+__all__ = ["Position", "QueryDirectory", "position_of", "without_state_ids"]
 
 _STATE = "state"
 _OURS = "_dstl"
-_LAST = "metadata"
+_COMMITS = "commits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,22 @@ def position_of(where: str, metadata: str, batch_id: int, offsets: str, commit: 
     return Position(query_id, batch_id, after or None, late or None)
 
 
+def without_state_ids(commit: str) -> str:
+    """Return a commit file's text without the ids of state files that it may name. Pure.
+
+    Raises:
+        CorruptData: It is not what Spark writes.
+    """
+    version, _, body = commit.partition("\n")
+    try:
+        fields = json.loads(body)
+        if "stateUniqueIds" in fields:
+            fields["stateUniqueIds"] = {}
+    except (ValueError, TypeError) as error:
+        raise CorruptData(f"a commit file is not what Spark writes ({error!r}): restore it from a replica") from None
+    return f"{version}\n{json.dumps(fields)}"
+
+
 def _field(text: str, name: str, path: str) -> Any:
     """Return a field of the first line that is a JSON object: logs begin with a line of their version."""
     for line in text.splitlines():
@@ -94,12 +110,12 @@ class QueryDirectory:
             MissingState: It is no checkpoint directory of a query, or no batch of it is committed.
             CorruptData: A file is damaged.
         """
-        commits = [int(name) for name in self._names("commits") if name.isdigit()]
+        commits = self._commits()
         if not commits:
             raise MissingState(
                 f"{self.location} holds no committed batch of a streaming query: name its checkpointLocation"
             )
-        last = max(commits)
+        last = commits[-1]
         read = self._read
         return position_of(self.location, read("metadata"), last, read(f"offsets/{last}"), read(f"commits/{last}"))
 
@@ -116,7 +132,9 @@ class QueryDirectory:
     def copy_without_state(self, target: str) -> None:
         """Copy offsets, commits, sources and metadata: with them a query goes on whose state is elsewhere.
 
-        ``metadata`` comes last, so that a copy which was broken off is not taken for the query's.
+        Commits come last, in their order, and make the rest durable on ``dstl://``. With a copy that was broken off a
+        query would go on behind an earlier batch than its savepoint holds, which ``StateBackend`` refuses. A commit's
+        ids of state files (checkpoint format 2) are left out: those files stay where they are.
 
         Raises:
             Invalid: The target is not empty, or the session knows no such scheme.
@@ -124,10 +142,20 @@ class QueryDirectory:
         self.check_empty(target)
         root, files = self._opened(target)
         files.mkdirs(root)
-        names = [name for name in self._names("") if name not in (_STATE, _OURS, _LAST)]
-        for name in [*names, _LAST]:
-            source, goal = self._path(self._root, name), self._path(root, name)
-            self._jvm.org.apache.hadoop.fs.FileUtil.copy(self._files, source, files, goal, False, self._conf)
+        for name in self._names(""):
+            if name not in (_STATE, _OURS, _COMMITS):
+                source, goal = self._path(self._root, name), self._path(root, name)
+                self._jvm.org.apache.hadoop.fs.FileUtil.copy(self._files, source, files, goal, False, self._conf)
+        for batch in self._commits():
+            name = f"{_COMMITS}/{batch}"
+            out = files.create(self._path(root, name), False)
+            try:
+                out.write(without_state_ids(self._read(name)).encode())
+            finally:
+                out.close()
+
+    def _commits(self) -> list[int]:
+        return sorted(int(name) for name in self._names(_COMMITS) if name.isdigit())
 
     def _names(self, directory: str) -> list[str]:
         path = self._path(self._root, directory) if directory else self._root

@@ -1,0 +1,76 @@
+"""Real-time mode on ``dstl://``: both barriers come at a batch's end, and the state is exact over a restart."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
+]
+
+STORE = "spark.sql.streaming.stateStore"
+SETTINGS = {
+    f"{STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    f"{STORE}.checkpointFormatVersion": "2",
+    f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.streaming.realTimeMode.minBatchDuration": "500ms",
+    # All stages of a batch run at once, and the session has two slots.
+    "spark.sql.shuffle.partitions": "1",
+}
+LIMIT_S = 60.0
+
+
+@pytest.fixture
+def real_time(spark: SparkSession) -> Iterator[Any]:
+    """The JVM, set up for stateful queries in real-time mode, which are there since Spark 4.3."""
+    if tuple(map(int, spark.version.split(".")[:2])) < (4, 3):
+        pytest.skip(f"Spark {spark.version} has no stateful operators in real-time mode")
+    before = {name: spark.conf.get(name, None) for name in SETTINGS}
+    for name, value in SETTINGS.items():
+        spark.conf.set(name, value)
+    yield spark._jvm
+    for name, earlier in before.items():
+        if earlier is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, earlier)
+
+
+def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, spark: SparkSession, tmp_path: Path) -> None:
+    sources = real_time.org.apache.spark.sql.execution.streaming.sources
+    make = getattr(sources, "LowLatencyMemoryStream$").__getattr__("MODULE$").singlePartition
+    memory = make(spark._jsparkSession, real_time.org.apache.spark.sql.Encoders.STRING())
+    place = f"dstl://{tmp_path}/query"
+    writer = DataFrame(memory.toDF(), spark).groupBy("value").count().writeStream.outputMode("update")
+    writer = writer.format("console").option("numRows", 1).option("checkpointLocation", place)
+    writer._jwrite.trigger(real_time.org.apache.spark.sql.streaming.Trigger.RealTime("1 second"))
+    for round_ in (1, 2):
+        query = writer.start()
+        for _ in range(5):
+            memory.addData(real_time.PythonUtils.toSeq(["a", "b", "a"]))
+            time.sleep(0.2)
+        # What was added is in the batch that runs now, or in the next one.
+        begun, deadline = _batch(query), time.monotonic() + LIMIT_S
+        while _batch(query) < begun + 2 and time.monotonic() < deadline and query.isActive:
+            time.sleep(0.1)
+        query.stop()
+        rows = spark.read.format("statestore").load(place).select("key.value", "value.count").collect()
+        assert dict(map(tuple, rows)) == {"a": 10 * round_, "b": 5 * round_}
+    (found,) = spark.read.format("state-metadata").load(place).select("minBatchId", "maxBatchId").collect()
+    assert found.minBatchId == 0
+    records = list((tmp_path / "query" / "_dstl" / "manifests").iterdir())
+    # A fence for each run, and two records a batch.
+    assert len(records) == 2 + 2 * (found.maxBatchId + 1)
+
+
+def _batch(query: Any) -> int:
+    return -1 if query.lastProgress is None else int(query.lastProgress.batchId)
