@@ -59,9 +59,10 @@ def wide(n: int) -> tuple[Any, ...]:
         datetime.date(1969, 12, 1) + datetime.timedelta(days=n),
         datetime.datetime(2020, 11, 1, 1, 30, 0, n),
         datetime.datetime(1955, 1, 1, 0, 0, 0, n),
-        Row(a=n, **{"in": Row(x=None)}),
+        # No Rows: PySpark 4.1 cannot store a struct that is given as one.
+        (n, (None,)),
         [n, None],
-        {"x": Row(y=n)},
+        {"x": (n,)},
         n,
     )
 
