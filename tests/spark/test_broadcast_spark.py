@@ -112,7 +112,7 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
 ) -> None:
     rng, model = random.Random(seed), Model()
     rows, rules = stream("k string, i long"), stream(RULES)
-    batch = 0
+    batch, location, saved_at = 0, tmp_path / "state", None
     # Style, parallelism, TaskManagers: the first partition, and the copy with it, moves each time.
     for style, parallelism, members in (("row", 3, 1), ("pandas", 1, 2), ("row", 5, 2)):
         want: dict[int, list[tuple[Any, ...]]] = {}
@@ -128,8 +128,16 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
             # Two actions: both run all tasks, and count once.
             got[number] = [sorted((tuple(row) for row in out.collect()), key=repr) for _ in range(2)]
 
+        # The second run begins in another location, from a savepoint of the first: the copy comes along.
+        restore_from = saved_at if style == "pandas" else None
+        location = tmp_path / "moved" if restore_from else location
         backend = StateBackend(
-            str(tmp_path / "state"), parallelism=parallelism, max_parallelism=8, task_managers=members, spark=spark
+            str(location),
+            parallelism=parallelism,
+            max_parallelism=8,
+            task_managers=members,
+            spark=spark,
+            restore_from=restore_from,
         )
         with backend:
             processor, method = (Alerts(), "transformWithState")
@@ -142,6 +150,7 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
             for number, expected in want.items():
                 assert got[number] == [expected, expected], f"batch {number} of {style}"
             held = backend.read_state(spark, "rules").collect()
+            saved_at = backend.savepoint(style).location if location.name == "state" else None
         # One copy, whatever the number of partitions that read and write it.
         assert sorted((row.user_key.id, tuple(row.value)) for row in held) == sorted(model.rules.items())
 

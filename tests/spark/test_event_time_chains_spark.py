@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -145,6 +146,58 @@ def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
     seen = [each["operator-1"] for each in marks]
     assert seen == sorted(seen)
     assert seen[-1] == 148_000
+
+
+Grouped = Callable[..., DataFrame]
+"""Takes rows, grouping columns and aggregates; returns the aggregation in output mode append."""
+
+
+def shown(frames: dict[str, DataFrame]) -> DataFrame:
+    each = [df.select(F.lit(name).alias("case"), F.to_json(F.struct("*"))) for name, df in frames.items()]
+    return functools.reduce(DataFrame.union, each)
+
+
+def aggregates_in_a_row(grouped: Grouped, group: Callable[..., Any], df: DataFrame, _: DataFrame) -> DataFrame:
+    """An aggregate behind an aggregate, and both behind a processor that names its output's event time."""
+    rows = timed(df)
+    first = grouped(rows, [F.window("t", "10 seconds"), "k"], F.count("*").alias("n"))
+    second = grouped(first, [F.window("window", "30 seconds").alias("w"), "k"], F.sum("n"), F.count("*"))
+    passed = group(rows, "k").transformWithState(Sessions(), TIMED, "append", "eventTime", eventTimeColumnName="ts")
+    counted = grouped(passed, ["k", F.window("ts", "10 seconds", "5 seconds").alias("w")], F.max("i"), F.count("*"))
+    again = grouped(counted, [F.window("w", "20 seconds").alias("v"), "k"], F.count("*"), F.max("max(i)"))
+    return shown({"second": second, "again": again})
+
+
+def behind_a_join(grouped: Grouped, _: Callable[..., Any], df: DataFrame, other: DataFrame) -> DataFrame:
+    """An aggregate behind a join whose other side is six seconds behind: the lower watermark counts."""
+    late = other.withColumn("u", F.timestamp_seconds("j")).withWatermark("u", "6 seconds")
+    joined = timed(df).join(late, F.expr("k = l AND u BETWEEN t - INTERVAL 4 SECONDS AND t + INTERVAL 4 SECONDS"))
+    return shown({"paired": grouped(joined, [F.window("t", "10 seconds"), "k"], F.count("*"), F.sum("j"))})
+
+
+@pytest.mark.parametrize("query", [aggregates_in_a_row, behind_a_join])
+@pytest.mark.usefixtures("one_partition")
+def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_restart(
+    query: Callable[..., DataFrame], stream: Callable[..., Any], spark: SparkSession, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    source, other = stream("k string, i long"), stream("l string, j long")
+    want, ours = [], []
+    for number, start in enumerate((30, 80)):
+        for rows in [[{"k": "a", "i": start}], *habits(rng, start, 1), [{"k": "a", "i": start + 60}], []]:
+            source.add(rows)
+            other.add([{"l": row["k"], "j": row["i"] - rng.randrange(3)} for row in rows])
+        rows_of_both = source.read(), other.read()
+        native = query(lambda df, by, *what: df.groupBy(*by).agg(*what), DataFrame.groupBy, *rows_of_both)
+        want += source.collect(native, "native")
+        with StateBackend(str(tmp_path / "state"), parallelism=2 + number, spark=spark) as backend:
+
+            def grouped(df: DataFrame, by: list[Any], *what: Any, backend: StateBackend = backend) -> DataFrame:
+                return backend.groupBy(df, *by).agg(*what, outputMode="append")
+
+            ours += source.collect(query(grouped, backend.groupBy, *rows_of_both), "ours")
+        assert ours == want, f"run {number}"
+    assert {row[1] for row in want} == ({"paired"} if query is behind_a_join else {"second", "again"})
 
 
 @pytest.mark.usefixtures("one_partition")
