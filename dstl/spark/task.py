@@ -24,6 +24,7 @@ from dstl.spark.executor_host import executor_host
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import TaskDefinition
 from dstl.spark.worker_heap import count_task
+from dstl.state.broadcast_copies import BroadcastCopies
 from dstl.taskmanager.launcher import Invitation, launch_detached
 
 __all__ = ["OperatorTask"]
@@ -34,6 +35,8 @@ noticed long before, by its connection."""
 
 _connections: dict[Address, Connection] = {}
 """This process's connections; a forked child ignores its parent's."""
+_copies = BroadcastCopies()
+"""What this process's tasks have read of broadcast states."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class OperatorTask:
             coordinator=self.coordinator,
             connect=partial(_connection, secret=self.secret),
             launch=partial(self._launch, host),
+            copies=_copies,
         )
         yield from run_attempt(self.definition, _task_attempt(self.definition.uid), batches, worker)
         reach("W6")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -20,6 +20,7 @@ from dstl.rpc.client import Address, Transport
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.spark.operators.grouping import initial_first, take_marks
 from dstl.spark.task_definition import TaskDefinition
+from dstl.state.broadcast_copies import BroadcastCopies
 from dstl.state.broadcast_rows import BroadcastRows, rows_of_streams
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
@@ -41,6 +42,7 @@ class WorkerProcess:
         coordinator: Where to begin and acknowledge.
         connect: Returns a connection to a service; one that is open already, where there is.
         launch: Starts a TaskManager of this name on the host.
+        copies: Broadcast states that its tasks have read.
     """
 
     pid: int
@@ -48,6 +50,7 @@ class WorkerProcess:
     coordinator: Address
     connect: Callable[[Address], Transport]
     launch: Callable[[str], object]
+    copies: BroadcastCopies = field(default_factory=BroadcastCopies)
 
 
 def run_attempt(
@@ -111,6 +114,9 @@ def run_attempt(
             late_watermark_ms=begun.late_watermark_ms or 0,
             broadcast=broadcast,
             send_broadcast=send_broadcast,
+            read_broadcast=partial(
+                worker.copies.whole, (worker.coordinator, task.query_id), task.operator, begun.parent
+            ),
             send_expiring=partial(send, expiring=True),
         ),
     )

@@ -7,18 +7,20 @@ One of them hands its writes to the log; all tell the digest of theirs, and the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from dstl.errors import Invalid
+from dstl.state.broadcast_copies import ReadWhole
 from dstl.state.call_error import StateCallError
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.map_state import MapState
 from dstl.state.overlay import Overlay
-from dstl.state.source import StateSource
+from dstl.state.source import Entry, StateSource
 from dstl.state.task_input import KeyWindow
 from dstl.state.ttl import TimeToLive
 
@@ -63,7 +65,7 @@ class BroadcastState(MapState):
     """
 
     whole_bytes: ClassVar[int] = 8 << 20
-    """It is read whole up to this size, once by each task that looks at it; a larger one entry by entry."""
+    """It is read whole up to this size, once a batch by each process that looks at it; a larger one entry by entry."""
 
     def __init__(
         self,
@@ -72,9 +74,11 @@ class BroadcastState(MapState):
         source: StateSource,
         scope: BroadcastScope,
         user_keys: KeyCodec,
+        read: ReadWhole | None = None,
     ) -> None:
         super().__init__(descriptor, codec, scope.window, TimeToLive(0, 0), source, scope.overlay, user_keys)
         self._scope = scope
+        self._read = read
 
     def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
         """Set the value of a user key.
@@ -94,6 +98,11 @@ class BroadcastState(MapState):
         """Remove all entries. Errors as above."""
         self._check_writable("clearing broadcast state")
         super().clear()
+
+    def _fetch(self, index: int) -> list[Entry] | None:
+        if self._read is None:
+            return super()._fetch(index)
+        return self._read(self.descriptor.state_id, partial(super()._fetch, index))
 
     def _check_writable(self, doing: str) -> None:
         if self._scope.stream is None:

@@ -186,8 +186,8 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         value = stream.schema if valueSchema is None else valueSchema
         descriptor = self._declare(StateKind.BROADCAST, stateName, value, key, None)
         if known is None:
-            source, scope = self._task.source, self.broadcast
-            known = BroadcastState(descriptor, self._codec(descriptor)[0], source, scope, user_keys)
+            source, read = self._task.source, self._task.read_broadcast
+            known = BroadcastState(descriptor, self._codec(descriptor)[0], source, self.broadcast, user_keys, read)
             self._made[stateName] = known
         return known
 

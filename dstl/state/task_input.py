@@ -11,6 +11,7 @@ import pyarrow as pa
 from dstl.state.source import StateSource
 
 if TYPE_CHECKING:
+    from dstl.state.broadcast_copies import ReadWhole
     from dstl.state.broadcast_rows import BroadcastRows
 
 __all__ = ["KeyWindow", "TaskInput"]
@@ -32,6 +33,7 @@ class TaskInput:
         late_watermark_ms: Rows up to it are late: the watermark of the batch before, as in Spark. None: the same.
         broadcast: Rows of the operator's broadcast streams, of those that have any.
         send_broadcast: Takes what was written to broadcast states, as ``send`` takes the rest; None for nothing.
+        read_broadcast: Reads broadcast states that this process may have read for another task; None: each task reads.
         send_expiring: Takes those parts whose puts are of entries with a time (see ``StateSource.fetch_due``) that had
             none before, or another; None: ``send`` takes them.
     """
@@ -45,6 +47,7 @@ class TaskInput:
     late_watermark_ms: int | None = None
     broadcast: Sequence[BroadcastRows] = ()
     send_broadcast: Callable[[pa.RecordBatch], None] | None = None
+    read_broadcast: ReadWhole | None = None
     send_expiring: Callable[[pa.RecordBatch], None] | None = None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -15,6 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import Invalid, UserCodeError
+from dstl.state.broadcast_copies import BroadcastCopies
 from dstl.state.broadcast_rows import BroadcastStream, rows_of_streams
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP, BroadcastState
 from dstl.state.memory_source import MemoryStateSource
@@ -58,6 +60,7 @@ class World:
         self.source = MemoryStateSource()
         self.stored = StateRegistry(KEY).to_wire()
         self.batch = 0
+        self.copies: BroadcastCopies | None = None
 
     def marks(self, rules: list[Any]) -> list[pa.RecordBatch]:
         """Return the rows that one partition gets, in the order of its own shuffle, in several batches."""
@@ -96,6 +99,7 @@ class World:
                 self.batch,
                 broadcast=rows_of_streams(self.marks(list(rules)), [self.stream]) if rules else (),
                 send_broadcast=common.append,
+                read_broadcast=self.copies and partial(self.copies.whole, id(self), "op", self.batch),
             )
             for made in runner.run(iter(batches_of(mine, 3)), task):
                 out += made.to_pylist()
@@ -115,6 +119,29 @@ class World:
 
 def row(k: str, n: int) -> dict[str, Any]:
     return {"k": k, "op": "x", "n": n}
+
+
+def test_a_process_reads_a_state_once_for_each_checkpoint_and_a_job_does_not_see_anothers() -> None:
+    world, other = World(partitions=4), World(partitions=2)
+    world.copies = other.copies = BroadcastCopies()
+    every = [row(k, 1) for k in "abcd"]
+    for rules, broken in (([("five", 6)], "five"), ([], "five"), ([("two", 2)], "five two"), ([], "five two")):
+        before = world.source.calls["fetch_entries"]
+        assert world.run(every, rules) == [(k, f"x {broken}", 1) for k in "abcd"]
+        assert world.source.calls["fetch_entries"] - before == 1
+    other.batch = world.batch - 1
+    assert other.run(every) == [(k, "x ", 1) for k in "abcd"]
+    assert world.run(every) == [(k, "x five two", 1) for k in "abcd"]
+
+
+def test_what_is_too_large_is_kept_by_no_process() -> None:
+    copies, asked = BroadcastCopies(), []
+
+    def read(found: list[tuple[bytes, bytes]] | None) -> list[tuple[bytes, bytes]] | None:
+        return copies.whole("job", "op", 1, 1, lambda: asked.append(found) or found)
+
+    assert [read(None), read(None), read([(b"k", b"v")]), read(None)] == [None, None, *[[(b"k", b"v")]] * 2]
+    assert len(asked) == 3
 
 
 def test_rules_are_there_before_the_rows_of_their_batch_for_every_key_and_stay() -> None:
