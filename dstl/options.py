@@ -96,8 +96,9 @@ class UploadOptions(_Options):
     Longer: kinder to a store in trouble; shorter: a single fault costs less."""
 
     throttle_backoff_s: float = Field(default=0.5, gt=0)
-    """First back-off after a 503 SlowDown; doubles likewise, and more while 503s go on. Longer: each 503 is
-    answered by fewer further requests, which are refused as well; shorter: a single 503 costs less."""
+    """First back-off after a 503 SlowDown; doubles likewise, and more while 503s go on; ``backoff_base_s`` takes its
+    place where 503s were seen not to follow the load. Longer: each 503 is answered by fewer further requests, which
+    are refused as well; shorter: a single 503 costs less."""
 
     backoff_cap_s: float = Field(default=5.0, gt=0)
     """Longest back-off. Longer: kinder to a store in trouble; shorter: faster return after it."""
@@ -117,13 +118,14 @@ class HedgingOptions(_Options):
 
     enabled: bool = True
     """Off: every PUT waits for its first attempt up to ``attempt_timeout_s``; nothing extra is sent. On: about
-    ``target`` more paid PUTs for a tail that is 50 to 75 % shorter at p999."""
+    ``target`` more paid PUTs, and of small objects nearly as many more bytes, for a tail that is 50 to 75 % shorter at
+    p999."""
 
-    target: float = Field(default=0.046, gt=0, lt=1)
+    target: float = Field(default=0.036, gt=0, lt=1)
     """Share of PUTs that a hedge is wanted for: the delay is the latency that this share outlives. Larger:
     shorter tail, more paid PUTs; it must stay below ``budget``, or hedges are denied and wait out a stall."""
 
-    budget: float = Field(default=0.052, gt=0, le=1)
+    budget: float = Field(default=0.043, gt=0, le=1)
     """Tokens that each finished PUT earns, for hedges and retries together; the same share holds for bytes. It
     bounds what hedging may ever cost, whatever the store does."""
 
@@ -154,7 +156,8 @@ class HedgingOptions(_Options):
 
     throttle_pause_s: float = Field(default=1.0, gt=0)
     """After a 503 SlowDown nothing is hedged for so long; doubles while 503s go on, up to 64 times. Longer: the
-    throttled store recovers sooner; shorter: hedging returns sooner."""
+    throttled store recovers sooner; shorter: hedging returns sooner. A share of 503 that does not follow the load
+    pauses nothing."""
 
     warm_after_s: float = Field(default=10.0, gt=0)
     """When no hedge has used the hedges' connections for so long, one first attempt goes through them, which

@@ -47,6 +47,7 @@ class LatencyParameters:
             periods.
         thr_rate: Token bucket of requests as a multiple of the primary load, ``thr_rate_on`` in slow periods;
             0 for none. It holds ``thr_burst`` seconds of primary load; empty means 503 after about ``reject``.
+        reject_p: Probability that a request is answered 503 whatever the load.
         jitter_ms: Of the workload: writers start their PUTs within so long.
     """
 
@@ -77,6 +78,7 @@ class LatencyParameters:
     thr_burst: float = 0.0
     thr_rate_on: float = 0.0
     reject: float = 20.0
+    reject_p: float = 0.0
     jitter_ms: float = 50.0
 
     @classmethod
@@ -192,7 +194,8 @@ class LatencyModel:
         if connection is None:
             connection, begun = self.connect()
         slow = self.is_slow(now) if self._edges else False
-        if self._throttled and not self._admitted(now, slow):
+        refused = self._throttled and not self._admitted(now, slow)
+        if refused or (p.reject_p and self._uniform() < p.reject_p):
             answer = begun + p.reject / 1e3 * exp(_CONNECT_SIGMA * self._normal())
             return LatencyPlan(answer, answer, answer, True, connection)
         factor = connection.factor * p.slow_factor if slow else connection.factor

@@ -379,7 +379,7 @@ def test_store_that_turned_slow_is_hedged_less(seed):
     policy.budget.pay(0)
     for i in range(100):
         put(policy, 220 + i * 0.04, 100 * KB, 0.4)
-    assert policy.budget.tokens == pytest.approx(tokens - 2 + 100 * 0.052 / 4, abs=0.05)
+    assert policy.budget.tokens == pytest.approx(tokens - 2 + 100 * 0.043 / 4, abs=0.05)
 
 
 def test_hedges_use_the_other_pool_and_first_attempts_warm_it():

@@ -278,7 +278,8 @@ class Upload:
             owner.losers.delete([attempt.name])
         now = owner.clock.now()
         if isinstance(error, SlowDown):
-            owner.policy.throttled(now)
+            is_first = self._tries == 1 and not attempt.hedge
+            owner.policy.throttled(now, self._ticket if is_first else None)
             owner.recorder.increment("slowDowns")
         elif isinstance(error, Invalid) or not isinstance(error, (Unavailable, OutcomeUnknown)):
             self.fail(error)
@@ -291,9 +292,10 @@ class Upload:
             return
         doublings = self._failures - 1
         base = owner.options.backoff_base_s
-        if isinstance(error, SlowDown):
+        cause = owner.policy.cause
+        if isinstance(error, SlowDown) and not cause.is_cleared:
             base = owner.options.throttle_backoff_s
-            doublings += owner.policy.pause.storm - 1
+            doublings += owner.policy.pause.storm - 1 if cause.is_load else 0
         ceiling = min(owner.options.backoff_cap_s, base * 2.0**doublings)
         self._hedge_at = None
         self._retry_at = now + owner.rng.random() * ceiling

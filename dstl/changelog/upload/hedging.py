@@ -6,7 +6,8 @@ is worked out again when its timer fires, for the store may have turned slow mea
 * the budget is spent (:class:`~.hedge_budget.HedgeBudget`),
 * nearly everything is late (:class:`~.hedge_budget.Breaker`): that is the store, not this request,
 * the store has said 503 SlowDown lately (:class:`~.hedge_budget.ThrottlePause`), after which a quarter is wanted, for
-  minutes, and what was saved up is void; a process also begins with a quarter, for the store's room is not known,
+  minutes, and what was saved up is void; a process also begins with a quarter, for the store's room is not known.
+  Where a small share of 503 does not follow the load, none of this applies (:class:`~.throttle_cause.ThrottleCause`),
 * the upload is one that no checkpoint waits for (yet) and the budget is needed by those that are waited for.
 
 When late uploads are not overtaken by later ones, they wait in a queue, which hedges would lengthen: then ``target``
@@ -27,6 +28,7 @@ from enum import Enum
 from dstl.changelog.upload.hedge_budget import Breaker, HedgeBudget, ThrottlePause
 from dstl.changelog.upload.latency_estimate import LatencyEstimate
 from dstl.changelog.upload.queue_detector import Overtaking, Ticket
+from dstl.changelog.upload.throttle_cause import ThrottleCause
 from dstl.options import HedgingOptions
 
 __all__ = ["HedgePolicy", "HedgeVerdict", "Verdict"]
@@ -92,6 +94,7 @@ class HedgePolicy:
         self.budget = HedgeBudget(options.budget, options.budget_burst)
         self.breaker = Breaker()
         self.pause = ThrottlePause(options.throttle_pause_s)
+        self.cause = ThrottleCause()
         self.overtaking = Overtaking()
         self._in_flight = 0
         self._burst = 1.0
@@ -110,7 +113,12 @@ class HedgePolicy:
         if not critical or self._critical_share < 0.999 or self._portion == 0.0:
             self._critical_share += (critical - self._critical_share) / _SHARE_MEMORY
             self._aim(now)
-        return self.overtaking.began(now, size)
+        ticket = self.overtaking.began(now, size)
+        if self._options.enabled and self.cause.began(now, ticket):
+            if self.cause.is_load:
+                self._be_careful(now)
+            self._aim(now)
+        return ticket
 
     def delay(self, size: int, critical: bool = True) -> float:
         """Age in seconds from which an attempt at an object of this size counts as late, as of now."""
@@ -147,7 +155,7 @@ class HedgePolicy:
         delay = self.delay(size, critical)
         if age < delay * 0.999:
             return HedgeVerdict(Verdict.WAIT, delay - age)
-        if now < self.pause.until:
+        if self.cause.is_load and now < self.pause.until:
             return HedgeVerdict(Verdict.DENY, self.pause.until - now, "throttled")
         again = max(options.min_delay_s, delay / 8)
         if self.breaker.is_open:
@@ -161,16 +169,25 @@ class HedgePolicy:
         if refusal is not None:
             return HedgeVerdict(Verdict.DENY, again, refusal)
         self.budget.pay(size)
+        self.cause.sent(hedge=True)
         return _SEND
 
     def retried(self, size: int) -> None:
         """A failed attempt is tried again: paid from the same budget."""
         self.budget.pay(size)
+        self.cause.sent()
 
-    def throttled(self, now: float) -> None:
-        """The store answered 503 SlowDown."""
-        self.pause.throttled(now)
-        self.budget.void()
+    def throttled(self, now: float, first: Ticket | None = None) -> None:
+        """The store answered 503 SlowDown.
+
+        Args:
+            now: The clock's time.
+            first: The upload, where it was its first attempt that was refused.
+        """
+        if self._options.enabled:
+            self.cause.throttled(now, first)
+        if self.cause.is_load:
+            self._be_careful(now)
         self._aim(now)
 
     def learn(self, now: float, size: int, seconds: float) -> None:
@@ -193,10 +210,15 @@ class HedgePolicy:
         if stored:
             self.budget.earn(ticket.size, self._portion)
 
+    def _be_careful(self, now: float) -> None:
+        self.pause.throttled(now)
+        self.budget.void()
+
     def _aim(self, now: float) -> None:
         """Choose the quantile that the wanted share of uploads outlives."""
         options = self._options
-        self._portion = self.overtaking.portion * (_SLOW_PORTION if self._slow else 1.0) * self.pause.portion(now)
+        trust = self.pause.portion(now) if self.cause.is_load else self.cause.portion
+        self._portion = self.overtaking.portion * (_SLOW_PORTION if self._slow else 1.0) * trust
         wanted = 1.0 - options.target * self._portion / max(self._critical_share, 1e-3)
         # Rounded, so that the estimate can keep its quantiles.
         self._critical_q = min(round(max(options.critical_quantile, wanted), 3), _NOT_CRITICAL_QUANTILE)

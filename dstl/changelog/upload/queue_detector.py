@@ -29,15 +29,17 @@ class Ticket:
         size: Bytes.
         done: Whether it is over.
         outlived: Whether its first attempt has outlived the delay.
+        busy: Whether it began while the process sent more than it uses to.
     """
 
-    __slots__ = ("began", "done", "outlived", "size")
+    __slots__ = ("began", "busy", "done", "outlived", "size")
 
     def __init__(self, began: float, size: int) -> None:
         self.began = began
         self.size = size
         self.done = False
         self.outlived = False
+        self.busy = False
 
 
 class Overtaking:
