@@ -13,6 +13,7 @@
     ├── Invalid                fix the code or the configuration (also a ValueError)
     │   ├── AccessDenied       the store refuses these credentials
     │   ├── NotDeterministic   a partition was computed twice, with other results, and both are used
+    │   ├── StateTooLarge      the state would outgrow a TaskManager's memory
     │   └── UserCodeError      a processor raised; carries its traceback, key and operator
     ├── CorruptData            stored bytes are not what was written; detected before use
     ├── MissingState           something that a checkpoint needs is not there
@@ -38,6 +39,7 @@ Closed                yes      the TaskManager was ending; another is there by t
 Invalid               no       code and configuration are the same again
 AccessDenied          no       so are the credentials
 NotDeterministic      no       both outputs are used again, and differ again
+StateTooLarge         no       the state is as large as before, and so is the memory
 UserCodeError         no       the processor sees the same rows again
 CorruptData           no       the object is as damaged as before: bring it back, or go back (the message says how)
 MissingState          no       the state or checkpoint is as missing as before
@@ -70,6 +72,7 @@ __all__ = [
     "ObjectNotFound",
     "OutcomeUnknown",
     "SlowDown",
+    "StateTooLarge",
     "Superseded",
     "TaskManagerLost",
     "Unavailable",
@@ -150,6 +153,13 @@ class NotDeterministic(Invalid):
 
     Operator action: make the processor a function of the set of rows, or ``persist()`` the DataFrame before its second
     use.
+    """
+
+
+class StateTooLarge(Invalid):
+    """State would outgrow the memory of its TaskManager. The batch is aborted and the last checkpoint is kept.
+
+    Operator action: ``table="rocksdb"``, more TaskManagers, a time to live, or more memory.
     """
 
 

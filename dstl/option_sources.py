@@ -27,6 +27,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "materialization": options.MaterializationOptions,
     "s3": options.S3Options,
     "sealing": options.SealingOptions,
+    "memory": options.MemoryOptions,
     "cluster": options.ClusterOptions,
     "workers": options.WorkerOptions,
     "metrics": options.MetricsOptions,

@@ -15,6 +15,7 @@ __all__ = [
     "ClusterOptions",
     "HedgingOptions",
     "MaterializationOptions",
+    "MemoryOptions",
     "MetricsOptions",
     "S3Options",
     "SealingOptions",
@@ -227,6 +228,20 @@ class WorkerOptions(_Options):
     workers freeze what lives after their first tasks (:func:`gc.freeze`, after a collection); a cycle that was in use
     at one of these moments is never collected in that worker. Off: every task pays, and the collector sees everything:
     for processors that keep large cyclic structures from task to task, and drop them later."""
+
+
+class MemoryOptions(_Options):
+    """Memory of a TaskManager. What would outgrow it is refused (``StateTooLarge``), and the query ends with its last
+    checkpoint, before the host kills the process."""
+
+    limit_bytes: int | None = Field(default=None, gt=0)
+    """Most resident memory of a TaskManager's process. Larger: more state in memory; smaller: more is left to the
+    executors beside it. Leave a fifth for what comes and goes: uploads, base files, a restore. None: only
+    ``reserve_bytes`` limits it."""
+
+    reserve_bytes: int = Field(default=256 << 20, ge=0)
+    """What the host, or the container, must have left (Linux only). More: whatever else runs there has more time to
+    grow; less: more of the memory is of use. 0: it is not looked at."""
 
 
 class MetricsOptions(_Options):

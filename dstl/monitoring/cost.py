@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.history import HistoryEntry
 
-__all__ = ["PRICES", "Cost", "Prices", "cost_per_day"]
+__all__ = ["PRICES", "Cost", "Prices", "cost_of_day", "cost_per_day"]
 
 _DAY_S = 86_400.0
 _LEAST_SPAN_S = 60.0
@@ -20,10 +20,12 @@ class Prices:
     Attributes:
         per_1000_puts: A thousand PUT or LIST requests.
         per_gb_month: A gigabyte for a month of 30 days.
+        per_1000_gets: A thousand GET or HEAD requests.
     """
 
     per_1000_puts: float = 0.005
     per_gb_month: float = 0.023
+    per_1000_gets: float = 0.0004
 
 
 PRICES = Prices()
@@ -60,12 +62,25 @@ def cost_per_day(entries: Sequence[HistoryEntry], stored_bytes: int, prices: Pri
     if span < _LEAST_SPAN_S:
         return None
     # The first of them begins the span: it is not a part of it.
-    per_day = sum(entry.requests for entry in made[1:]) / span * _DAY_S
+    return cost_of_day(sum(entry.requests for entry in made[1:]) / span * _DAY_S, stored_bytes, prices)
+
+
+def cost_of_day(requests: float, stored_bytes: float, prices: Prices = PRICES, *, gets: float = 0.0) -> Cost:
+    """Return what so many requests a day, and so much storage, cost.
+
+    Args:
+        requests: PUT and LIST requests a day, and whatever else is to count as them.
+        stored_bytes: Held all day.
+        prices: Of one request, and of storage.
+        gets: GET and HEAD requests a day.
+    """
     gigabytes = stored_bytes / 1e9
-    requests, storage = per_day / 1000 * prices.per_1000_puts, gigabytes * prices.per_gb_month / 30
+    parts = [f"{requests:,.0f} requests a day × ${prices.per_1000_puts:g} per 1,000"]
+    if gets:
+        parts.append(f"{gets:,.0f} GET and HEAD × ${prices.per_1000_gets:g} per 1,000")
+    parts.append(f"{gigabytes:,.3f} GB × ${prices.per_gb_month:g} a month ÷ 30")
     return Cost(
-        requests,
-        storage,
-        f"{per_day:,.0f} requests a day × ${prices.per_1000_puts:g} per 1,000 + {gigabytes:,.3f} GB × "
-        f"${prices.per_gb_month:g} a month ÷ 30",
+        requests / 1000 * prices.per_1000_puts + gets / 1000 * prices.per_1000_gets,
+        gigabytes * prices.per_gb_month / 30,
+        " + ".join(parts),
     )

@@ -26,6 +26,7 @@ from dstl.options import (
     ClusterOptions,
     HedgingOptions,
     MaterializationOptions,
+    MemoryOptions,
     MetricsOptions,
     S3Options,
     SealingOptions,
@@ -113,6 +114,7 @@ class StateBackend(StatefulOperators):
         s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
         metrics: Where the driver serves metrics for Prometheus and a page for people; by default nowhere.
         sealing: With which key objects are sealed, so that who can write there cannot forge state.
+        memory: What a TaskManager may take; state that would outgrow it ends the query (``StateTooLarge``).
         cluster: On another master than ``local[...]``: where the coordinator listens, and who starts TaskManagers.
         workers: How Spark's Python workers run the query's tasks.
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
@@ -155,6 +157,7 @@ class StateBackend(StatefulOperators):
         materialization: MaterializationOptions | None = None,
         s3: S3Options | None = None,
         sealing: SealingOptions | None = None,
+        memory: MemoryOptions | None = None,
         cluster: ClusterOptions | None = None,
         workers: WorkerOptions | None = None,
         metrics: MetricsOptions | None = None,
@@ -194,15 +197,11 @@ class StateBackend(StatefulOperators):
         runtime = system_runtime()
         conf = dict(session.sparkContext.getConf().getAll())
         check_sections(os.environ, conf)
-        batching = resolve("batching", BatchingOptions, batching, os.environ, conf)
-        upload = resolve("upload", UploadOptions, upload, os.environ, conf)
-        hedging = resolve("hedging", HedgingOptions, hedging, os.environ, conf)
+        sections = (batching, upload, hedging, materialization, s3, sealing, memory)
+        config = TaskManagerConfig.resolved(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
-        materialization = resolve("materialization", MaterializationOptions, materialization, os.environ, conf)
-        check_grace(checkpoints, materialization)
-        s3 = resolve("s3", S3Options, s3, os.environ, conf)
-        sealing = resolve("sealing", SealingOptions, sealing, os.environ, conf)
-        open_at = partial(open_store, options=s3, sealing=sealing)
+        check_grace(checkpoints, config.materialization)
+        open_at = partial(open_store, options=config.s3, sealing=config.sealing)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         self._workers = resolve("workers", WorkerOptions, workers, os.environ, conf)
         metrics = resolve("metrics", MetricsOptions, metrics, os.environ, conf)
@@ -215,9 +214,6 @@ class StateBackend(StatefulOperators):
             raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
         self._host = LOOPBACK if local else None
         self._secret = Secret.from_file(cluster.secret_file) if cluster.secret_file else Secret.generate()
-        config = TaskManagerConfig(
-            absolute, table, max_parallelism, batching, upload, hedging, materialization, s3, sealing
-        )
         self._store = open_at(absolute)
         stores: list[ObjectStore] = [self._store]
         try:
@@ -244,7 +240,7 @@ class StateBackend(StatefulOperators):
                 on_event=self._on_event,
                 on_progress=self._on_progress,
                 on_task_manager_lost=self._launcher.lost,
-                materialization=materialization,
+                materialization=config.materialization,
                 fall_back=restore == "previous",
                 recorder=self._recorder,
             )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, TypeAdapter
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
+from dstl.option_sources import SECTIONS, resolve
 from dstl.options import (
     BatchingOptions,
     HedgingOptions,
     MaterializationOptions,
+    MemoryOptions,
     S3Options,
     SealingOptions,
     UploadOptions,
@@ -32,6 +36,7 @@ class TaskManagerConfig:
         materialization: When tables are written as base files.
         s3: How S3 is reached; credentials come from the provider chain of the TaskManager's own host.
         sealing: Where the TaskManager's own host has the key that objects are sealed with.
+        memory: What it may take.
     """
 
     location: str
@@ -43,6 +48,35 @@ class TaskManagerConfig:
     materialization: MaterializationOptions = MaterializationOptions()
     s3: S3Options = S3Options()
     sealing: SealingOptions = SealingOptions()
+    memory: MemoryOptions = MemoryOptions()
+
+    @staticmethod
+    def resolved(
+        location: str,
+        table: TableKind,
+        max_parallelism: int,
+        given: Sequence[BaseModel | None],
+        environment: Mapping[str, str],
+        spark_conf: Mapping[str, str],
+    ) -> TaskManagerConfig:
+        """Return a configuration whose options come from their sources (:mod:`dstl.option_sources`).
+
+        Args:
+            location: Where state is stored.
+            table: ``heap`` or ``rocksdb``.
+            max_parallelism: Number of key groups.
+            given: The sections in the order of the attributes; None where the user has given none.
+            environment: The process's environment.
+            spark_conf: Spark's configuration.
+
+        Raises:
+            Invalid: An option is misspelt or out of range.
+        """
+        sections = {
+            name: resolve(name, SECTIONS[name], section, environment, spark_conf)
+            for name, section in zip(_SECTIONS, given, strict=True)
+        }
+        return TaskManagerConfig(location, table, max_parallelism, **sections)  # type: ignore[arg-type]
 
     def to_json(self) -> bytes:
         """Return it as JSON."""
@@ -58,4 +92,5 @@ class TaskManagerConfig:
         return _JSON.validate_json(data)
 
 
+_SECTIONS = ("batching", "upload", "hedging", "materialization", "s3", "sealing", "memory")
 _JSON = TypeAdapter(TaskManagerConfig)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import sys
 
 from dstl.metrics import MetricSet, Recorder, Sample
+from dstl.taskmanager.memory_limit import resident_bytes
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 
 __all__ = ["TaskManagerMetrics"]
@@ -41,14 +40,5 @@ class TaskManagerMetrics:
             return Sample()
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return recorder.sample(
-            {"residentBytes": _resident_bytes(usage.ru_maxrss)}, {"processCpuSeconds": usage.ru_utime + usage.ru_stime}
+            {"residentBytes": resident_bytes()}, {"processCpuSeconds": usage.ru_utime + usage.ru_stime}
         )
-
-
-def _resident_bytes(highest: int) -> int:
-    """Return the process's resident memory; where only the highest there was is known, that."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return highest if sys.platform == "darwin" else highest * 1024

@@ -22,6 +22,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation
+from dstl.taskmanager.memory_limit import read_memory_use
 from dstl.taskmanager.task_manager import Components, TaskManager, table_opener
 from materializer.scratch_directory import ScratchDirectory, sweep_scratch_directories
 
@@ -139,7 +140,9 @@ async def _serving(
     scratch = ScratchDirectory()
     task_manager = TaskManager(
         config,
-        Components(store=stores[0], hedge_store=stores[1], runtime=runtime, recorder=recorder),
+        Components(
+            store=stores[0], hedge_store=stores[1], runtime=runtime, recorder=recorder, memory_use=read_memory_use
+        ),
         open_table=table_opener(config.table, scratch.path / "tables"),
         secret=invitation.secret,
     )

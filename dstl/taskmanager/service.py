@@ -217,6 +217,7 @@ class TaskManagerService:
                 self._runtime,
                 on_progress=self._progress_listener(),
                 cache=self._backend.tracker.cache,
+                check=self._backend.check_memory,
             )
             base = checkpoint.checkpoint_id if checkpoint else None
             self._backend.replace_tables(

@@ -24,6 +24,7 @@ from dstl.rpc.messages import ExpiryPlace
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
 from dstl.taskmanager.expiry_index import ExpiryIndex
+from dstl.taskmanager.memory_limit import MemoryLimit
 from dstl.taskmanager.persisted_part import PersistedPart
 from dstl.taskmanager.timer_index import TimerIndex
 from handles.checkpoint import CheckpointId
@@ -32,7 +33,7 @@ from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber
 from materializer.bases.operator_bases import OperatorBases
 from materializer.expiry import is_deleted
-from materializer.tables import Expired, StateTable
+from materializer.tables import ENTRY_OVERHEAD_BYTES, Expired, StateTable
 
 __all__ = ["AttemptKey", "TaskManagerStateBackend"]
 
@@ -79,6 +80,7 @@ class TaskManagerStateBackend:
         open_table: Makes an empty table for an operator.
         runtime: Source of log ids, and clock.
         max_parallelism: Number of key groups of the job.
+        memory: Refuses changes that would outgrow it; None: nothing is refused.
 
     Attributes:
         tracker: Bases of the operators; a materialization manager is attached to it.
@@ -91,8 +93,10 @@ class TaskManagerStateBackend:
         runtime: Runtime,
         *,
         max_parallelism: int,
+        memory: MemoryLimit | None = None,
     ) -> None:
         self.storage = storage
+        self._memory = memory
         self.open_table = open_table
         self._runtime = runtime
         self._max_parallelism = max_parallelism
@@ -250,6 +254,7 @@ class TaskManagerStateBackend:
 
         Raises:
             Superseded: The attempt is over, or has been persisted.
+            StateTooLarge: The memory has no room for them.
             Invalid: The changes are of another partition or TaskManager, or the attempt's first come without metadata.
         """
         self.check_attempt(key)
@@ -257,6 +262,8 @@ class TaskManagerStateBackend:
         if attempt.persisted:
             raise Superseded(f"attempt {key[1]} of operator {key[0]} has ended: its changes are in a checkpoint")
         self._check_key_groups(key, partition, changes)
+        if self._memory is not None and self._memory.is_due(changes.nbytes):
+            self._memory.check(self._growth(key[0], changes), f"operator {key[0]}: changes")
         if attempt.writer is None:
             if not metadata:
                 # The part before this one was refused: its task will hear of that, and end.
@@ -298,6 +305,15 @@ class TaskManagerStateBackend:
         self._persisted = _Persisted([key for key, _ in chosen], result, pending)
         open_logs = {*(w.log_id for w in self._writers.values()), *(w.log_id for _, w in written)}
         return part.finish(pending.reports, sorted(open_logs))
+
+    def check_memory(self) -> None:
+        """Look whether what is being restored still fits.
+
+        Raises:
+            StateTooLarge: It does not.
+        """
+        if self._memory is not None:
+            self._memory.check(0, "what is being restored")
 
     def complete(
         self,
@@ -370,6 +386,16 @@ class TaskManagerStateBackend:
             raise Unavailable(
                 f"this TaskManager holds the state of checkpoint {self.base}, not of {parent}: restore it"
             )
+
+    def _growth(self, operator: str, changes: pa.RecordBatch) -> int:
+        """Return about how many bytes these changes, and those that wait, will take beyond what they take now."""
+        nbytes: int = changes.nbytes
+        if self._opened(operator).as_files is not None:
+            return nbytes
+        waiting: int = sum(part.num_rows for each in self._attempts.values() for part, _ in each.overlay)
+        waiting += sum(part.num_rows for _, part, _ in self._unfolded)
+        entries: int = changes.num_rows + waiting
+        return nbytes + ENTRY_OVERHEAD_BYTES * entries
 
     def _writer_for(self, attempt: _Attempt, partition: int) -> StateChangelogWriter:
         """Return the partition's log if no other attempt uses it, else a log of its own."""

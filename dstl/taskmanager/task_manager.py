@@ -23,6 +23,7 @@ from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.background_share import BackgroundShare
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse
 from dstl.taskmanager.own_metrics import TaskManagerMetrics
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
@@ -46,12 +47,14 @@ class Components:
         hedge_store: The same location over other connections, for second requests; ``store`` when None.
         runtime: Clock, jitter and ids.
         recorder: Takes the metrics of all parts.
+        memory_use: Reads the memory in use; where it is not given, nothing is ever in use.
     """
 
     store: ObjectStore
     runtime: Runtime
     hedge_store: ObjectStore | None = None
     recorder: Recorder = field(default_factory=NullRecorder)
+    memory_use: Callable[[], MemoryUse] = lambda: MemoryUse(0, None)
 
 
 class Changelog:
@@ -114,7 +117,11 @@ class QueryState:
         options = config.materialization
         self.changelog = Changelog(config, components, query_id)
         self.backend = TaskManagerStateBackend(
-            self.changelog.storage, open_table, runtime, max_parallelism=config.max_parallelism
+            self.changelog.storage,
+            open_table,
+            runtime,
+            max_parallelism=config.max_parallelism,
+            memory=MemoryLimit(config.memory, components.memory_use),
         )
         tracker = self.backend.tracker
         tracker.cache, tracker.recorder = BaseCache.of(options, store.location, recorder), recorder

@@ -82,6 +82,7 @@ async def restore_tables(
     files: FileBases | None = None,
     cache: BaseCache | None = None,
     log_sizes: LogSizes = _LOG_SIZES,
+    check: Callable[[], None] = lambda: None,
 ) -> RestoredTables:
     """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
 
@@ -101,6 +102,7 @@ async def restore_tables(
             same to all of them, and closes it.
         cache: Bases that are on this host already; what is fetched is added. ``files`` has its own.
         log_sizes: How much of the log is replayed at once, and made ready ahead.
+        check: Called after every object; what it raises ends the restore.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -111,7 +113,9 @@ async def restore_tables(
     if checkpoint is None:
         return RestoredTables()
     fetcher = files or FileBases(store, runtime, cache)
-    restore = _Restore(checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher, log_sizes)
+    restore = _Restore(
+        checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher, log_sizes, check
+    )
     try:
         return await restore.run()
     except BaseException as error:
@@ -147,7 +151,9 @@ class _Restore:
         on_progress: ProgressListener,
         files: FileBases,
         log_sizes: LogSizes,
+        check: Callable[[], None],
     ) -> None:
+        self._check = check
         self._files = files
         self._log_sizes = log_sizes
         self._checkpoint = checkpoint
@@ -248,6 +254,7 @@ class _Restore:
         self.restored.bytes += nbytes
         self._progress.add(operator, nbytes, now)
         self._on_progress(self._progress.status(now))
+        self._check()
 
     def _check_loaded(self, operator: str, loaded: LoadedBases) -> None:
         """Refuse to go on where no base of a key group could be read and the log does not go back to the beginning."""

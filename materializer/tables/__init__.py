@@ -18,12 +18,13 @@ from materializer.tables.base import (
     TableSize,
     TableSnapshot,
 )
-from materializer.tables.heap import HeapStateTable
+from materializer.tables.heap import ENTRY_OVERHEAD_BYTES, HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
 from materializer.tables.rocksdb_options import RocksDBOptions
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = [
+    "ENTRY_OVERHEAD_BYTES",
     "ENTRY_SCHEMA",
     "Expired",
     "FileSnapshot",

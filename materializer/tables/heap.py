@@ -31,7 +31,10 @@ from materializer.tables.base import (
 from materializer.tables.columns import ChangeRun, PageBuilder, change_runs, is_all_empty, key_group_runs
 from materializer.tables.heap_group import HeapGroup
 
-__all__ = ["HeapStateTable", "HeapTableSnapshot"]
+__all__ = ["ENTRY_OVERHEAD_BYTES", "HeapStateTable", "HeapTableSnapshot"]
+
+ENTRY_OVERHEAD_BYTES = 130
+"""Memory of an entry above its key and value, about (``python -m bench memory``)."""
 
 _EMPTY: Mapping[bytes, bytes] = {}
 _EXPIRED_KEYS = 1024

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bench import checkpoint, recovery, space
+from bench import checkpoint, cost, memory, recovery, space
 
 
 def _figures(capsys) -> dict:
@@ -50,3 +50,24 @@ def test_space(capsys, workload: str, most: float) -> None:
     assert 1.0 <= found["ratio"] < most
     assert found["stored_mb_max"] >= found["full_checkpoint_mb_max"]
     assert found["materializations"] >= 3
+
+
+def test_cost(capsys) -> None:
+    assert cost.main(["--state-mb", "2", "--changed-keys", "500", "--batches", "6", "--json"]) == 0
+    found = _figures(capsys)
+    ours, spark = found["dstl"], found["spark"]
+    assert ours["usd_a_day"] == pytest.approx(ours["requests_usd"] + ours["storage_usd"])
+    assert 1 <= ours["puts_a_batch"] < 4
+    assert spark["puts_a_batch"] == 2 * 202
+    assert spark["usd_a_day"] == pytest.approx(8640 * 202 * (2 * 0.005 + 13 * 0.0004) / 1000)
+    assert found["ratio_spark_to_dstl"] > 20
+    assert "× $0.005 per 1,000" in ours["formula"]
+
+
+def test_memory(capsys) -> None:
+    assert memory.main(["--state-mb", "4", "--json"]) == 0
+    found = _figures(capsys)
+    assert found["payload_bytes_per_key"] == 108
+    assert 108 < found["dict_bytes_per_key"] < 300
+    assert 0.7 < found["ratio_heap_to_dict"] < 2
+    assert found["restore"]["peak_mb"] >= found["restore"]["restored_mb"] > 0

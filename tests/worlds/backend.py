@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -11,11 +11,12 @@ from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import Unavailable
 from dstl.metrics import MemoryRecorder
-from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
+from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, MemoryOptions, UploadOptions
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.memory_limit import MemoryUse
 from dstl.taskmanager.task_manager import Components, QueryState
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.table_changes import Change, changes
@@ -62,7 +63,14 @@ class Task:
 class BackendWorld:
     """A backend, its store, and a coordinator that commits what it persists. Made on the running loop."""
 
-    def __init__(self, seed: int, **batching: object) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        memory: MemoryOptions = MemoryOptions(),
+        memory_use: Callable[[], MemoryUse] = lambda: MemoryUse(0, None),
+        **batching: object,
+    ) -> None:
         self.runtime = Runtime.seeded(seed, LoopClock())
         self.disk = MemoryStore(clock=LoopClock())
         self.store = FaultyStore(self.disk, clock=LoopClock(), seed=seed)
@@ -74,8 +82,9 @@ class BackendWorld:
             upload=UploadOptions(max_attempts=1, delete_grace_s=0),
             hedging=HedgingOptions(enabled=False),
             materialization=MaterializationOptions(enabled=False),
+            memory=memory,
         )
-        components = Components(store=self.store, runtime=self.runtime, recorder=self.recorder)
+        components = Components(store=self.store, runtime=self.runtime, recorder=self.recorder, memory_use=memory_use)
         self._state = QueryState(config, components, lambda _: HeapStateTable(), "query")
         self.storage, self.backend = self._state.changelog.storage, self._state.backend
         self.manifests = ManifestLog(self.disk, self.runtime)

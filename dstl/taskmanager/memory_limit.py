@@ -1,0 +1,136 @@
+"""The limit of a TaskManager's memory: state that would outgrow it is refused while there is still memory to say so.
+
+Tables in memory grow with the state, and a host that runs out of memory kills a process without a word: Spark sees a
+lost TaskManager, which the next restore makes as large again. So changes are refused before they are taken, and a
+restore stops on the way.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstl.errors import StateTooLarge
+from dstl.options import MemoryOptions
+
+__all__ = ["MemoryLimit", "MemoryUse", "read_memory_use", "resident_bytes"]
+
+_LOOK_BYTES = 1 << 20
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """The memory of this process, and of where it runs, in bytes.
+
+    Attributes:
+        resident: Of this process.
+        available: That the host, or the container where that is less, has left; None where it does not tell.
+    """
+
+    resident: int
+    available: int | None
+
+
+class MemoryLimit:
+    """Refuses what would outgrow the memory. One event loop.
+
+    Args:
+        options: The limits.
+        read: Returns the memory in use at this moment.
+    """
+
+    def __init__(self, options: MemoryOptions, read: Callable[[], MemoryUse]) -> None:
+        self._options = options
+        self._read = read
+        self._unlooked = _LOOK_BYTES
+
+    def is_due(self, nbytes: int) -> bool:
+        """Return whether to look again, now that so many bytes more come: looking at every small write costs more."""
+        self._unlooked += nbytes
+        return self._unlooked >= _LOOK_BYTES
+
+    def check(self, growth: int, what: str) -> None:
+        """Look at the memory.
+
+        Args:
+            growth: Bytes that what is about to be taken will need.
+            what: What it is, for the error: ``operator visits: changes``.
+
+        Raises:
+            StateTooLarge: There is no room for it.
+        """
+        self._unlooked = 0
+        options, use = self._options, self._read()
+        if options.limit_bytes is not None and use.resident + growth > options.limit_bytes:
+            why = f"memory.limit_bytes allows {_mb(options.limit_bytes)}"
+        elif use.available is not None and options.reserve_bytes and use.available - growth < options.reserve_bytes:
+            why = (
+                f"its host or container has {_mb(use.available)} left, of which memory.reserve_bytes keeps "
+                f"{_mb(options.reserve_bytes)}"
+            )
+        else:
+            return
+        self._unlooked = _LOOK_BYTES  # whatever comes next is looked at
+        raise StateTooLarge(
+            f"{what} of {_mb(growth)} would outgrow the TaskManager's memory: it has {_mb(use.resident)}, and {why}. "
+            "The last checkpoint is kept. Use table='rocksdb', more TaskManagers on other hosts or a time to live, or "
+            "give it more memory"
+        )
+
+
+def resident_bytes() -> int:
+    """Return this process's resident memory; where only the highest there was is known, that."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return highest if sys.platform == "darwin" else highest * 1024
+
+
+def read_memory_use(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryUse:
+    """Return the memory in use; some 50 us.
+
+    Args:
+        proc: Linux's directory of processes.
+        cgroups: Its directory of control groups, version 2.
+    """
+    left = [each for each in (_host_available(proc), _container_available(proc, cgroups)) if each is not None]
+    return MemoryUse(resident_bytes(), min(left, default=None))
+
+
+def _host_available(proc: Path) -> int | None:
+    try:
+        for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _container_available(proc: Path, cgroups: Path) -> int | None:
+    """Return what the process's control group has left; what files it has cached can be taken back."""
+    try:
+        own = (proc / "self" / "cgroup").read_text(encoding="utf-8").strip().rpartition("::/")[2]
+        for group in (cgroups / own, cgroups):
+            limit = group / "memory.max"
+            if limit.exists():
+                most = limit.read_text(encoding="ascii").strip()
+                if most == "max" or int(most) >= _UNLIMITED:
+                    return None
+                stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+                used = int((group / "memory.current").read_text(encoding="ascii")) - int(stat.get("inactive_file", 0))
+                return int(most) - used
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.0f} MB"

@@ -1,0 +1,125 @@
+"""State that outgrows the memory is refused by name, before it is taken, and what was there is kept."""
+
+from pathlib import Path
+
+import pytest
+
+from dstl.errors import StateTooLarge, error_from_wire, error_to_wire
+from dstl.options import MemoryOptions
+from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse, read_memory_use
+from dstl.testing.virtual_time import run_in_virtual_time
+from handles.key_group import KeyGroupRange
+from materializer.restore.restore import restore_tables
+from materializer.tables import HeapStateTable
+from tests.worlds.backend import MAX_PARALLELISM, BackendWorld, content, groups_of, key_of
+
+MB = 1 << 20
+
+
+def test_what_fits_is_taken_and_what_does_not_is_named():
+    limit = MemoryLimit(MemoryOptions(limit_bytes=100 * MB), lambda: MemoryUse(90 * MB, None))
+    limit.check(10 * MB, "operator a: changes")
+    with pytest.raises(
+        StateTooLarge, match=r"operator a: changes of 12 MB .* has 94 MB, and memory.limit_bytes .* 105"
+    ):
+        limit.check(11 * MB, "operator a: changes")
+
+
+def test_reserve_is_left_to_the_host():
+    available = 400 * MB
+    limit = MemoryLimit(MemoryOptions(reserve_bytes=256 * MB), lambda: MemoryUse(MB, available))
+    limit.check(100 * MB, "it")
+    available = 300 * MB
+    with pytest.raises(StateTooLarge, match=r"memory\.reserve_bytes keeps 268 MB"):
+        limit.check(100 * MB, "it")
+    MemoryLimit(MemoryOptions(reserve_bytes=0), lambda: MemoryUse(MB, 0)).check(MB, "it")
+
+
+def test_small_writes_are_looked_at_together():
+    limit = MemoryLimit(MemoryOptions(), lambda: MemoryUse(0, None))
+    assert limit.is_due(1)
+    limit.check(1, "it")
+    assert not limit.is_due(MB // 2)
+    assert limit.is_due(MB // 2)
+
+
+def test_error_keeps_its_kind_on_the_wire_and_a_restart_does_not_help():
+    error = error_from_wire(*error_to_wire(StateTooLarge("it")))
+    assert isinstance(error, StateTooLarge)
+    assert not error.restartable
+
+
+def test_memory_is_that_of_the_container_where_it_has_less(tmp_path: Path):
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:    4000 kB\n")
+    (proc / "self" / "cgroup").write_text("0::/pods/one\n")
+    own = groups / "pods" / "one"
+    own.mkdir(parents=True)
+    assert read_memory_use(proc, groups).available == 4000 * 1024
+    (own / "memory.max").write_text("max\n")
+    assert read_memory_use(proc, groups).available == 4000 * 1024
+    (own / "memory.max").write_text(f"{3 * MB}\n")
+    (own / "memory.current").write_text(f"{2 * MB}\n")
+    (own / "memory.stat").write_text(f"anon {MB}\ninactive_file {MB // 2}\n")
+    assert read_memory_use(proc, groups).available == 3 * MB - 2 * MB + MB // 2
+    use = read_memory_use(tmp_path / "none", tmp_path / "none")
+    assert use.available is None
+    assert use.resident > MB
+
+
+def test_changes_that_outgrow_the_memory_are_refused_and_the_checkpoint_before_is_kept(seed):
+    """The table's own overhead counts: entries of a few bytes take more in a dictionary than in the changes."""
+
+    async def run() -> None:
+        used = 0
+        options = MemoryOptions(limit_bytes=200_000)
+        world = BackendWorld(seed, memory=options, memory_use=lambda: MemoryUse(used, None))
+        try:
+            group = groups_of("a", 0)[0]
+            first = world.open("a", 0, 0, None)
+            world.write(first, [(key_of(group, name), b"1") for name in range(200)])
+            checkpoint = await world.checkpoint([first], 0, None)
+            large = [(key_of(group, name), b"x" * MB) for name in range(2)]
+            second = world.open("a", 0, 1, checkpoint)
+            with pytest.raises(StateTooLarge, match="operator a: changes of 2 MB"):
+                world.write(second, large)
+            used = 190_000  # and now entries alone are too much
+            with pytest.raises(StateTooLarge):
+                world.write(second, [(key_of(group, name), b"1") for name in range(200)])
+            used = 0
+            assert len((await world.restored(checkpoint))["a"]) == 200
+            third = world.open("a", 0, 1, checkpoint)
+            world.write(third, [(key_of(group, 0), b"2")])
+            assert content(world.backend.table("a"))[key_of(group, 0)] == b"1"
+        finally:
+            await world.close()
+
+    run_in_virtual_time(run())
+
+
+def test_restore_that_outgrows_the_memory_stops_on_the_way(seed):
+    async def run() -> None:
+        used = 0
+        options = MemoryOptions(limit_bytes=MB)
+        world = BackendWorld(seed, memory=options, memory_use=lambda: MemoryUse(used, None))
+        try:
+            task = world.open("a", 0, 0, None)
+            world.write(task, [(key_of(groups_of("a", 0)[0], 1), b"1")])
+            checkpoint = await world.checkpoint([task], 0, None)
+            used = 2 * MB
+            owned = KeyGroupRange.all(MAX_PARALLELISM)
+            with pytest.raises(StateTooLarge, match=r"checkpoint \d+ .* cannot be restored: what is being restored"):
+                await restore_tables(
+                    checkpoint,
+                    world.disk,
+                    owned,
+                    lambda _: HeapStateTable(),
+                    world.runtime,
+                    check=world.backend.check_memory,
+                )
+            used = 0
+        finally:
+            await world.close()
+
+    run_in_virtual_time(run())
