@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import time
 from collections.abc import Iterator
@@ -10,6 +11,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+
+from dstl.files.inspection import opened_files
+from dstl.options import S3Options
+from dstl.runtime import system_runtime
 
 pytestmark = [
     pytest.mark.spark,
@@ -59,18 +64,18 @@ def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, spark
             memory.addData(real_time.PythonUtils.toSeq(["a", "b", "a"]))
             time.sleep(0.2)
         # What was added is in the batch that runs now, or in the next one.
-        begun, deadline = _batch(query), time.monotonic() + LIMIT_S
-        while _batch(query) < begun + 2 and time.monotonic() < deadline and query.isActive:
+        ended, deadline = len(query.recentProgress), time.monotonic() + LIMIT_S
+        while len(query.recentProgress) < ended + 2 and time.monotonic() < deadline and query.isActive:
             time.sleep(0.1)
         query.stop()
         rows = spark.read.format("statestore").load(place).select("key.value", "value.count").collect()
         assert dict(map(tuple, rows)) == {"a": 10 * round_, "b": 5 * round_}
-    (found,) = spark.read.format("state-metadata").load(place).select("minBatchId", "maxBatchId").collect()
-    assert found.minBatchId == 0
+    barriers = asyncio.run(_barriers(place))
+    assert "commits/3" in barriers
     records = list((tmp_path / "query" / "_dstl" / "manifests").iterdir())
-    # A fence for each run, and two records a batch.
-    assert len(records) == 2 + 2 * (found.maxBatchId + 1)
+    assert len(records) == 1 + len(barriers), "a fence for both runs of the process, and a record for each barrier"
 
 
-def _batch(query: Any) -> int:
-    return -1 if query.lastProgress is None else int(query.lastProgress.batchId)
+async def _barriers(place: str) -> list[str]:
+    async with opened_files(place, system_runtime(), S3Options()) as files:
+        return [path for path in files.entries if path.startswith(("offsets/", "commits/"))]
