@@ -34,8 +34,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 """Every section of options, by the name that the environment and Spark's configuration have for it."""
 
-_PLAIN = frozenset({"python"})
-"""Settings of Spark's plugin, which are of no section."""
+_PLAIN = frozenset({"python", "commit", "sources", "durability"})
+"""Settings of Spark's plugin and of ``dstl://`` (``dstl/files/options.py``), which are of no section."""
 _SPARK, _ENVIRONMENT = "spark.dstl.", "DSTL_"
 
 _Options = TypeVar("_Options", bound=BaseModel)

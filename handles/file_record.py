@@ -5,17 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
+from urllib.parse import quote, unquote
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["PLAIN", "FileEntry", "FileRecord"]
+__all__ = ["PLAIN", "FileEntry", "FileRecord", "elsewhere", "place_elsewhere"]
 
 PLAIN = "plain:"
 """Begins the name of what is no object of the log, but a file that Spark has written itself."""
+_ELSEWHERE = "at:"
 
 _Row = tuple[str, int, int, int, int, int]
+
+
+def elsewhere(location: str, name: str) -> str:
+    """Return the name of another location's object, which the fork of a directory uses and never deletes."""
+    return f"{_ELSEWHERE}{quote(location, safe='/:')}#{name}"
+
+
+def place_elsewhere(name: str) -> tuple[str, str] | None:
+    """Return location and name of an object of another location; None for an object of the log's own."""
+    if not name.startswith(_ELSEWHERE):
+        return None
+    location, _, inner = name.removeprefix(_ELSEWHERE).partition("#")
+    return unquote(location), inner
 
 
 @dataclass(frozen=True, slots=True)

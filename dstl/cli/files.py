@@ -1,4 +1,4 @@
-"""``dstl files``: list, verify, export, roll back and migrate checkpoint directories of Spark."""
+"""``dstl files``: list, verify, export, roll back, fork and migrate checkpoint directories of Spark."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import typer
 
 from dstl.cli import console
 from dstl.cli.migrate import migrate
+from dstl.files.forking import fork as make_fork
+from dstl.files.forking import release
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store
@@ -17,7 +19,7 @@ from dstl.store import open_store
 __all__ = ["app"]
 
 app = typer.Typer(
-    help="Checkpoint directories of Spark's own operators, on dstl://. All but rollback only read them.",
+    help="Checkpoint directories of Spark's own operators, on dstl://. List, verify and export only read.",
     epilog=console.EXIT_CODES,
     no_args_is_help=True,
 )
@@ -114,6 +116,42 @@ def rollback(
         console.print_json({"directory": directory, "batch": batch, "removed": gone})
     else:
         typer.echo(f"{console.printable(directory)} goes on behind batch {batch}; {len(gone)} files are gone")
+
+
+@app.command(epilog=console.EXIT_CODES)
+def fork(
+    directory: Root,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="An empty directory: dstl://bucket/path.")],
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
+) -> None:
+    """Let TARGET begin with the files of DIRECTORY, without copying one. A query that runs in DIRECTORY is fenced.
+
+    Both go their own way from then on. Neither deletes an object that the other needs: DIRECTORY keeps what TARGET
+    began with until it is released.
+    """
+    with console.errors_as_exit():
+        batches = asyncio.run(make_fork(directory, target, system_runtime(), console.s3_options(endpoint_url)))
+    if as_json:
+        console.print_json({"directory": directory, "target": target, "batches": batches})
+    else:
+        typer.echo(f"{console.printable(target)} has the {batches} batches of {console.printable(directory)}")
+
+
+@app.command("release", epilog=console.EXIT_CODES)
+def release_(
+    directory: Root,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A fork of it that was deleted.")],
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
+) -> None:
+    """Let DIRECTORY go of what it keeps for its fork TARGET, which was deleted. A running query is fenced."""
+    with console.errors_as_exit():
+        count = asyncio.run(release(directory, target, system_runtime(), console.s3_options(endpoint_url)))
+    if as_json:
+        console.print_json({"directory": directory, "target": target, "objects": count})
+    else:
+        typer.echo(f"{console.printable(directory)} has let go of {count} objects")
 
 
 def _at(root: str, endpoint_url: str | None, work: Callable[[CheckpointFiles, Runtime], Awaitable[T]]) -> T:

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
@@ -16,7 +16,7 @@ from dstl.errors import Fenced, TaskManagerLost
 from dstl.files.index import FileIndex
 from dstl.files.namespace import StateFile, barrier_batch
 from dstl.files.riders import wins
-from dstl.files.rules import check_complete, is_final
+from dstl.files.rules import batch_of, check_complete, is_final
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 from handles.file_record import FileEntry, FileRecord
 from handles.segment_handle import SegmentHandle
@@ -42,28 +42,34 @@ class Step:
 
 
 class FileRun:
-    """Decides for one checkpoint directory. Not thread-safe."""
+    """Decides for one checkpoint directory. Not thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        outlives_hosts: A lost host loses nothing: what a task has put is stored before it ends (``durability=task``).
+    """
+
+    def __init__(self, *, outlives_hosts: bool = False) -> None:
         self.index = FileIndex()
         self.current = ""
-        self._over: set[str] = set()
-        self._serving: set[str] = set()
-        self._lost: set[str] = set()
-
-    @property
-    def serving(self) -> frozenset[str]:
-        """The hosts that have taken files since the last commit."""
-        return frozenset(self._serving)
+        self.outlives_hosts = outlives_hosts
+        self._over: dict[str, BaseException | None] = {}
+        self._serving: set[tuple[str, str]] = set()
+        self._lost: set[tuple[str, str]] = set()
+        self._stored: dict[str, list[tuple[str, PersistedFiles]]] = {}
 
     def admit(self, run: str) -> None:
         """Check that a run may put files.
 
         Raises:
             Fenced: It is over.
+            TaskManagerLost: It is over because a record has failed; another one goes on.
         """
-        if run in self._over:
-            raise Fenced(f"run {run} of the query is over: a newer one has replaced it, or it has failed")
+        if run not in self._over:
+            return
+        error = self._over[run]
+        if error is None or isinstance(error, Fenced):
+            raise Fenced(f"run {run} of the query is over: {error or 'a newer one has replaced it'}")
+        raise TaskManagerLost(f"run {run} of the query is over, restart it: {error}")
 
     def begin(self, run: str) -> None:
         """A run comes with a barrier: it is the current one from now on.
@@ -74,13 +80,13 @@ class FileRun:
         self.admit(run)
         if run and run != self.current:
             if self.current:
-                self._over.add(self.current)
+                self._over.setdefault(self.current, None)
             self.current = run
 
-    def end(self, run: str) -> None:
+    def end(self, run: str, error: BaseException) -> None:
         """A run has failed in a way that only another one gets over."""
         if run:
-            self._over.add(run)
+            self._over.setdefault(run, error)
 
     def serve(self, member: str, run: str) -> None:
         """A host is about to take the first file since the last commit.
@@ -89,38 +95,77 @@ class FileRun:
             Fenced: The run is over.
         """
         self.admit(run)
-        self._serving.add(member)
+        self._serving.add((member, run))
 
-    def lose(self, member: str) -> None:
-        """A host is gone, and with it what no record has."""
-        if member in self._serving:
-            self._lost.add(member)
-
-    def check_hosts(self, barrier: str) -> None:
-        """Check that nobody who has taken files for this commit is gone.
+    def store(self, member: str, run: str, part: PersistedFiles) -> None:
+        """A host has stored files before their record, and stays their holder while it is there.
 
         Raises:
-            TaskManagerLost: One is; the next commit may go well.
+            Fenced: The run is over.
         """
-        if self._lost:
-            lost = ", ".join(sorted(self._lost))
-            raise TaskManagerLost(
-                f"the file service {lost} is gone with files of {barrier}: restart the query, which runs the "
-                "batch again"
-            )
+        self.admit(run)
+        self._stored.setdefault(member, []).append((run, part))
 
-    def forget_hosts(self) -> None:
-        """A commit was made or has failed for good: what hosts have taken before has ended with it."""
+    def stored_by(self, member: str) -> list[PersistedFiles]:
+        """Return what a host that is gone has stored for the next commit."""
+        return [part for run, part in self._stored.get(member, ()) if run not in self._over]
+
+    def lose(self, member: str) -> None:
+        """A host is gone, and with it what neither a record has nor it has stored."""
+        if not self.outlives_hosts:
+            self._lost.update(each for each in self._serving if each[0] == member)
+
+    def take_hosts(self, barrier: str) -> frozenset[str]:
+        """Return the hosts that a commit asks: those that have taken files since the last one, which this ends.
+
+        Raises:
+            TaskManagerLost: One of them is gone; the next commit may go well.
+        """
+        taken = frozenset(member for member, run in self._serving if run not in self._over)
+        lost = sorted(member for member, run in self._lost if run not in self._over)
         self._serving.clear()
         self._lost.clear()
+        if lost:
+            raise TaskManagerLost(
+                f"the file service {', '.join(lost)} is gone with files of {barrier}: restart the query, which runs "
+                "the batch again"
+            )
+        return taken
 
-    def step(self, barrier: str, content: bytes, parts: Sequence[PersistedFiles], sequence: int, boundary: int) -> Step:
+    def keep_hosts(self, members: Collection[str], run: str) -> None:
+        """Hosts have still files of a run for a later commit."""
+        self._serving.update((member, run) for member in members)
+
+    def forget_stored(self, members: Collection[str]) -> None:
+        """A record holds what hosts had stored."""
+        for member in members:
+            self._stored.pop(member, None)
+
+    def is_final(self, path: str, is_changed: Callable[[str], bool] = lambda barrier: False) -> bool:
+        """Return True where a task comes too late with a file: it is committed.
+
+        Args:
+            path: The file.
+            is_changed: Says whether a commit is no longer that of the index: users delete them to roll back.
+        """
+        return is_final(path, self.index) and not is_changed(f"commits/{batch_of(path)}")
+
+    def step(
+        self,
+        barrier: str,
+        content: bytes,
+        parts: Sequence[PersistedFiles],
+        sequence: int,
+        boundary: int,
+        also: Sequence[tuple[str, bytes]] = (),
+    ) -> Step:
         """Return the record of a barrier.
 
         Args:
             barrier: Its path; empty for one without.
             content: The barrier's bytes.
             parts: What each host has persisted for it.
+            also: Path and bytes of barriers before it that ride in its record.
             sequence: The record's number.
             boundary: Number of the newest whole record; 0 for none.
 
@@ -144,9 +189,10 @@ class FileRun:
             if handle is None:
                 if path in self.index:
                     removed.append(path)
-            elif not is_final(path, self.index):
+            elif not self.is_final(path, winners.__contains__):
                 added.append(FileEntry(path, file.size, file.modified_ms, handle, file.log_id, file.sqn))
-        self._check_complete(barrier, content, added, removed)
+        for path, body in (*also, (barrier, content)):
+            self._check_complete(path, body, added, removed)
         is_whole = not boundary or sequence - boundary >= _WHOLE_EVERY
         if is_whole:
             gone = {*removed, *(each.path for each in added)}

@@ -8,17 +8,21 @@ from typing import Protocol
 
 from dstl.errors import Invalid
 from dstl.files.directory import Directory, Listed, overlaid
-from dstl.files.file_log import FileLog
+from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.namespace import barrier_batch
-from dstl.files.reader import FileReader
+from dstl.files.reader import FileReader, OpenElsewhere
+from dstl.files.rules import is_late
 from dstl.rpc.codec import Call, Payload, R
-from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile
+from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.file_record import FileEntry
 from handles.segment_handle import SegmentHandle
 
 __all__ = ["CoordinatorLink", "HostedDirectory"]
+
+_TOGETHER_S = 0.005
+"""Tasks that end within so long share a request."""
 
 
 class CoordinatorLink(Protocol):
@@ -39,7 +43,10 @@ class HostedDirectory(Directory):
         plain: The directory of plain files.
         log: What this process takes.
         coordinator: Who decides.
-        runtime: Jitter.
+        runtime: Clock, jitter.
+        open_elsewhere: Opens the locations of other directories, for forks of them.
+        stores_at_once: A file is stored, and the coordinator knows where, before its put returns.
+        asks_always: A file waits until the offsets of its batch are durable; else they were before a task began.
     """
 
     def __init__(
@@ -51,22 +58,36 @@ class HostedDirectory(Directory):
         log: FileLog,
         coordinator: CoordinatorLink,
         runtime: Runtime,
+        *,
+        open_elsewhere: OpenElsewhere | None = None,
+        stores_at_once: bool = False,
+        asks_always: bool = False,
     ) -> None:
         super().__init__(root, log)
         self.log = log
         self._member = member
         self._stores = (store, plain)
         self._coordinator = coordinator
-        self._reader = FileReader(store, plain, runtime)
+        self._reader = FileReader(store, plain, runtime, open_elsewhere=open_elsewhere)
         self._serves = ""
+        self._committed = -1
         self._serving = asyncio.Lock()
+        self._runtime = runtime
+        self._stores_at_once = stores_at_once
+        self._asks_always = asks_always
+        log.stores_in_background = not stores_at_once
+        self._storing = asyncio.Lock()
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
         """Take a file of a task."""
         if barrier_batch(path) is not None:
             raise Invalid(f"{self.root}/{path} is written by the driver alone")
         await self._serve(run)
-        await self._log.put(path, run, attempt, content)
+        if is_late(path, self._committed):
+            return
+        rider = await self._log.put(path, run, attempt, content)
+        if rider is not None and self._stores_at_once:
+            await self._store(run)
         # A commit may have begun meanwhile: then this file is the next one's.
         await self._serve(run)
 
@@ -116,22 +137,32 @@ class HostedDirectory(Directory):
         """The record of the latest persist is durable; see :meth:`FileLog.complete`."""
         self._reader.keep(self.log.complete(located))
 
-    def committing(self) -> None:
-        """A commit has begun: the next file belongs to another one."""
-        self._serves = ""
+    def committing(self, batch: int) -> None:
+        """The commit of a batch has begun: the next file belongs to another one."""
+        self._serves, self._committed = "", batch
 
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await super().close()
+        await self._reader.close()
         for store in self._stores:
             await store.close()
+
+    async def _store(self, run: str) -> None:
+        """Store what was put, and tell the coordinator; whoever waits here meanwhile shares the next request."""
+        await self._runtime.clock.sleep(_TOGETHER_S)
+        async with self._storing:
+            part = await self.log.store(run, ALL_LANES)
+            if part is not None:
+                await self._coordinator.call(StoredFiles(self._member, self.root, run, part.files, part.segments))
 
     async def _serve(self, run: str) -> None:
         """Tell the coordinator, before the first file of a run since the last commit, that this host takes part."""
         key = run or "-"
-        if self._serves == key:
+        if self._serves == key and not self._asks_always:
             return
         async with self._serving:
-            if self._serves != key:
-                await self._coordinator.call(ServeRoot(self._member, self.root, run))
+            if self._serves != key or self._asks_always:
+                served = await self._coordinator.call(ServeRoot(self._member, self.root, run))
+                self._committed = served.batch
                 self._serves = key

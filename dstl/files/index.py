@@ -8,9 +8,13 @@ from collections.abc import Collection, Iterator
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.errors import CorruptData, Invalid
-from handles.file_record import FileEntry, FileRecord
+from handles.file_record import FileEntry, FileRecord, place_elsewhere
 
-__all__ = ["FileIndex", "FileTree", "file_steps"]
+__all__ = ["HELD", "FileIndex", "FileTree", "file_steps"]
+
+
+HELD = ".forks"
+"""Entries below it are no files: they name objects that a fork needs, which are not free before it has gone."""
 
 
 def file_steps(scan: ManifestScan, location: str, owner: str) -> list[tuple[int, FileRecord]]:
@@ -115,7 +119,8 @@ class FileIndex:
             self._free.pop(entry.segment.name, None)
             self._remove(entry.path)
             self._entries[entry.path] = entry
-            self.tree.add(entry.path)
+            if not entry.path.startswith(f"{HELD}/"):
+                self.tree.add(entry.path)
         if sequence:
             self._records.add(sequence)
 
@@ -142,10 +147,11 @@ class FileIndex:
         entry = self._entries.pop(path, None)
         if entry is None:
             return
-        self.tree.remove(path)
+        if not path.startswith(f"{HELD}/"):
+            self.tree.remove(path)
         name = entry.segment.name
         self._named[name] -= 1
         if not self._named[name]:
             del self._named[name]
-            if entry.log_id:
+            if entry.log_id and place_elsewhere(name) is None:
                 self._free[name] = None

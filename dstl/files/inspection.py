@@ -8,17 +8,15 @@ from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.errors import CorruptData, Invalid, MissingState
-from dstl.files.coordinated import OWNER, CoordinatedDirectory
-from dstl.files.file_log import FileLog
-from dstl.files.index import FileIndex, file_steps
+from dstl.files.coordinated import OWNER
+from dstl.files.forking import opened_directory
+from dstl.files.index import HELD, FileIndex, file_steps
 from dstl.files.namespace import barrier_batch, location_of, plain_location_of
 from dstl.files.reader import FileReader
 from dstl.options import S3Options
 from dstl.runtime import Runtime
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
 from handles.file_record import FileEntry
 
 __all__ = ["CheckpointFiles", "export_files", "opened_files", "roll_back", "verify_files"]
@@ -57,6 +55,7 @@ async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncItera
         Invalid: The root names no location, or another query's.
     """
     store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
+    reader = FileReader(store, plain, runtime, open_elsewhere=lambda location: open_store(location, s3))
     try:
         index = FileIndex()
         steps = file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER)
@@ -64,9 +63,11 @@ async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncItera
             raise MissingState(f"{root} holds no files: no query has written there through dstl://")
         for sequence, files in steps:
             index.apply(files, sequence)
-        entries = {entry.path: entry for entry in sorted(index, key=lambda each: each.path)}
-        yield CheckpointFiles(root, entries, FileReader(store, plain, runtime))
+        found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
+        entries = {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
+        yield CheckpointFiles(root, entries, reader)
     finally:
+        await reader.close()
         await store.close()
         await plain.close()
 
@@ -116,9 +117,7 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
         kept = f"{batches[0]} to {batches[-1]}" if batches else "none"
         raise MissingState(f"{root} keeps the commit of batches {kept}, and not that of {batch}")
     gone = [path for path in files.entries if (barrier_batch(path) or 0) > batch]
-    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
-    changelog = Changelog(TaskManagerConfig(location=""), Components(store=store, runtime=runtime), OWNER)
-    directory = CoordinatedDirectory(root, store, plain, FileLog(changelog, runtime), {}, runtime)
+    directory = opened_directory(root, runtime, s3)
     try:
         for path in gone:
             await directory.delete(path, "")

@@ -15,6 +15,7 @@ from dstl.files.hosted import HostedDirectory
 from dstl.files.hosts import HostRegistry
 from dstl.files.invitation import FileInvitation, check_version
 from dstl.files.namespace import FilePath, location_of, plain_location_of
+from dstl.files.options import FileOptions
 from dstl.files.service import FileService
 from dstl.option_sources import resolve
 from dstl.options import BatchingOptions, HedgingOptions, S3Options, UploadOptions
@@ -30,7 +31,9 @@ from dstl.rpc.file_messages import (
     PlacedFiles,
     PlaceFiles,
     ResetFiles,
+    ServedRoot,
     ServeRoot,
+    StoredFiles,
 )
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done
@@ -93,6 +96,11 @@ class FileProcess:
         self._config = config
         self._runtime = runtime
         self._open_store = open_store
+        self._options = FileOptions.of(invitation.options)
+
+    def elsewhere(self, location: str) -> ObjectStore:
+        """Open another directory's location, whose objects a fork uses."""
+        return self._open_store(location, self._config.s3)
 
     def components(self, root: str) -> tuple[ObjectStore, ObjectStore, FileLog]:
         """Open the store of a directory, that of its plain files, and its log.
@@ -103,7 +111,7 @@ class FileProcess:
         store = self._open_store(location_of(root), self._config.s3)
         plain = self._open_store(plain_location_of(root), self._config.s3)
         changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
-        return store, plain, FileLog(changelog, self._runtime)
+        return store, plain, FileLog(changelog, self._runtime, self._config.batching.inline_threshold)
 
 
 class _Coordinator(FileProcess):
@@ -128,6 +136,7 @@ class _Coordinator(FileProcess):
                 PlaceFiles: self._place,
                 EnlistFiles: self._enlist,
                 ServeRoot: self._serve,
+                StoredFiles: self._store,
                 FindFile: self._find,
             },
         )
@@ -147,7 +156,8 @@ class _Coordinator(FileProcess):
         known = self._directories.get(root)
         if known is None:
             store, plain, log = self.components(root)
-            known = CoordinatedDirectory(root, store, plain, log, self._registry.hosts, self._runtime)
+            hosts = self._registry.hosts
+            known = CoordinatedDirectory(root, store, plain, log, hosts, self._runtime, self._options, self.elsewhere)
             self._directories[root] = known
         return known
 
@@ -166,8 +176,12 @@ class _Coordinator(FileProcess):
     async def _enlist(self, peer: Peer, call: EnlistFiles) -> EnlistedFiles:
         return await self._registry.enlist(peer, call)
 
-    async def _serve(self, peer: Peer, call: ServeRoot) -> Done:
-        await self._opened(call.root).serve(call.member, call.run)
+    async def _serve(self, peer: Peer, call: ServeRoot) -> ServedRoot:
+        return ServedRoot(await self._opened(call.root).serve(call.member, call.run))
+
+    async def _store(self, peer: Peer, call: StoredFiles) -> Done:
+        part = PersistedFiles(call.files, call.segments, False, b"")
+        await self._opened(call.root).store(call.member, call.run, part)
         return Done()
 
     async def _find(self, peer: Peer, call: FindFile) -> FoundFile:
@@ -210,7 +224,18 @@ class _Host(FileProcess):
         known = self._directories.get(root)
         if known is None:
             store, plain, log = self.components(root)
-            known = HostedDirectory(root, self.invitation.member, store, plain, log, self._coordinator, self._runtime)
+            known = HostedDirectory(
+                root,
+                self.invitation.member,
+                store,
+                plain,
+                log,
+                self._coordinator,
+                self._runtime,
+                open_elsewhere=self.elsewhere,
+                stores_at_once=self._options.durability == "task",
+                asks_always=self._options.sources == "keep",
+            )
             self._directories[root] = known
         return known
 
@@ -219,9 +244,9 @@ class _Host(FileProcess):
 
     async def _persist(self, peer: Peer, call: PersistFiles) -> PersistedFiles:
         directory = self._opened(call.root)
-        directory.committing()
+        directory.committing(call.version - 1)
         directory.log.end_other_runs(call.run)
-        return await directory.log.persist(call.run)
+        return await directory.log.persist(call.run, version=call.version)
 
     async def _complete(self, peer: Peer, call: CompleteFiles) -> Done:
         located = {seal: SegmentHandle(name, *place) for seal, name, *place in call.located}

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dstl.changelog.segment.read_plan import ReadSizes
 from dstl.changelog.segment.reader import SegmentReader
-from dstl.errors import CorruptData
+from dstl.errors import CorruptData, MissingState
 from dstl.files.file_log import file_bytes
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
-from handles.file_record import PLAIN, FileEntry
+from handles.file_record import PLAIN, FileEntry, place_elsewhere
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 
-__all__ = ["FileReader"]
+__all__ = ["FileReader", "OpenElsewhere"]
+
+OpenElsewhere = Callable[[str], ObjectStore]
+"""Opens the store of a location."""
 
 _WHOLE = 6 << 20
 """Above a segment's usual size: a restart then reads each of them once, however many files it holds."""
@@ -42,11 +45,21 @@ class FileReader:
         store: The directory's location.
         plain: The directory itself, for files that were adopted.
         runtime: Jitter of pauses between attempts.
+        open_elsewhere: Opens the location whose objects a fork uses; closed with this.
         cache_bytes: Of segments and of files, in bytes each. More: fewer requests when partitions move; less: less
             memory.
     """
 
-    def __init__(self, store: ObjectStore, plain: ObjectStore, runtime: Runtime, cache_bytes: int = _CACHE) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        plain: ObjectStore,
+        runtime: Runtime,
+        cache_bytes: int = _CACHE,
+        open_elsewhere: OpenElsewhere | None = None,
+    ) -> None:
+        self._open_elsewhere = open_elsewhere
+        self._elsewhere: dict[str, ObjectStore] = {}
         self._store = store
         self._plain = plain
         self._patience = Patience(runtime, attempts=_ATTEMPTS, longest_s=_LONGEST_PAUSE_S)
@@ -85,11 +98,17 @@ class FileReader:
         for log_id, sqn, content in files:
             self._keep((log_id, sqn), content)
 
+    async def close(self) -> None:
+        """Close the stores of other locations. Idempotent."""
+        for store in self._elsewhere.values():
+            await store.close()
+
     async def _read_plain(self, entry: FileEntry) -> bytes:
-        content = await self._plain.get(entry.segment.name.removeprefix(PLAIN))
+        plain, name = self._place(entry.segment.name)
+        content = await plain.get(name)
         if len(content) != entry.size:
             raise CorruptData(
-                f"{self._plain.location}/{entry.path} has {len(content)} bytes, and had {entry.size} when it was "
+                f"{plain.location}/{entry.path} has {len(content)} bytes, and had {entry.size} when it was "
                 "adopted: bring it back, or begin with another directory"
             )
         return content
@@ -109,10 +128,26 @@ class FileReader:
             )
         return content
 
+    def _place(self, name: str) -> tuple[ObjectStore, str]:
+        """Return the store of an object, and its name there."""
+        if name.startswith(PLAIN):
+            return self._plain, name.removeprefix(PLAIN)
+        found = place_elsewhere(name)
+        if found is None:
+            return self._store, name
+        location, inner = found
+        store = self._elsewhere.get(location)
+        if store is None:
+            if self._open_elsewhere is None:
+                raise MissingState(f"{name} is an object of {location}, which is not open here")
+            store = self._elsewhere[location] = self._open_elsewhere(location)
+        return store, inner
+
     def _segment(self, handle: SegmentHandle) -> _Segment:
         known = self._segments.get(handle)
         if known is None:
-            reader = SegmentReader(self._store, handle, sizes=ReadSizes(whole=_WHOLE))
+            store, name = self._place(handle.name)
+            reader = SegmentReader(store, replace(handle, name=name), sizes=ReadSizes(whole=_WHOLE))
             known = self._segments[handle] = _Segment(reader, handle.size if handle.size <= _WHOLE else 1 << 16)
             self._held += known.cost
         self._segments.move_to_end(handle)

@@ -55,6 +55,10 @@ class Riders:
     def __len__(self) -> int:
         return sum(map(len, self._by_run.values()))
 
+    def __iter__(self) -> Iterator[Rider]:
+        for riders in self._by_run.values():
+            yield from riders.values()
+
     def add(self, rider: Rider) -> bool:
         """Take one; False where a higher attempt's is here already."""
         mine = self._by_run.setdefault(rider.run, {})

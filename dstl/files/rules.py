@@ -6,9 +6,10 @@ import json
 from collections.abc import Collection, Container, Iterable
 
 from dstl.errors import TaskManagerLost
-from dstl.files.namespace import StateFile
+from dstl.files.namespace import StateFile, is_snapshot
+from dstl.files.riders import Rider
 
-__all__ = ["check_complete", "is_final", "needs_snapshots"]
+__all__ = ["batch_of", "check_complete", "in_order", "is_final", "is_late", "needs_snapshots"]
 
 
 def is_final(path: str, committed: Container[str]) -> bool:
@@ -16,10 +17,24 @@ def is_final(path: str, committed: Container[str]) -> bool:
 
     The changes that lead to version v are batch v-1's: they are final while that batch's commit is there.
     """
+    batch = batch_of(path)
+    return batch >= 0 and path in committed and f"commits/{batch}" in committed
+
+
+def is_late(path: str, batch: int) -> bool:
+    """Return True for changes that a task brings behind the commit of its batch, of which Spark has been told.
+
+    Args:
+        path: The file.
+        batch: The one that is committed.
+    """
+    return 0 <= batch_of(path) <= batch
+
+
+def batch_of(path: str) -> int:
+    """Return the batch whose changes a file holds; -1 for any other file."""
     file = StateFile.of(path)
-    if file is None or file.kind not in ("changelog", "delta") or path not in committed:
-        return False
-    return f"commits/{file.version - 1}" in committed
+    return file.version - 1 if file is not None and file.kind in ("changelog", "delta") else -1
 
 
 def needs_snapshots(paths: Iterable[str], version: int) -> bool:
@@ -35,6 +50,30 @@ def needs_snapshots(paths: Iterable[str], version: int) -> bool:
         if file is not None and file.version == version and not file.is_checksum:
             (changed if file.kind in ("changelog", "delta") else whole).add((file.store, file.unique_id))
     return bool(whole - changed)
+
+
+def in_order(riders: Iterable[Rider], left: Collection[Rider]) -> list[Rider]:
+    """Return the riders that a record may take while some snapshots, whose bytes are not stored yet, are left behind.
+
+    In a store's directory no file goes before what makes it dispensable, and no snapshot before what it names.
+
+    Args:
+        riders: What could go, in the order of its coming.
+        left: What stays.
+    """
+    waiting = {_partition(rider.path) for rider in left}
+    stay = set(left)
+    return [
+        rider
+        for rider in riders
+        if rider not in stay
+        and not ((rider.is_deletion or is_snapshot(rider.path)) and _partition(rider.path) in waiting)
+    ]
+
+
+def _partition(path: str) -> str:
+    """Return the directory of a state partition, in which all stores of an operator's partition are."""
+    return "/".join(path.split("/", 3)[:3])
 
 
 def check_complete(barrier: str, content: bytes, version: int, paths: Collection[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from dstl.errors import Invalid, ObjectNotFound
+from dstl.errors import Invalid, ObjectNotFound, TaskManagerLost
 from dstl.files.directory import Directory
 from dstl.files.namespace import FilePath
 from dstl.rpc.codec import Call, Payload
@@ -64,6 +64,11 @@ class FileService:
 
     async def _put(self, peer: Peer, call: PutFile) -> Done:
         content = [*self._unstaged(call.token), call.content]
+        if (came := sum(map(len, content))) != call.size:
+            raise TaskManagerLost(
+                f"{came} of {call.size} bytes of {call.path} are here: the file service of this host has ended while "
+                "they were written; the task has to run again"
+            )
         directory, path = await self._file(call.path)
         if not call.overwrite:
             await directory.check_free(path, call.run)

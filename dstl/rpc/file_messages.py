@@ -35,8 +35,10 @@ __all__ = [
     "ReadFile",
     "ResetFiles",
     "ServeRoot",
+    "ServedRoot",
     "StagePart",
     "StatFile",
+    "StoredFiles",
 ]
 
 
@@ -50,6 +52,7 @@ class PutFile(Call[Done]):
         attempt: The task's attempt; negative where no task wrote it.
         overwrite: It may take another's place.
         token: Names what :class:`StagePart` has brought; empty for none.
+        size: Bytes of the whole file: staged ones go with the service that they were brought to.
         content: Its bytes, or those behind the staged ones.
     """
 
@@ -60,6 +63,7 @@ class PutFile(Call[Done]):
     attempt: int
     overwrite: bool
     token: str
+    size: int
     content: Payload
 
 
@@ -229,7 +233,18 @@ class EnlistFiles(Call[EnlistedFiles]):
 
 
 @dataclass(frozen=True, slots=True)
-class ServeRoot(Call[Done]):
+class ServedRoot(Message):
+    """A host may take files.
+
+    Attributes:
+        batch: The last one that is committed: its tasks come too late. -1 for none.
+    """
+
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeRoot(Call[ServedRoot]):
     """A host's service is about to take the first file of a directory since the last commit.
 
     Refused when the run is over.
@@ -273,11 +288,13 @@ class PersistedFiles(Message):
         files: In the order in which they came.
         segments: ``(seal, name, size, checksum, offset)``: a stored segment has no seal; of a seal ``offset`` is the
             place of its bytes in ``inlined``.
+        has_more: Snapshots are left for a later record, so that losing this host still loses something.
         inlined: Bytes of the seals, back to back.
     """
 
     files: tuple[PersistedFile, ...]
     segments: tuple[tuple[str, str, int, int, int], ...]
+    has_more: bool
     inlined: Payload
 
 
@@ -313,3 +330,24 @@ class ResetFiles(Call[Done]):
     name: ClassVar[str] = "reset_files"
     role: ClassVar[Role | None] = Role.COORDINATOR
     root: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles(Call[Done]):
+    """A host has stored files of tasks that end only now (``durability=task``); refused when the run is over.
+
+    Attributes:
+        member: The host's service.
+        root: The directory.
+        run: Whose they are.
+        files: As in :class:`PersistedFiles`.
+        segments: As there; none is a seal.
+    """
+
+    name: ClassVar[str] = "stored_files"
+    role: ClassVar[Role | None] = Role.TASK_MANAGER
+    member: str
+    root: str
+    run: str
+    files: tuple[PersistedFile, ...]
+    segments: tuple[tuple[str, str, int, int, int], ...]

@@ -115,7 +115,7 @@ def test_a_reader_sees_its_own_run_and_no_run() -> None:
 
 def _part(*files: tuple[str, int], seal: str = "s", size: int = 10) -> PersistedFiles:
     told = tuple(PersistedFile(path, attempt, 1, 0, f"log-{seal}", i, 0) for i, (path, attempt) in enumerate(files))
-    return PersistedFiles(told, ((seal, "", size, 0, 0),), bytes(size))
+    return PersistedFiles(told, ((seal, "", size, 0, 0),), False, bytes(size))
 
 
 def test_the_highest_attempt_of_all_hosts_is_committed() -> None:
@@ -155,12 +155,18 @@ def test_a_host_that_is_gone_fails_the_commit_that_it_had_a_part_in_and_no_other
     run = FileRun()
     run.serve("one", "r")
     run.lose("two")
-    run.check_hosts("commits/0")
+    assert run.take_hosts("commits/0") == {"one"}
+    run.serve("one", "r")
     run.lose("one")
     with pytest.raises(TaskManagerLost, match="one"):
-        run.check_hosts("commits/0")
-    run.forget_hosts()
-    run.check_hosts("commits/1")
+        run.take_hosts("commits/1")
+    assert not run.take_hosts("commits/2")
+    # Of a run that is over nobody waits for a host.
+    run.serve("one", "r")
+    run.lose("one")
+    run.begin("r")
+    run.begin("s")
+    assert not run.take_hosts("commits/2")
 
 
 def test_every_hundredth_record_holds_the_whole_index() -> None:

@@ -3,6 +3,7 @@
 The query is started again when it fails for what a restart helps with, as a supervisor would.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def main(directory: Path, version: str, master: str) -> int:
         .config("spark.jars", jar_path())
         .config("spark.plugins", "dstl.spark.DstlPlugin")
         .config("spark.dstl.python", sys.executable)
+        .config("spark.dstl.commit", os.environ.get("FILES_COMMIT", "now"))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.host", "127.0.0.1")

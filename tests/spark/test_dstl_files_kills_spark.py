@@ -99,11 +99,12 @@ def _survives(directory: Path, version: int, seed: int, kills: int, master: str 
     """Run the job to its end through so many kills; returns what it has said."""
     expected = _expected(directory, seed)
     rng = random.Random(seed)
-    said: list[str] = []
+    commit = rng.choice(("now", "with-next"))
+    said = [f"{commit}\n"]
     deadline = time.monotonic() + LIMIT_S
     manifests = directory / "query" / "_dstl" / "manifests"
     while time.monotonic() < deadline:
-        job = Job(directory, version, master, {"SPARK_LOCAL_IP": "127.0.0.2"})
+        job = Job(directory, version, master, {"SPARK_LOCAL_IP": "127.0.0.2", "FILES_COMMIT": commit})
         try:
             while job.is_running and time.monotonic() < deadline:
                 if kills and manifests.is_dir() and job.lines:

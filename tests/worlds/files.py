@@ -4,15 +4,17 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import TracebackType
+from typing import cast
 
 from dstl.files.invitation import FileInvitation
 from dstl.files.process import configuration, coordinating, hosting
 from dstl.options import S3Options
 from dstl.rpc.client import Address, AsyncConnection
-from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StatFile
+from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StagePart, StatFile
 from dstl.rpc.protocol import Secret
-from dstl.runtime import system_runtime
+from dstl.runtime import SystemClock, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
@@ -27,6 +29,13 @@ def noise(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
+class HastyClock(SystemClock):
+    """A clock by which pauses between attempts are over at once."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds / 1000)
+
+
 class Jvm:
     """One JVM on a host: its run is that of its driver's query."""
 
@@ -36,10 +45,23 @@ class Jvm:
         self.root = root
 
     async def put(
-        self, path: str, content: bytes = b"x", *, attempt: int = -1, overwrite: bool = True, run: str | None = None
+        self,
+        path: str,
+        content: bytes = b"x",
+        *,
+        attempt: int = -1,
+        overwrite: bool = True,
+        run: str | None = None,
+        token: str = "",
+        staged: int = 0,
     ) -> None:
         run = self.run if run is None else run
-        await self._connection.call(PutFile(f"{self.root}/{path}", run, attempt, overwrite, "", content))
+        await self._connection.call(
+            PutFile(f"{self.root}/{path}", run, attempt, overwrite, token, staged + len(content), content)
+        )
+
+    async def stage(self, token: str, content: bytes) -> None:
+        await self._connection.call(StagePart(token, content))
 
     async def offsets(self, batch: int, content: bytes = b"v1\n{}") -> None:
         await self.put(f"offsets/{batch}", content, overwrite=False)
@@ -76,8 +98,15 @@ class Jvm:
 class Application:
     """A driver with its coordinator, and services of other hosts."""
 
-    def __init__(self, stores: dict[str, ObjectStore], wrap: Callable[[ObjectStore], ObjectStore]) -> None:
+    def __init__(
+        self,
+        stores: dict[str, ObjectStore],
+        wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
+        options: dict[str, str] | None = None,
+    ) -> None:
         self.stores = stores
+        self.options = options or {}
+        self.runtime = system_runtime()
         self.secret = Secret.generate()
         self.opened: list[InstrumentedStore] = []
         self.jvms: list[Jvm] = []
@@ -88,8 +117,8 @@ class Application:
         self._socket = ""
 
     def _open_store(self, location: str, options: S3Options) -> ObjectStore:
-        kept = self.stores.setdefault(location, MemoryStore())
-        counted = InstrumentedStore(self._wrap(_Kept(kept)))
+        found = self.stores.setdefault(location, MemoryStore())
+        counted = InstrumentedStore(self._wrap(kept(found)))
         self.opened.append(counted)
         return counted
 
@@ -107,10 +136,10 @@ class Application:
 
     async def __aenter__(self) -> "Application":
         invitation = FileInvitation(
-            kind="coordinator", version=self.version, secret=self.secret, host=DRIVER_HOST, options={}
+            kind="coordinator", version=self.version, secret=self.secret, host=DRIVER_HOST, options=self.options
         )
         self._socket = await self._stack.enter_async_context(
-            coordinating(invitation, configuration({}, {}), system_runtime(), self._open_store)
+            coordinating(invitation, configuration(self.options, {}), self.runtime, self._open_store)
         )
         return self
 
@@ -142,9 +171,10 @@ class Application:
             host=host,
             member=placed.member,
             coordinator=Address(placed.coordinator_host, placed.coordinator_port),
+            options=dict(placed.options),
         )
         socket, _ = await stack.enter_async_context(
-            hosting(invitation, configuration({}, {}), system_runtime(), self._open_store)
+            hosting(invitation, configuration(self.options, {}), self.runtime, self._open_store)
         )
         self._hosts[host] = stack
         return await self._jvm(socket, run, root)
@@ -171,9 +201,22 @@ class _Kept:
         pass
 
 
+def kept(store: ObjectStore) -> ObjectStore:
+    """Return a store that outlives those who close it."""
+    return cast("ObjectStore", _Kept(store))
+
+
 @contextlib.asynccontextmanager
 async def application(
-    stores: dict[str, ObjectStore], wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store
+    stores: dict[str, ObjectStore],
+    wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
+    *,
+    is_hasty: bool = False,
+    **options: str,
 ) -> AsyncIterator[Application]:
-    async with Application(stores, wrap) as started:
+    told = {f"spark.dstl.{name}": value for name, value in options.items()}
+    started = Application(stores, wrap, told)
+    if is_hasty:
+        started.runtime = replace(system_runtime(), clock=HastyClock())
+    async with started:
         yield started

@@ -280,7 +280,8 @@ public final class DstlFileSystem extends FileSystem {
             "run", run(),
             "attempt", written.attempt(),
             "overwrite", overwrite,
-            "token", written.token()),
+            "token", written.token(),
+            "size", written.size()),
         ByteBuffer.wrap(written.rest()));
     statistics.incrementWriteOps(1);
   }

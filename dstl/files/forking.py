@@ -1,0 +1,155 @@
+"""Forks: a checkpoint directory that begins with another's files where they are, so that it may go its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from urllib.parse import quote
+
+from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.errors import Invalid, MissingState
+from dstl.files.coordinated import OWNER, CoordinatedDirectory
+from dstl.files.file_log import FileLog
+from dstl.files.index import HELD, file_steps
+from dstl.files.namespace import OBJECTS, SCHEME, barrier_batch, location_of, plain_location_of
+from dstl.options import S3Options
+from dstl.rpc.file_messages import PersistedFile, PersistedFiles
+from dstl.runtime import Runtime
+from dstl.store import open_store
+from dstl.store.base import ObjectStore
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
+from handles.file_record import PLAIN, FileEntry, elsewhere, place_elsewhere
+from handles.segment_handle import SegmentHandle
+
+__all__ = ["fork", "opened_directory", "release"]
+
+OpenStore = Callable[[str, S3Options], ObjectStore]
+
+
+def opened_directory(
+    root: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store
+) -> CoordinatedDirectory:
+    """Open a directory for a change of its index without a query; the caller closes it."""
+    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
+    config = TaskManagerConfig(location="")
+    changelog = Changelog(config, Components(store=store, runtime=runtime), OWNER)
+    log = FileLog(changelog, runtime, config.batching.inline_threshold)
+    return CoordinatedDirectory(
+        root, store, plain, log, {}, runtime, open_elsewhere=lambda location: open_store(location, s3)
+    )
+
+
+async def fork(source: str, target: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store) -> int:
+    """Let a directory begin with another's committed files; returns the number of its batches.
+
+    One record of the source holds its objects for the target, whatever becomes of the source's query; then one record
+    of the target names them. Neither side ever deletes them until :func:`release`. The source is taken over: a query
+    that still runs there is fenced, and may be started again.
+
+    Raises:
+        Invalid: There is something in the target already, or it is the source.
+        MissingState: The source has no files.
+    """
+    async with AsyncExitStack() as stack:
+        old, new = (opened_directory(each, runtime, s3, open_store) for each in (source, target))
+        stack.push_async_callback(old.close)
+        stack.push_async_callback(new.close)
+        if source == target or await new.listing("", ""):
+            raise Invalid(f"{target} is not empty: fork into a directory of its own")
+        await old.claim()
+        entries = [_elsewhere(entry, source) for entry in old.run.index if not entry.path.startswith(f"{HELD}/")]
+        if not entries:
+            raise MissingState(f"{source} holds no files: no query has written there through {SCHEME}://")
+        # Whoever has an object must know of the fork before the fork relies on it.
+        for root, names in _owned(entries).items():
+            if root == source:
+                await old.add(_holds(names, target))
+            else:
+                owner = opened_directory(root, runtime, s3, open_store)
+                stack.push_async_callback(owner.close)
+                await owner.claim()
+                await owner.add(_holds(names, target))
+        await new.add(_part(entries))
+        return sum(barrier_batch(entry.path, "commits") is not None for entry in entries)
+
+
+async def release(source: str, target: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store) -> int:
+    """Let go of what a directory holds for a fork that was deleted; returns the number of objects.
+
+    Raises:
+        Invalid: The fork is there.
+    """
+    store = open_store(location_of(target), s3)
+    try:
+        if file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER):
+            raise Invalid(f"{target} is there, and may need the objects of {source}: delete it first")
+    finally:
+        await store.close()
+    directory = opened_directory(source, runtime, s3, open_store)
+    try:
+        await directory.claim()
+        held = _held(target)
+        count = sum(entry.path.startswith(f"{held}/") for entry in directory.run.index)
+        await directory.delete(held, "")
+        await directory.flush()
+        return count
+    finally:
+        await directory.close()
+
+
+def _held(target: str) -> str:
+    return f"{HELD}/{quote(target, safe='')}"
+
+
+def _elsewhere(entry: FileEntry, root: str) -> FileEntry:
+    """Return a file of a directory as another one names it."""
+    name = entry.segment.name
+    if place_elsewhere(name) is None:
+        if entry.log_id:
+            name = elsewhere(location_of(root), name)
+        else:
+            name = elsewhere(plain_location_of(root), name.removeprefix(PLAIN))
+    return replace(entry, segment=replace(entry.segment, name=name))
+
+
+def _owned(entries: Iterable[FileEntry]) -> dict[str, dict[str, SegmentHandle]]:
+    """Return the objects that are their directories' own, by directory and name: plain files never go."""
+    found: dict[str, dict[str, SegmentHandle]] = {}
+    for entry in entries:
+        place = place_elsewhere(entry.segment.name)
+        if place is not None and entry.log_id:
+            location, name = place
+            found.setdefault(_root(location), {})[name] = replace(entry.segment, name=name)
+    return found
+
+
+def _root(location: str) -> str:
+    """Return the directory of a location."""
+    plain = location.removesuffix(f"/{OBJECTS}")
+    return plain.replace("s3://", f"{SCHEME}://", 1) if plain.startswith("s3://") else f"{SCHEME}://{quote(plain)}"
+
+
+def _holds(names: dict[str, SegmentHandle], target: str) -> PersistedFiles:
+    """Return entries that stand for what a fork needs of objects."""
+    held = _held(target)
+    return _part([FileEntry(f"{held}/{name}", 0, 0, handle, held, 0) for name, handle in names.items()])
+
+
+def _part(entries: Iterable[FileEntry]) -> PersistedFiles:
+    segments: dict[SegmentHandle, int] = {}
+    files = tuple(
+        PersistedFile(
+            each.path,
+            -1,
+            each.size,
+            each.modified_ms,
+            each.log_id,
+            each.sqn,
+            segments.setdefault(each.segment, len(segments)),
+        )
+        for each in entries
+    )
+    rows = tuple(("", each.name, each.size, each.checksum, each.offset) for each in segments)
+    return PersistedFiles(files, rows, False, b"")

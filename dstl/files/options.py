@@ -1,0 +1,55 @@
+"""Options of ``dstl://`` that are of no section: ``spark.dstl.commit``, ``spark.dstl.durability`` and more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dstl.errors import Invalid
+
+__all__ = ["FileOptions"]
+
+_SPARK = "spark.dstl."
+
+
+class FileOptions(BaseModel):
+    """Durability of the files of a checkpoint directory."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    commit: Literal["now", "with-next"] = "now"
+    """Time at which the commit of a batch becomes durable. ``now``: before the batch ends, which waits for a request
+    (two where its changes are large). ``with-next``: with the offsets of the next batch, in one record, or 50 ms later
+    where there is no next one: half as many requests, and a batch waits for one of them only. The same is promised:
+    sources are told that a batch is done behind its record, and a query that dies before it runs the batch again from
+    the same offsets, so that an idempotent sink gets it a second time a little more often."""
+
+    sources: Literal["forget", "keep"] = "forget"
+    """Rows of which the sources of a query are told that they are done. ``forget``: they may delete them (files with
+    ``cleanSource``, queues), so with ``commit=with-next`` a batch begins when the record of its offsets and of the
+    commit before is durable. ``keep``: they are there for a later read (Kafka, Delta, files that stay), so a batch of a
+    query with state begins at once, and its tasks end behind the record: a batch waits for nothing. A ``foreachBatch``
+    function then must write nothing outside before it has run its frame."""
+
+    durability: Literal["commit", "task"] = "commit"
+    """Time at which the files of a task are durable. ``commit``: with the commit, in at most one request of each host;
+    where a host's service is lost before it, the query fails and its next run runs the batch again. ``task``: before
+    the task ends, which waits for the store, in a request for the files that are closed together; a host that is lost
+    afterwards costs nothing. Of the driver's own host nothing is stored earlier, for the query ends with it."""
+
+    @staticmethod
+    def of(spark_conf: Mapping[str, str]) -> FileOptions:
+        """Return what Spark's configuration says.
+
+        Raises:
+            Invalid: A value is none of the option's.
+        """
+        names = {name: spark_conf.get(_SPARK + name) for name in FileOptions.model_fields}
+        try:
+            return FileOptions.model_validate({name: value for name, value in names.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            option = str(first["loc"][0])
+            raise Invalid(f"{_SPARK}{option}={names.get(option)!r}: {first['msg']}") from None

@@ -1,0 +1,113 @@
+"""``spark.dstl.durability=task``: what a task has put is stored when the task ends, and a lost host costs nothing."""
+
+import asyncio
+
+import pytest
+
+from dstl.errors import AccessDenied, Fenced
+from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.testing.faulty_store import FaultyStore
+from worlds.files import BIG, application, noise
+
+HOST = "127.0.0.2"
+
+
+@pytest.fixture
+def stores() -> dict[str, ObjectStore]:
+    return {}
+
+
+def changelog(partition: int, version: int) -> str:
+    return f"state/0/{partition}/{version}.changelog"
+
+
+@pytest.mark.parametrize("commit", ["now", "with-next"])
+async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, durability="task", commit=commit) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"of the first host", attempt=1)
+        await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG), attempt=1)
+        await app.end_host(HOST)
+        again = await app.executor(HOST, "run")
+        await again.put(changelog(1, 1), b"of the second", attempt=2)
+        await driver.put(changelog(2, 1), b"of the driver's", attempt=3)
+        await driver.commit(0)
+        await driver.offsets(1)
+        await again.put(changelog(0, 2), b"on", attempt=4)
+        await driver.commit(1)
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["0", "1"]
+        assert [await driver.read(changelog(p, 1)) for p in range(3)] == [
+            b"of the first host",
+            b"of the second",
+            b"of the driver's",
+        ]
+        assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
+        assert await driver.read(changelog(0, 2)) == b"on"
+
+
+async def test_a_batch_that_runs_again_needs_the_host_no_more_that_its_tasks_ran_on(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores, durability="task") as app:
+        await (await app.driver("old")).offsets(0)
+        # The next run's first barrier is the commit.
+        again, far = await app.driver("next"), await app.executor(HOST, "next")
+        await far.put(changelog(0, 1), b"stored", attempt=1)
+        await app.end_host(HOST)
+        await again.commit(0)
+        assert await again.read(changelog(0, 1)) == b"stored"
+
+
+async def test_files_that_are_closed_together_share_a_request(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, durability="task") as app:
+        driver = await app.driver("run")
+        tasks = [await app.executor(HOST, "run") for _ in range(16)]
+        await driver.offsets(0)
+        before = app.puts
+        await asyncio.gather(*(task.put(changelog(p, 1), b"x", attempt=p) for p, task in enumerate(tasks)))
+        stored = app.puts - before
+        assert 1 <= stored <= 8, "far fewer than files"
+        assert [info.name async for info in stores["/jobs/query/_dstl"].list("") if info.name.endswith(".seg")]
+        await driver.commit(0)
+        assert app.puts - before == stored + 1, "nothing is left to be stored"
+        assert await driver.names("state/0") == sorted(map(str, range(16)))
+
+
+class _Refusing(FaultyStore):
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if name.endswith(".seg") and self.calls["put"] < 4:
+            self.calls["put"] += 4
+            raise AccessDenied("the role may not write today")
+        return await super().put(name, data, if_absent=if_absent)
+
+
+async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, _Refusing, durability="task") as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        with pytest.raises(AccessDenied, match="today"):
+            await far.put(changelog(0, 1), b"first", attempt=1)
+        await far.put(changelog(0, 1), b"second", attempt=2)
+        await app.end_host(HOST)
+        await driver.commit(0)
+        assert await driver.read(changelog(0, 1)) == b"second"
+
+
+async def test_what_a_run_that_is_over_has_stored_is_in_no_commit(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, durability="task") as app:
+        driver, old = await app.driver("old"), await app.executor(HOST, "old")
+        await driver.offsets(0)
+        await old.put(changelog(0, 1), b"old", attempt=9)
+        next_run, new = await app.driver("new"), await app.executor(HOST, "new")
+        await new.put(changelog(0, 1), b"new", attempt=1)
+        await next_run.commit(0)
+        assert await next_run.read(changelog(0, 1)) == b"new"
+        with pytest.raises(Fenced):
+            await old.put(changelog(0, 2), b"old")
+        await app.end_host(HOST)
+    # The old run's object was never named, and its host has deleted it.
+    segments = [info.name async for info in stores["/jobs/query/_dstl"].list("") if info.name.endswith(".seg")]
+    assert len(segments) == 1

@@ -1,0 +1,116 @@
+"""Forks of a checkpoint directory: the same objects, which neither side deletes."""
+
+from collections.abc import Callable
+
+import pytest
+
+from dstl.errors import Fenced, Invalid, MissingState
+from dstl.files.forking import fork, release
+from dstl.options import S3Options
+from dstl.runtime import system_runtime
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
+from worlds.files import BIG, ROOT, application, kept, noise
+
+FORK, SECOND = "dstl:///jobs/fork", "dstl:///jobs/second"
+OLD, NEW = "/jobs/query/_dstl", "/jobs/fork/_dstl"
+
+
+@pytest.fixture
+def stores() -> dict[str, ObjectStore]:
+    return {}
+
+
+def opener(stores: dict[str, ObjectStore]) -> Callable[[str, S3Options], ObjectStore]:
+    return lambda location, options: kept(stores.setdefault(location, MemoryStore()))
+
+
+async def make(stores: dict[str, ObjectStore], source: str = ROOT, target: str = FORK) -> int:
+    return await fork(source, target, system_runtime(), S3Options(), opener(stores))
+
+
+async def names(store: ObjectStore) -> set[str]:
+    return {info.name async for info in store.list("")}
+
+
+def changelog(version: int) -> str:
+    return f"state/0/0/{version}.changelog"
+
+
+async def fill(stores: dict[str, ObjectStore], batches: range, root: str = ROOT) -> None:
+    async with application(stores) as app:
+        driver = await app.driver(f"{root}-{batches.start}", root)
+        for batch in batches:
+            content = noise(BIG, batch) if batch < 3 else b"small %d" % batch
+            await driver.batch(batch, {changelog(batch + 1): content})
+            if batch > 2:
+                for path in (f"offsets/{batch - 3}", f"commits/{batch - 3}", changelog(batch - 2)):
+                    await driver.delete(path)
+
+
+async def test_a_fork_names_the_same_objects_and_each_side_goes_its_own_way(stores: dict[str, ObjectStore]) -> None:
+    stores["/jobs/query"] = MemoryStore()
+    await stores["/jobs/query"].put("metadata", b"{}")
+    await fill(stores, range(3))
+    before = await names(stores[OLD])
+    assert await make(stores) == 3
+    assert len(await names(stores[OLD]) - before) == 2, "the fence and one record"
+    assert len(await names(stores[NEW])) == 2, "no object is copied"
+    async with application(stores) as app:
+        old, new = await app.driver("old"), await app.driver("new", FORK)
+        far = await app.executor("127.0.0.2", "new", FORK)
+        for driver in (new, far):
+            assert await driver.names("commits") == ["0", "1", "2"]
+            assert await driver.names("") == ["commits", "metadata", "offsets", "state"]
+            assert await driver.read(changelog(3)) == noise(BIG, 2)
+            assert await driver.read("metadata") == b"{}"
+        await new.batch(3, {changelog(4): b"new"})
+        await old.batch(3, {changelog(4): b"old"})
+        assert (await new.read(changelog(4)), await old.read(changelog(4))) == (b"new", b"old")
+
+
+async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(stores: dict[str, ObjectStore]) -> None:
+    await fill(stores, range(3))
+    await make(stores)
+    shared = {name for name in await names(stores[OLD]) if name.endswith(".seg")}
+    assert len(shared) == 3
+    await fill(stores, range(3, 110))
+    await fill(stores, range(3, 110), FORK)
+    for store in (stores[OLD], stores[NEW]):
+        assert len(await names(store)) < 200, "what nobody needs has gone"
+    assert shared < await names(stores[OLD])
+    with pytest.raises(Invalid, match="delete it first"):
+        await release(ROOT, FORK, system_runtime(), S3Options(), opener(stores))
+    del stores[NEW]
+    assert await release(ROOT, FORK, system_runtime(), S3Options(), opener(stores)) >= 3
+    await fill(stores, range(110, 220))
+    assert not shared & await names(stores[OLD])
+
+
+async def test_a_fork_of_a_fork_is_held_by_the_objects_owner(stores: dict[str, ObjectStore]) -> None:
+    await fill(stores, range(3))
+    await make(stores)
+    assert await make(stores, FORK, SECOND) == 3
+    del stores[NEW]
+    await release(ROOT, FORK, system_runtime(), S3Options(), opener(stores))
+    await fill(stores, range(3, 110))
+    async with application(stores) as app:
+        driver = await app.driver("second", SECOND)
+        for version in (1, 2, 3):
+            assert await driver.read(changelog(version)) == noise(BIG, version - 1)
+
+
+async def test_a_running_query_is_fenced_and_a_target_in_use_is_refused(stores: dict[str, ObjectStore]) -> None:
+    with pytest.raises(MissingState, match="no query"):
+        await make(stores)
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {})
+        await make(stores)
+        with pytest.raises(Fenced):
+            await driver.offsets(1)
+    for target in (ROOT, FORK):
+        before = await names(stores[NEW])
+        with pytest.raises(Invalid, match="not empty"):
+            await make(stores, ROOT, target)
+        assert await names(stores[NEW]) == before

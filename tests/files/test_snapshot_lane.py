@@ -1,0 +1,145 @@
+"""Snapshots never delay a commit that does without them, and enter the index in their order."""
+
+import asyncio
+from collections import deque
+
+import pytest
+
+from dstl.files.riders import Rider
+from dstl.files.rules import in_order
+from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.testing.faulty_store import FaultyStore
+from worlds.files import BIG, application, noise
+
+HOST = "127.0.0.2"
+ZIP, SST = "state/0/0/1.zip", "state/0/0/SSTs/1-aa.sst"
+
+
+@pytest.fixture
+def stores() -> dict[str, ObjectStore]:
+    return {}
+
+
+class Gated(FaultyStore):
+    """Keeps segments back until their gate is open."""
+
+    gate: asyncio.Event
+    waiting: deque[str]
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if not name.startswith("manifests/"):
+            self.waiting.append(name)
+            await self.gate.wait()
+        return await super().put(name, data, if_absent=if_absent)
+
+
+@pytest.fixture
+def gated() -> type[Gated]:
+    return type("_Gated", (Gated,), {"gate": asyncio.Event(), "waiting": deque()})
+
+
+def changelog(partition: int, version: int) -> str:
+    return f"state/0/{partition}/{version}.changelog"
+
+
+async def until(condition: object) -> None:
+    for _ in range(4000):
+        if condition():  # type: ignore[operator]
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came to that")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", HOST])
+async def test_a_large_snapshot_rides_later_and_behind_its_files(
+    host: str, stores: dict[str, ObjectStore], gated: type[Gated]
+) -> None:
+    async with application(stores, gated) as app:
+        driver, task = await app.driver("run"), await app.executor(host, "run")
+        await driver.offsets(0)
+        await task.put(changelog(0, 1), b"changes")
+        await task.put(SST, noise(BIG))
+        await task.put(ZIP, b"names the file")
+        await driver.commit(0)
+        assert await driver.names("commits") == ["0"]
+        async with application(stores) as other:
+            assert await (await other.driver("")).names("state/0/0") == ["1.changelog"]
+        # Deleted is only what a snapshot that is there makes dispensable.
+        await task.delete(changelog(0, 1))
+        await driver.offsets(1)
+        await driver.commit(1)
+        async with application(stores) as other:
+            assert await (await other.driver("")).names("state/0/0") == ["1.changelog"]
+        assert await task.read(SST) == noise(BIG)
+        gated.gate.set()
+        batch = 2
+
+        async def has_zip() -> bool:
+            async with application(stores) as other:
+                return "1.zip" in await (await other.driver("")).names("state/0/0")
+
+        for batch in range(2, 60):
+            await driver.batch(batch, {})
+            if await has_zip():
+                break
+            await asyncio.sleep(0.05)
+        assert batch < 59
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("state/0/0") == ["1.zip", "SSTs"]
+        assert await driver.read(SST) == noise(BIG)
+        assert await driver.read(ZIP) == b"names the file"
+
+
+async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(
+    stores: dict[str, ObjectStore], gated: type[Gated]
+) -> None:
+    async with application(stores, gated) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(SST, noise(BIG))
+        await far.put(ZIP, b"names the file")
+        commit = asyncio.ensure_future(driver.commit(0))
+        await until(lambda: gated.waiting)
+        await asyncio.sleep(0.1)
+        assert not commit.done()
+        gated.gate.set()
+        await commit
+    async with application(stores) as app:
+        assert await (await app.driver("next")).names("state/0/0") == ["1.zip", "SSTs"]
+
+
+async def test_a_small_snapshot_lies_in_the_record(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        before = app.puts
+        await driver.batch(0, {changelog(0, 1): b"changes", SST: noise(1000), ZIP: b"names the file"})
+        assert app.puts - before == 3, "the fence and two records"
+        assert await driver.names("state/0/0") == ["1.changelog", "1.zip", "SSTs"]
+
+
+async def test_a_host_that_is_lost_with_snapshots_fails_the_next_commit_for_spark_takes_them_for_stored(
+    stores: dict[str, ObjectStore], gated: type[Gated]
+) -> None:
+    async with application(stores, gated) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"changes")
+        await far.put(SST, noise(BIG))
+        await driver.commit(0)
+        await driver.offsets(1)
+        gated.gate.set()
+        await app.end_host(HOST)
+        with pytest.raises(Exception, match="restart the query"):
+            await driver.commit(1)
+
+
+def test_only_what_does_not_need_a_snapshot_goes_before_it() -> None:
+    def rider(path: str, size: int = 1) -> Rider:
+        return Rider(path, "r", -1, size, 0)
+
+    sst, small = rider("state/0/0/SSTs/1.sst"), rider("state/0/0/2.changelog")
+    zipped, gone = rider("state/0/0/1.zip"), rider("state/0/0/1.changelog", -1)
+    elsewhere, gone_too = rider("state/0/1/1.zip"), rider("state/0/1/0.zip", -1)
+    assert in_order([sst, small, zipped, gone, elsewhere, gone_too], [sst]) == [small, elsewhere, gone_too]
+    assert in_order([sst, zipped, gone], []) == [sst, zipped, gone]

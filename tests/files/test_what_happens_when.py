@@ -1,0 +1,235 @@
+"""Rows of the table of failures in ``dstl/DESIGN.md`` for ``dstl://``, each on the real services."""
+
+import pytest
+
+from dstl.errors import Fenced, OutcomeUnknown, TaskManagerLost
+from dstl.files import coordinated
+from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.testing.faulty_store import FaultyStore
+from worlds.files import application
+
+HOST, OTHER = "127.0.0.2", "127.0.0.3"
+
+
+@pytest.fixture
+def stores() -> dict[str, ObjectStore]:
+    return {}
+
+
+def changelog(partition: int, version: int) -> str:
+    return f"state/0/{partition}/{version}.changelog"
+
+
+async def test_of_attempts_on_several_hosts_the_highest_one_is_kept(stores: dict[str, ObjectStore]) -> None:
+    """A task's retry, a stage's retry, a second action of foreachBatch, a speculative copy."""
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        one, two = await app.executor(HOST, "run"), await app.executor(OTHER, "run")
+        await driver.offsets(0)
+        await one.put(changelog(0, 1), b"retry", attempt=7)
+        await two.put(changelog(0, 1), b"first", attempt=2)
+        await driver.put(changelog(0, 1), b"second", attempt=5)
+        # A host's later attempt takes its own earlier one's place, and never the other way.
+        await two.put(changelog(1, 1), b"late", attempt=9)
+        await two.put(changelog(1, 1), b"slow", attempt=4)
+        await driver.commit(0)
+        assert await driver.read(changelog(0, 1)) == b"retry"
+        assert await driver.read(changelog(1, 1)) == b"late"
+
+
+async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"kept", attempt=1)
+        await driver.put(changelog(1, 1), b"kept", attempt=1)
+        await driver.commit(0)
+        for zombie in (driver, far):
+            for partition in (0, 1):
+                await zombie.put(changelog(partition, 1), b"zombie", attempt=99)
+        await driver.batch(1, {})
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept"]
+
+
+async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        old, new = await app.driver("old"), await app.driver("new")
+        far, fresh = await app.executor(HOST, "old"), await app.executor(HOST, "new")
+        await old.offsets(0)
+        await far.put(changelog(0, 1), b"of the old run", attempt=9)
+        await fresh.put(changelog(0, 1), b"of the new run", attempt=1)
+        await new.commit(0)
+        with pytest.raises(Fenced, match="run old"):
+            await far.put(changelog(0, 2), b"zombie")
+        assert await new.read(changelog(0, 1)) == b"of the new run"
+
+
+async def test_an_executors_death_behind_its_task_loses_nothing(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver, task = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await task.put(changelog(0, 1), b"kept", attempt=1)
+        task.close()
+        await driver.commit(0)
+        # Another executor of the host finds the service, which has outlived the first one.
+        again = await app.executor(HOST, "run")
+        assert await again.read(changelog(0, 1)) == b"kept"
+
+
+async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver, task = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await task.stage("a-token", b"half of it")
+        task.close()
+        again = await app.executor(HOST, "run")
+        await again.put(changelog(0, 1), b"whole", attempt=2)
+        await driver.commit(0)
+        assert await driver.names("state/0/0") == ["1.changelog"]
+        assert await driver.read(changelog(0, 1)) == b"whole"
+
+
+async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as app:
+        driver, task = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await task.stage("a-token", b"first half, ")
+        await app.end_host(HOST)
+        again = await app.executor(HOST, "run")
+        with pytest.raises(TaskManagerLost, match="run again"):
+            await again.put(changelog(0, 1), b"second half", token="a-token", staged=12)
+        await again.stage("another", b"first half, ")
+        await again.put(changelog(0, 1), b"second half", token="another", staged=12, attempt=2)
+        await driver.commit(0)
+        assert await driver.read(changelog(0, 1)) == b"first half, second half"
+
+
+async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_it_costs_one_batch(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"0")
+        await driver.commit(0)
+        await app.end_host(HOST)
+        await driver.offsets(1)
+        await driver.put(changelog(0, 2), b"1")
+        await driver.commit(1)
+        far = await app.executor(HOST, "run")
+        await driver.offsets(2)
+        await far.put(changelog(0, 3), b"lost")
+        await app.end_host(HOST)
+        with pytest.raises(TaskManagerLost):
+            await driver.commit(2)
+        with pytest.raises(TaskManagerLost):
+            await driver.put(changelog(0, 3))
+        again = await app.driver("next")
+        await again.put(changelog(0, 3), b"2")
+        await again.commit(2)
+        assert [await again.read(changelog(0, version)) for version in (1, 2, 3)] == [b"0", b"1", b"2"]
+
+
+async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before_it(
+    stores: dict[str, ObjectStore],
+) -> None:
+    dying = application(stores)
+    app = await dying.__aenter__()
+    driver = await app.driver("run")
+    await driver.batch(0, {changelog(0, 1): b"0"})
+    await driver.offsets(1)
+    await driver.put(changelog(0, 2), b"lost")
+    async with application(stores) as survivor:
+        again = await survivor.driver("next")
+        assert (await again.names("offsets"), await again.names("commits")) == (["0", "1"], ["0"])
+        await again.put(changelog(0, 2), b"1")
+        await again.commit(1)
+        # What is left of the old process has no say any more: as a driver that was only slow.
+        with pytest.raises(Fenced):
+            await driver.commit(1)
+        assert await again.read(changelog(0, 2)) == b"1"
+    await dying.__aexit__(None, None, None)
+
+
+async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as dying:
+        driver, far = await dying.driver("run"), await dying.executor(HOST, "run")
+        for batch in range(3):
+            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
+        await driver.delete("offsets/0")
+        await far.delete(changelog(0, 1))
+        assert await driver.names("offsets") == ["1", "2"]
+        assert await far.names("state/0/0") == ["2.changelog", "3.changelog"]
+        async with application(stores) as app:
+            again = await app.driver("next")
+            assert await again.names("offsets") == ["0", "1", "2"], "they were in no record"
+            assert await again.read(changelog(0, 1)) == b"0", "and what they name is still whole"
+            await again.delete("offsets/0")
+            await again.delete(changelog(0, 1))
+            await again.batch(3, {})
+            assert await again.names("offsets") == ["1", "2", "3"]
+            assert await again.names("state/0/0") == ["2.changelog", "3.changelog"]
+
+
+async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_again(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        for batch in range(2):
+            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
+        # No record holds the deletion yet when the next run's tasks put their files.
+        await driver.delete("commits/1", run="")
+        again = await app.driver("next")
+        assert await again.names("commits") == ["0"]
+        await again.put(changelog(0, 2), b"other", attempt=0)
+        await again.commit(1)
+        assert await again.read(changelog(0, 2)) == b"other"
+    async with application(stores) as app:
+        assert await (await app.driver("last")).read(changelog(0, 2)) == b"other"
+
+
+class _Silent(FaultyStore):
+    """Stores these PUTs and answers neither to them nor to anything that is asked about them, until it is healed."""
+
+    silent = False
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        stored = await super().put(name, data, if_absent=if_absent)
+        if type(self).silent and name.startswith("manifests/"):
+            raise OutcomeUnknown("no answer")
+        return stored
+
+    async def get(self, name: str, byte_range: object = None) -> bytes:
+        if type(self).silent:
+            raise OutcomeUnknown("no answer")
+        return await super().get(name, byte_range)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("commit", ["now", "with-next"])
+async def test_a_commit_whose_outcome_is_unknown_ends_its_run_and_the_next_one_finds_out(
+    commit: str, stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A commit with the next offsets must not have a record of its own before.
+    monkeypatch.setattr(coordinated, "LINGER_S", 1e6)
+    silent = type("_Silence", (_Silent,), {})
+    async with application(stores, silent, is_hasty=True, commit=commit) as app:
+        driver = await app.driver("run")
+        await driver.offsets(0)
+        await driver.put(changelog(0, 1), b"a")
+        if commit == "with-next":
+            await driver.commit(0)
+        silent.silent = True
+        with pytest.raises(OutcomeUnknown):
+            await (driver.commit(0) if commit == "now" else driver.offsets(1))
+        silent.silent = False
+        with pytest.raises(TaskManagerLost):
+            await driver.put(changelog(0, 2))
+        again = await app.driver("next")
+        assert await again.names("commits") == ["0"], "it was stored, and Spark goes on behind it"
+        assert await again.read(changelog(0, 1)) == b"a"
+        batch = len(await again.names("offsets"))
+        await again.batch(batch, {changelog(0, batch + 1): b"b"})
+        assert await again.read(changelog(0, batch + 1)) == b"b"

@@ -1,0 +1,284 @@
+"""``spark.dstl.commit=with-next``: one record a batch, and nothing weaker than before."""
+
+import asyncio
+import contextlib
+from functools import partial
+
+import pytest
+
+from dstl.errors import AccessDenied, Fenced, TaskManagerLost
+from dstl.files import coordinated
+from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.files import BIG, application, noise
+
+HOST = "127.0.0.2"
+LONGER = 0.2
+"""Seconds after which a commit has a record of its own."""
+
+
+@pytest.fixture
+def stores() -> dict[str, ObjectStore]:
+    return {}
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit waits as long as it takes for the next offsets, however slow the machine."""
+    monkeypatch.setattr(coordinated, "LINGER_S", 60.0)
+
+
+def changelog(partition: int, version: int) -> str:
+    return f"state/0/{partition}/{version}.changelog"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_once(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        before = app.puts
+        for batch in range(5):
+            await driver.put(changelog(0, batch + 1), b"near", attempt=batch)
+            await far.put(changelog(1, batch + 1), b"far", attempt=batch)
+            await driver.commit(batch)
+            assert await driver.names("commits") == [str(each) for each in range(batch + 1)]
+            await driver.offsets(batch + 1)
+        assert app.puts - before == 5, "one record a batch"
+        assert await driver.read(changelog(1, 5)) == b"far"
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["0", "1", "2", "3", "4"]
+        assert await driver.read(changelog(0, 5)) == b"near"
+
+
+async def test_without_new_data_a_commit_has_a_record_of_its_own(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {changelog(0, 1): b"a"})
+        before = app.puts
+        await asyncio.sleep(LONGER)
+        assert app.puts - before == 1
+        async with application(stores) as other:
+            assert await (await other.driver("")).names("commits") == ["0"]
+        await driver.offsets(1)
+        assert app.puts - before == 2
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as dying:
+        driver = await dying.driver("run")
+        await driver.offsets(0)
+        await driver.put(changelog(0, 1), b"first")
+        await driver.commit(0)
+        async with application(stores) as app:
+            next_run = await app.driver("next")
+            assert await next_run.names("offsets") == ["0"]
+            assert await next_run.names("commits") == [], "a restart does not see what was not durable"
+            await next_run.put(changelog(0, 1), b"again")
+            await next_run.commit(0)
+            # The older driver's record comes too late.
+            with pytest.raises(Fenced):
+                await driver.offsets(1)
+            assert await next_run.read(changelog(0, 1)) == b"again"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_another_run_sees_a_commit_when_it_is_durable(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        first, second = await app.driver("first"), await app.driver("second")
+        await first.batch(0, {changelog(0, 1): b"a"})
+        before = app.puts
+        assert await second.names("commits") == ["0"]
+        assert app.puts - before == 1, "the restarted query waits for the commit instead of running the batch again"
+        await second.offsets(1)
+        with pytest.raises(Fenced):
+            await first.offsets(2)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_driver_that_ends_leaves_nothing_behind(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {changelog(0, 1): b"a"})
+    async with application(stores) as app:
+        assert await (await app.driver("next")).names("commits") == ["0"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await driver.put(changelog(0, 1), noise(BIG, 0))
+        await far.put(changelog(1, 1), noise(BIG, 1))
+        before = app.puts
+        await driver.commit(0)
+        for _ in range(4000):
+            if app.puts - before >= 2:
+                break
+            await asyncio.sleep(0.005)
+        assert app.puts - before == 2, "both hosts' segments, before anybody asks for a record"
+        await driver.offsets(1)
+        assert app.puts - before == 3
+        assert await far.read(changelog(0, 1)) == noise(BIG, 0)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await driver.put(changelog(0, 1), b"kept", attempt=3)
+        await far.put(changelog(1, 1), b"kept too", attempt=4)
+        await driver.commit(0)
+        await driver.put(changelog(0, 1), b"zombie", attempt=9)
+        await asyncio.sleep(0.2)
+        await far.put(changelog(1, 1), b"zombie", attempt=9)
+        await driver.offsets(1)
+        assert await driver.read(changelog(0, 1)) == b"kept"
+        assert await driver.read(changelog(1, 1)) == b"kept too"
+        await driver.commit(1)
+        await driver.offsets(2)
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept too"]
+
+
+class _Refusing(FaultyStore):
+    """Refuses PUTs of these numbers for good; the first one is the fence."""
+
+    refused: tuple[int, ...] = (3,)
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if self.calls["put"] + 1 in self.refused:
+            self.calls["put"] += 1
+            raise AccessDenied("the role may not write today")
+        return await super().put(name, data, if_absent=if_absent)
+
+
+async def test_a_commit_that_was_told_and_is_lost_ends_its_run(
+    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for waits in (False, True):
+        stores.clear()
+        monkeypatch.setattr(coordinated, "LINGER_S", 0.01 if waits else 60.0)
+        async with application(stores, _Refusing, commit="with-next") as app:
+            driver = await app.driver("run")
+            await driver.batch(0, {changelog(0, 1): b"lost"})
+            if waits:
+                await asyncio.sleep(LONGER)
+            with pytest.raises(TaskManagerLost if waits else AccessDenied, match="today"):
+                await driver.offsets(1)
+            with pytest.raises(TaskManagerLost, match="today"):
+                await driver.put(changelog(0, 2))
+            next_run = await app.driver("next")
+            assert await next_run.names("commits") == []
+            await next_run.put(changelog(0, 1), b"again")
+            await next_run.commit(0)
+            await next_run.offsets(1)
+            assert await next_run.read(changelog(0, 1)) == b"again"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"lost")
+        await app.end_host(HOST)
+        # The coordinator may notice it only when it asks.
+        with contextlib.suppress(TaskManagerLost):
+            await driver.commit(0)
+        with pytest.raises(TaskManagerLost):
+            await driver.offsets(1)
+        assert await (await app.driver("next")).names("commits") == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver = await app.driver("run")
+        await driver.offsets(0)
+        await driver.put("state/0/0/1_aa.changelog")
+        await driver.commit(0, "aa", "bb")
+        with pytest.raises(TaskManagerLost, match="bb"):
+            await driver.offsets(1)
+        assert await (await app.driver("next")).names("offsets") == ["0"]
+
+
+@pytest.mark.usefixtures("patient")
+async def test_lost_answers_are_looked_up(stores: dict[str, ObjectStore]) -> None:
+    lost = FaultRule(Fault.LOST_RESPONSE, "put", nth=(2, 3, 4))
+    async with application(stores, partial(FaultyStore, rules=[lost]), commit="with-next") as app:
+        driver = await app.driver("run")
+        for batch in range(3):
+            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["0", "1", "2"]
+        assert await driver.read(changelog(0, 3)) == b"2"
+
+
+class _Slow(FaultyStore):
+    """Keeps records back until it is told."""
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if self.calls["put"] >= 2:
+            await asyncio.sleep(0.3)
+        return await super().put(name, data, if_absent=if_absent)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("host", ["127.0.0.1", HOST])
+async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_offsets(
+    host: str, stores: dict[str, ObjectStore]
+) -> None:
+    async with application(stores, _Slow, commit="with-next", sources="keep") as app:
+        driver, task = await app.driver("run"), await app.executor(host, "run")
+        loop = asyncio.get_running_loop()
+        await driver.offsets(0)
+        await task.put(changelog(0, 1), b"a", attempt=1)
+        await driver.commit(0)
+        began = loop.time()
+        await driver.offsets(1)
+        assert loop.time() - began < 0.25, "the batch begins at once"
+        assert await driver.names("offsets") == ["0", "1"]
+        async with application(stores) as other:
+            assert await (await other.driver("")).names("offsets") == ["0"]
+        await task.put(changelog(0, 2), b"b", attempt=2)
+        async with application(stores) as other:
+            assert await (await other.driver("")).names("offsets") == ["0", "1"], "no task ends before"
+        await driver.commit(1)
+        # While the host is there: another run's look makes the commit durable.
+        assert await (await app.driver("next")).names("commits") == ["0", "1"]
+    async with application(stores) as app:
+        driver = await app.driver("last")
+        assert await driver.names("commits") == ["0", "1"]
+        assert await driver.read(changelog(0, 2)) == b"b"
+
+
+@pytest.mark.usefixtures("patient")
+async def test_offsets_that_are_lost_while_their_batch_runs_end_its_tasks(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores, _Refusing, commit="with-next", sources="keep") as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {changelog(0, 1): b"lost"})
+        await driver.offsets(1)
+        with pytest.raises(TaskManagerLost, match="today"):
+            await driver.put(changelog(0, 2))
+        assert await (await app.driver("next")).names("commits") == []
+
+
+@pytest.mark.usefixtures("patient")
+async def test_a_query_without_state_waits_for_its_offsets_for_nothing_else_holds_its_sink(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores, commit="with-next", sources="keep") as app:
+        driver = await app.driver("run")
+        await driver.batch(0, {})
+        await driver.offsets(1)
+        async with application(stores) as other:
+            assert await (await other.driver("")).names("offsets") == ["0", "1"]
