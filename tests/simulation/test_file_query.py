@@ -1,0 +1,34 @@
+"""Queries of Spark's own on ``dstl://`` in simulated worlds: every fault of the store, deaths of drivers and hosts."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from dstl.files.options import FileOptions
+from dstl.testing.simulation.faults import FaultKind, FaultPlan
+from dstl.testing.simulation.file_query import run_file_seed
+
+START = int.from_bytes(os.urandom(4), "big")
+
+
+def test_drawn_seeds_hold_every_invariant() -> None:
+    faults: Counter[FaultKind] = Counter()
+    batches = 0
+    print(f"seeds 0 to 3 and {START} to {START + 2}")
+    for seed in (*range(4), *range(START, START + 3)):
+        result = run_file_seed(seed)
+        assert not result.violations, result.violations
+        faults.update(result.faults)
+        batches += result.batches
+    assert batches > 12
+    assert faults[FaultKind.DRIVER_CRASH] > 0
+
+
+@pytest.mark.parametrize("commit", ["now", "with-next"])
+@pytest.mark.parametrize("durability", ["commit", "task"])
+def test_without_faults_every_run_goes_on_where_the_last_one_was(commit: str, durability: str) -> None:
+    options = FileOptions.of({"spark.dstl.commit": commit, "spark.dstl.durability": durability})
+    result = run_file_seed(7, options, FaultPlan())
+    assert not result.violations, result.violations
+    assert result.batches > 20
