@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,16 @@ def test_arguments_of_a_migration_are_checked_before_spark_starts(
     done = run("files", "migrate", tmp_path / "old", tmp_path / "new", option, value)
     assert (done.exit_code, wrong in done.stderr) == (2, True), done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_a_fork_reads_the_same_objects_and_is_released_when_it_is_gone(place: Path, tmp_path: Path) -> None:
+    source, target = f"dstl://{place}", f"dstl://{tmp_path}/fork"
+    assert json.loads(run("files", "fork", source, target, "--json").stdout)["batches"] == 3
+    assert not list((tmp_path / "fork").rglob("*.seg"))
+    assert json.loads(run("files", "list", target, "--json").stdout)["batches"] == [0, 1, 2]
+    assert json.loads(run("files", "verify", target, "--json").stdout)["ok"]
+    assert json.loads(run("files", "verify", source, "--json").stdout)["files"] == 10
+    for wrong in (run("files", "fork", source, target), run("files", "release", source, target)):
+        assert wrong.exit_code == 2, wrong.output
+    shutil.rmtree(tmp_path / "fork")
+    assert json.loads(run("files", "release", source, target, "--json").stdout)["objects"] > 0
