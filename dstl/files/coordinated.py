@@ -415,8 +415,9 @@ class CoordinatedDirectory(Directory):
             CorruptData: One of them is damaged.
             Invalid: The location is another query's.
         """
-        self._read_at = self._runtime.clock.now()
+        began = self._runtime.clock.now()
         if self._tail and await self._follow():
+            self._read_at = began
             return
         scan = await self._manifests.scan()
         run = self.run
@@ -427,7 +428,7 @@ class CoordinatedDirectory(Directory):
             # The first record will be a whole one, and have them.
             run.index.apply(FileRecord.of("", "", await plain_entries(self._plain), is_whole=True), 0)
         run.index.take_free(0)
-        self._tail = scan.tail
+        self._tail, self._read_at = scan.tail, began
 
     async def _follow(self) -> bool:
         """Read the records behind those that are known; False where too much has happened since."""

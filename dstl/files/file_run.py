@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
@@ -136,10 +136,14 @@ class FileRun:
         """Hosts have still files of a run for a later commit."""
         self._serving.update((member, run) for member in members)
 
-    def forget_stored(self, members: Collection[str]) -> None:
-        """A record holds what hosts had stored."""
-        for member in members:
-            self._stored.pop(member, None)
+    def count_stored(self, member: str) -> int:
+        """Return how often a host has told what it had stored."""
+        return len(self._stored.get(member, ()))
+
+    def forget_stored(self, counts: Mapping[str, int]) -> None:
+        """A record holds what hosts had stored, so many times each, when it was begun."""
+        for member, count in counts.items():
+            del self._stored.get(member, [])[:count]
 
     def is_final(self, path: str, is_changed: Callable[[str], bool] = lambda barrier: False) -> bool:
         """Return True where a task comes too late with a file: it is committed.

@@ -57,6 +57,7 @@ class Participants:
         self._asked: dict[str, FileHost] = {}
         self._taken: frozenset[str] = frozenset()
         self._of = ""
+        self._stored: dict[str, int] = {}
 
     def begin(self, barrier: str, run: str) -> None:
         """Take note of who takes part in a commit; a host that takes a file from now on takes part in the next one.
@@ -65,6 +66,7 @@ class Participants:
             TaskManagerLost: One is gone, and what it held is lost.
         """
         self._of, self._taken = run, self._run.take_hosts(barrier)
+        self._stored = {member: self._run.count_stored(member) for member in self._taken}
         gone = sorted(self._taken - self._hosts.keys())
         if gone and not self._run.outlives_hosts:
             raise TaskManagerLost(f"the file service {gone[0]} is gone with files of {barrier}: restart the query")
@@ -103,7 +105,7 @@ class Participants:
     ) -> list[tuple[str, SequenceNumber, bytes]]:
         """The record is durable; returns the small files that this process has of it, as :meth:`FileLog.complete`."""
         small = self._log.complete(located)
-        self._run.forget_stored(self._taken)
+        self._run.forget_stored(self._stored)
         for host in self._asked.values():
             try:
                 await host.complete(self._root, located)
@@ -134,4 +136,4 @@ class Participants:
             return joined(self._run.stored_by(member))
 
     def _forget(self) -> None:
-        self._asked, self._taken = {}, frozenset()
+        self._asked, self._taken, self._stored = {}, frozenset(), {}
