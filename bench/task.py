@@ -1,0 +1,171 @@
+"""``task``: what a task costs before and beside its rows, with state and without: milliseconds of empty and small ones.
+
+Many partitions on few slots pay it again and again. Everything is one session and one run, the series in turns, batches
+of as many tasks as there are partitions; the first batches of each query are left out. Milliseconds per task are wall
+time (a batch's, by its tasks: what runs beside it counts for less), and processor time by kind of process.
+
+- ``stateless``: repartition by key, then ``mapInArrow`` with the identity, in workers whose heap is frozen as ours is.
+- ``vectorised``: ``backend.aggregate(...)``; ``processor``: a Row-style ``StatefulProcessor``.
+
+``empty``: all tasks of a batch but one have no row; ``small``: each has about ``--rows`` rows, all of keys of their own
+that had a row in every batch before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, SparkSession
+
+from bench._figures import add_json, print_figures
+from bench._processor_time import processor_ms
+from bench.spark import CountAndSum, Plan, session
+from dstl.spark import StateBackend, count
+from dstl.spark import sum as sum_of
+from dstl.spark.worker_heap import count_task
+
+# Workers import this module where they can; by value it works from any directory.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+_PROCESSES = ("workers", "task_managers", "driver", "jvm")
+
+
+def frozen_identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return every row as it is, and freeze the worker's heap as a task of ours does."""
+    yield from batches
+    count_task()
+
+
+class Runs:
+    """Runs queries over batches of some rows and keeps what they cost."""
+
+    def __init__(self, args: argparse.Namespace, spark: SparkSession, work: Path) -> None:
+        self._args, self._spark, self._work = args, spark, work
+        self._made = 0
+        self.plans: dict[str, Plan] = {
+            "stateless": self.stateless,
+            "vectorised": self.vectorised,
+            "processor": self.processor,
+        }
+
+    def measure(self, plan: Plan, rows: int) -> Counter[str]:
+        """Run one query; return milliseconds of its counted batches by kind of process, and their ``wall`` time."""
+        args = self._args
+        self._made += 1
+        place = self._work / f"run-{self._made}"
+        source = place / "input"
+        source.mkdir(parents=True)
+        self._add(source, range(args.warm_up), rows)
+        stream = self._spark.readStream.schema("k long, v long").option("maxFilesPerTrigger", 1).parquet(str(source))
+        with plan(stream, place / "state") as df:
+            writer = df.writeStream.format("noop").outputMode("update")
+            query = writer.option("checkpointLocation", str(place / "checkpoint")).start()
+            try:
+                query.processAllAvailable()
+                before = processor_ms()
+                self._add(source, range(args.warm_up, args.warm_up + args.batches), rows)
+                query.processAllAvailable()
+                spent = processor_ms()
+                progress = {each["batchId"]: each for each in query.recentProgress if each["numInputRows"]}
+            finally:
+                query.stop()
+        shutil.rmtree(place, ignore_errors=True)
+        counted = [each for batch, each in progress.items() if batch >= args.warm_up]
+        if len(counted) != args.batches:
+            raise SystemExit(f"{len(counted)} batches of {args.batches} were reported")
+        spent.subtract(before)
+        spent["wall"] = sum(each["durationMs"]["triggerExecution"] for each in counted)
+        return spent
+
+    def _add(self, source: Path, batches: range, rows: int) -> None:
+        """Put one file for each batch where the query looks for them, all of them at once."""
+        made = source.parent / "made"
+        made.mkdir(exist_ok=True)
+        keys = np.arange(rows)
+        for batch in batches:
+            path = made / f"{batch:04d}.parquet"
+            pq.write_table(pa.table({"k": keys, "v": keys + batch}), path)
+            # Spark takes the oldest file first, by milliseconds.
+            os.utime(path, (1_700_000_000 + batch,) * 2)
+        for path in sorted(made.iterdir()):
+            path.rename(source / path.name)
+
+    @contextlib.contextmanager
+    def stateless(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        yield df.repartition(self._args.partitions, "k").mapInArrow(frozen_identity, df.schema)
+
+    @contextlib.contextmanager
+    def vectorised(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        with self._backend(place) as backend:
+            yield backend.aggregate(df, by="k", n=count(), total=sum_of("v"))
+
+    @contextlib.contextmanager
+    def processor(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        with self._backend(place) as backend:
+            result = "k long, n long, total long"
+            yield backend.transform_with_state(df, by="k", processor=CountAndSum(), output=result)
+
+    def _backend(self, place: Path) -> StateBackend:
+        place.mkdir(parents=True)
+        return StateBackend(str(place), parallelism=self._args.partitions, spark=self._spark)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Run every series with empty and with small tasks, in turns, and return what a task costs."""
+    work = Path(tempfile.mkdtemp(prefix="dstl-bench-task-", dir=args.work))
+    spent: dict[tuple[str, str], Counter[str]] = {}
+    try:
+        spark = session(args, work)
+        try:
+            runs = Runs(args, spark, work)
+            for _ in range(args.rounds):
+                for load, rows in (("empty", 1), ("small", args.rows * args.partitions)):
+                    for series, plan in runs.plans.items():
+                        found = runs.measure(plan, rows)
+                        print(f"{load:6} {series:10} {dict(found)} ms", file=sys.stderr)
+                        spent.setdefault((load, series), Counter()).update(found)
+        finally:
+            spark.stop()
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    tasks = args.partitions * args.batches * args.rounds
+    figures: dict[str, Any] = {"tasks": tasks, "partitions": args.partitions, "slots": args.slots, "rows": args.rows}
+    for (load, series), found in spent.items():
+        peer = spent[load, "stateless"]
+        python = sum(found[kind] for kind in _PROCESSES if kind != "jvm")
+        figures[f"{load}_{series}"] = {
+            "wall_ms": round(found["wall"] / tasks, 3),
+            **{f"{kind}_cpu_ms": round(found[kind] / tasks, 3) for kind in _PROCESSES},
+            "workers_ratio": round(found["workers"] / max(1, peer["workers"]), 3),
+            "python_ratio": round(python / max(1, sum(peer[kind] for kind in _PROCESSES if kind != "jvm")), 3),
+            "wall_ratio": round(found["wall"] / max(1, peer["wall"]), 3),
+        }
+    return figures
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench task", description=__doc__)
+    parser.add_argument("--partitions", type=int, default=64, help="tasks of a batch")
+    parser.add_argument("--batches", type=int, default=6, help="measured ones of each query")
+    parser.add_argument("--warm-up", type=int, default=3, help="batches before them")
+    parser.add_argument("--rows", type=int, default=100, help="of a small task")
+    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
+    parser.add_argument("--rounds", type=int, default=1, help="times that every series runs (default 1)")
+    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
+    add_json(parser)
+    args = parser.parse_args(argv)
+    print_figures(run(args), as_json=args.json)
+    return 0
