@@ -5,6 +5,8 @@ A change is one row of :data:`CHANGE_SCHEMA`. Batches are kept as they come, wit
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import pyarrow as pa
 
@@ -95,9 +97,7 @@ class ChangeSet:
         """
         if not isinstance(blob, bytes):
             raise Invalid(f"metadata is not bytes: {type(blob).__name__}")
-        row = (META_KEY_GROUP, 0, OP_META, b"", b"", blob)
-        columns = [pa.array([value], field.type) for value, field in zip(row, CHANGE_SCHEMA, strict=True)]
-        self.append_batch(pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA))
+        self._append(*_metadata(blob))
 
     def append_batch(self, batch: pa.RecordBatch) -> None:
         """Append a batch of changes without copying it; it must not change afterwards.
@@ -110,7 +110,9 @@ class ChangeSet:
         """
         if batch.num_rows == 0:
             return
-        checked, payload = _check(batch)
+        self._append(*_check(batch))
+
+    def _append(self, checked: pa.RecordBatch, payload: int) -> None:
         self._batches.append(checked)
         self._num_changes += checked.num_rows
         self._payload += payload
@@ -118,6 +120,14 @@ class ChangeSet:
     def batches(self) -> list[pa.RecordBatch]:
         """Return the changes as batches of :data:`CHANGE_SCHEMA`, in the order of their appends, not copied."""
         return list(self._batches)
+
+
+@lru_cache(maxsize=64)
+def _metadata(blob: bytes) -> tuple[pa.RecordBatch, int]:
+    """Return metadata as a batch, checked; every attempt of an operator brings the same."""
+    row = (META_KEY_GROUP, 0, OP_META, b"", b"", blob)
+    columns = [pa.array([value], field.type) for value, field in zip(row, CHANGE_SCHEMA, strict=True)]
+    return _check(pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA))
 
 
 def _check(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise, repeat
+from itertools import chain, pairwise, repeat
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_PUT
@@ -21,6 +22,7 @@ __all__ = ["EntryWrites", "Overlay"]
 _W = TypeVar("_W")
 
 _PART_BYTES = 32 << 20
+_PUT = bytes([OP_PUT])
 _RECORD_BYTES = 48
 """Estimated cost of one pending change beside its keys and value; only bounds memory."""
 
@@ -133,10 +135,12 @@ def _split_by_key(written: dict[bytes, _W], held: AbstractSet[bytes]) -> tuple[d
 
 
 class _Columns:
+    """The columns of what is drained: values of point states first, then entries."""
+
     def __init__(self) -> None:
         self.key_groups: list[int] = []
-        self.states: list[int] = []
-        self.ops: list[int] = []
+        self.states: list[tuple[int, int]] = []
+        self.ops = bytearray()
         self.keys: list[bytes] = []
         self.user_keys: list[bytes] = []
         self.values: list[bytes] = []
@@ -147,14 +151,13 @@ class _Columns:
             return
         key_groups, values = zip(*written.values(), strict=True)
         self.key_groups += key_groups
-        self.states += repeat(state, count)
+        self.states.append((state, count))
         self.keys += written
-        self.user_keys += repeat(b"", count)
         if None in values:
-            self.ops += [OP_DELETE if value is None else OP_PUT for value in values]
+            self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in values])
             self.values += [b"" if value is None else value for value in values]
         else:
-            self.ops += repeat(OP_PUT, count)
+            self.ops += _PUT * count
             self.values += values
 
     def add_entries(self, state: int, key: bytes, writes: EntryWrites) -> None:
@@ -163,15 +166,15 @@ class _Columns:
             # After a clear a removed entry needs no record of its own.
             entries = {user_key: value for user_key, value in entries.items() if value is not None}
             self.key_groups.append(writes.key_group)
-            self.states.append(state)
+            self.states.append((state, 1))
             self.ops.append(OP_CLEAR)
             self.keys.append(key)
             self.user_keys.append(b"")
             self.values.append(b"")
         count = len(entries)
         self.key_groups += repeat(writes.key_group, count)
-        self.states += repeat(state, count)
-        self.ops += [OP_DELETE if value is None else OP_PUT for value in entries.values()]
+        self.states.append((state, count))
+        self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in entries.values()])
         self.keys += repeat(key, count)
         self.user_keys += entries
         self.values += [value or b"" for value in entries.values()]
@@ -179,27 +182,30 @@ class _Columns:
     def batches(self) -> list[pa.RecordBatch]:
         if not self.keys:
             return []
-        key_groups = np.array(self.key_groups, dtype=np.uint16)
+        states, counts = zip(*self.states, strict=True)
+        numbers = (
+            np.array(self.key_groups, np.uint16),
+            np.repeat(np.array(states, np.uint16), counts),
+            np.frombuffer(self.ops, np.uint8),
+        )
+        plain = len(self.keys) - len(self.user_keys)
+        columns = [self.keys, [b""] * plain + self.user_keys, self.values]
+        key_groups = numbers[0]
+        # The rows of a task come in the order of their key groups, and so do most writes.
+        is_sorted = not np.any(key_groups[1:] < key_groups[:-1])
+        if is_sorted and sum(map(len, chain(self.keys, self.user_keys, self.values))) <= _PART_BYTES:
+            return [_batch(numbers, columns)]
         # Stable: a clear stays in front of the puts of its key.
         order = np.argsort(key_groups, kind="stable")
-        lengths = np.fromiter(map(len, self.keys), np.int64, len(self.keys))
-        lengths += np.fromiter(map(len, self.user_keys), np.int64, len(self.keys))
-        lengths += np.fromiter(map(len, self.values), np.int64, len(self.keys))
+        lengths = np.sum([np.fromiter(map(len, column), np.int64, len(column)) for column in columns], axis=0)
         parts = np.cumsum(lengths[order]) // _PART_BYTES
         cuts = [0, *(np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist(), len(order)]
-        return [self._batch(key_groups, order[start:stop]) for start, stop in pairwise(cuts)]
-
-    def _batch(self, key_groups: np.ndarray, rows: np.ndarray) -> pa.RecordBatch:
-        whole = len(rows) == len(self.keys)
-        picked = rows.tolist()
-        fixed = (
-            pa.array(key_groups[rows], pa.uint16()),
-            pa.array(np.array(self.states, dtype=np.uint16)[rows], pa.uint16()),
-            pa.array(np.array(self.ops, dtype=np.uint8)[rows], pa.uint8()),
-        )
-        indices = pa.array(rows)
-        binary = [
-            pa.array(column, pa.binary()).take(indices) if whole else pa.array([column[i] for i in picked], pa.binary())
-            for column in (self.keys, self.user_keys, self.values)
+        return [
+            _batch([column[rows] for column in numbers], [[column[i] for i in rows.tolist()] for column in columns])
+            for rows in (order[start:stop] for start, stop in pairwise(cuts))
         ]
-        return pa.RecordBatch.from_arrays([*fixed, *binary], schema=CHANGE_SCHEMA)
+
+
+def _batch(numbers: Iterable[npt.NDArray[np.integer]], columns: Iterable[list[bytes]]) -> pa.RecordBatch:
+    binary = [pa.array(column, pa.binary()) for column in columns]
+    return pa.RecordBatch.from_arrays([*map(pa.array, numbers), *binary], schema=CHANGE_SCHEMA)
