@@ -7,13 +7,15 @@ and kept only as a cache, and everything is told to the coordinator with the att
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import lru_cache, partial
+from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 
 from dstl.crash_points import reach
 from dstl.errors import Invalid
@@ -21,6 +23,7 @@ from dstl.rpc.client import Address, Connection
 from dstl.rpc.messages import TaskAttempt
 from dstl.rpc.protocol import Secret
 from dstl.spark.executor_host import executor_host
+from dstl.spark.prepared_operator import PreparedOperator
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import TaskDefinition
 from dstl.spark.worker_heap import count_task
@@ -33,6 +36,9 @@ _CALL_SECONDS = 3600.0
 """Longest call: beginning waits for a whole restore, the last acknowledgement for its checkpoint. A dead peer is
 noticed long before, by its connection."""
 
+_MOST_TASKS = 64
+"""Operators that a process keeps: those of its running queries, with room for some that have ended."""
+
 _connections: dict[Address, Connection] = {}
 """This process's connections; a forked child ignores its parent's."""
 _copies = BroadcastCopies()
@@ -42,6 +48,8 @@ _copies = BroadcastCopies()
 @dataclass(frozen=True)
 class OperatorTask:
     """Called by Spark with the rows of one partition; yields the processor's output.
+
+    Spark sends it with every task. A process unpickles it once: the same bytes are the same object from then on.
 
     Attributes:
         definition: The operator.
@@ -56,6 +64,14 @@ class OperatorTask:
     secret: Secret
     host: str | None = None
     freezes: bool = True
+    _operator: PreparedOperator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_operator", PreparedOperator(self.definition))
+
+    def __reduce__(self) -> tuple[Callable[[bytes], OperatorTask], tuple[bytes]]:
+        arguments = [getattr(self, each.name) for each in fields(self) if each.init]
+        return _unpickled, (cloudpickle.dumps(arguments),)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one attempt: begin, process, send the change set, acknowledge.
@@ -75,13 +91,19 @@ class OperatorTask:
             launch=partial(self._launch, host),
             copies=_copies,
         )
-        yield from run_attempt(self.definition, _task_attempt(self.definition.uid), batches, worker)
+        yield from run_attempt(self._operator, _task_attempt(self.definition.uid), batches, worker)
         reach("W6")
         if self.freezes:
             count_task()
 
     def _launch(self, host: str, member_id: str) -> None:
         launch_detached(Invitation(member_id, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True))
+
+
+@lru_cache(maxsize=_MOST_TASKS)
+def _unpickled(data: bytes) -> OperatorTask:
+    arguments: list[Any] = pickle.loads(data)  # noqa: S301  (a part of the pickle that Spark reads)
+    return OperatorTask(*arguments)
 
 
 def _task_attempt(operator: str) -> TaskAttempt:

@@ -6,7 +6,6 @@ that a simulated worker runs it as a real one does.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,15 +15,15 @@ import pyarrow as pa
 
 from dstl.changelog.change_digest import ChangeDigest
 from dstl.crash_points import reach
-from dstl.rpc.client import Address, Transport
+from dstl.rpc.client import Address, Reply, Transport
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.spark.operators.grouping import initial_first, take_marks
+from dstl.spark.prepared_operator import PreparedOperator
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.broadcast_copies import BroadcastCopies
 from dstl.state.broadcast_rows import BroadcastRows, rows_of_streams
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.taskmanager.state_client import StateClient
 from handles.key_group import partition_of, range_of_partition
@@ -54,12 +53,15 @@ class WorkerProcess:
 
 
 def run_attempt(
-    definition: TaskDefinition, task: TaskAttempt, batches: Iterable[pa.RecordBatch], worker: WorkerProcess
+    operator: PreparedOperator, task: TaskAttempt, batches: Iterable[pa.RecordBatch], worker: WorkerProcess
 ) -> Iterator[pa.RecordBatch]:
     """Yield the output of one attempt; when it ends, the attempt has been acknowledged.
 
+    Nothing is waited for that can be done beside something else: the coordinator is asked before the first row is read,
+    and the TaskManagers open the attempt while the rows are read and grouped.
+
     Args:
-        definition: The operator.
+        operator: The operator.
         task: The attempt.
         batches: The rows of one partition.
         worker: The process that it runs in.
@@ -70,6 +72,8 @@ def run_attempt(
         UserCodeError: The processor raised.
         Unavailable: The coordinator or a TaskManager is gone.
     """
+    definition = operator.definition
+    asked = _ask(task, worker)
     partition: int | None = None
     broadcast: list[BroadcastRows] = []
     if definition.needs_marks or definition.streams:
@@ -77,14 +81,14 @@ def run_attempt(
         broadcast = rows_of_streams(marks, definition.streams)
     if definition.has_initial_state:
         batches = initial_first(batches)
-    rows = definition.arrange(batches)
-    first = next(rows, None)
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
     if first is not None and partition is None:
         partition = _partition_of(definition, first.column(KEY_GROUP_COLUMN))
-    begun = _begin(task, worker)
-    registry = StateRegistry.from_wire(json.loads(begun.registry), settled=True)
+    begun = _begun(asked, task, worker)
     state = _open_state(definition, task, begun, worker)
     reach("W1")
+    rows = definition.arrange(filled if first is None else chain((first,), filled))
     common: list[ChangeDigest] = []
 
     def send(changes: pa.RecordBatch, *, expiring: bool = False) -> None:
@@ -101,9 +105,9 @@ def run_attempt(
         if BROADCAST_KEY_GROUP in _key_groups(definition, partition):
             send(changes)
 
-    runner = definition.task_runner(registry)
+    runner = operator.runner(begun.registry)
     yield from runner.run(
-        rows if first is None else chain((first,), rows),
+        rows,
         TaskInput(
             source=state,
             send=send,
@@ -128,15 +132,21 @@ def run_attempt(
     reach("W5")
 
 
-def _begin(task: TaskAttempt, worker: WorkerProcess) -> Begun:
-    """Begin the attempt; where the coordinator wants a TaskManager on this host first, launch it."""
+def _ask(task: TaskAttempt, worker: WorkerProcess, launched: int = 0) -> Reply[Begun]:
+    """Send the request to begin the attempt."""
+    return worker.connect(worker.coordinator).send(Begin(task, worker.pid, worker.host, launched))
+
+
+def _begun(asked: Reply[Begun], task: TaskAttempt, worker: WorkerProcess) -> Begun:
+    """Take the answer; where the coordinator wants a TaskManager on this host first, launch it and ask again."""
     launched = 0
     while True:
-        begun = worker.connect(worker.coordinator).call(Begin(task, worker.pid, worker.host, launched))
+        begun = asked.result()
         if begun.launch is None:
             return begun
         worker.launch(begun.launch)
         launched += 1
+        asked = _ask(task, worker, launched)
 
 
 def _open_state(definition: TaskDefinition, task: TaskAttempt, begun: Begun, worker: WorkerProcess) -> StateClient:

@@ -59,7 +59,10 @@ class OperatorPlace(NamedTuple):
 
 
 class TaskRunner(Protocol):
-    """Runs one task of an operator, once."""
+    """Runs one task of an operator, once.
+
+    A copy (:func:`copy.copy`) of one that has not run runs another task, and shares with it what does not change.
+    """
 
     @property
     def max_event_time_ms(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -148,6 +149,14 @@ class ProcessorRunner:
         self._reader: BatchReader | None = None
         self._key: Any = None
         self._ours: BaseException | None = None
+
+    def __copy__(self) -> ProcessorRunner:
+        """Return a runner of another task, with a processor of its own."""
+        made = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made._processor = copy.deepcopy(self._processor)
+        made.registry = copy.copy(self.registry)
+        return made
 
     @property
     def max_event_time_ms(self) -> int | None:

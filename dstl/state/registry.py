@@ -55,6 +55,11 @@ class StateRegistry:
         self.removed: set[int] = set(removed)
         self.settled = settled
 
+    def __copy__(self) -> StateRegistry:
+        """Return a registry that knows the same states, with nothing declared yet."""
+        known = self._states.values()
+        return StateRegistry(self.key_schema, known, next_id=self._next_id, removed=self.removed, settled=self.settled)
+
     @property
     def descriptors(self) -> tuple[StateDescriptor, ...]:
         """Every state that a checkpoint must remember, declared in this run or not, by number."""

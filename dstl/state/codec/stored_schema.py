@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import Any
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, UserDefinedType
@@ -51,8 +52,11 @@ def schema_to_json(schema: StructType) -> str:
     return text
 
 
+@lru_cache(maxsize=256)
 def schema_from_json(text: str, what: str) -> StructType:
     """Return a schema that a checkpoint holds; the inverse of :func:`schema_to_json`.
+
+    The same text is the same object, for every task asks for the same few: nobody may change it.
 
     Args:
         text: Spark's JSON of a struct type, from a place that others may have written to.

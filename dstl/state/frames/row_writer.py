@@ -21,15 +21,14 @@ from dstl.state.frames.null_checks import forbids_nulls, refuse_null
 
 __all__ = ["RowWriter", "arrow_schema", "arrow_schema_of"]
 
+# PySpark 4.1 and 4.2 know no time zone here: they always mean UTC.
+_IN_UTC = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 _FIELDS = attrgetter("__fields__")
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
     """Return the Arrow schema in which Spark takes rows of this schema from a Python worker."""
-    # PySpark 4.1 and 4.2 know no time zone here: they always mean UTC.
-    if "timezone" in inspect.signature(to_arrow_schema).parameters:
-        return to_arrow_schema(schema, timezone="UTC")
-    return to_arrow_schema(schema)
+    return to_arrow_schema(schema, **_IN_UTC)
 
 
 def arrow_schema_of(schema: StructType, what: str) -> pa.Schema:

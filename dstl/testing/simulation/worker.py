@@ -14,6 +14,7 @@ from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.codec import Call, R
 from dstl.rpc.messages import Acknowledged, Acknowledgement, Begun, Write
 from dstl.rpc.protocol import Secret
+from dstl.spark.prepared_operator import PreparedOperator
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.testing.simulation.attempt import SimulatedAttempt
 from dstl.testing.simulation.blocking import Wait
@@ -61,7 +62,7 @@ class Worker:
             connect=lambda address: _Line(self, attempt, wait(self.connect(address)), wait),
             launch=_refuse_to_launch,
         )
-        for _ in run_attempt(operator, spec.task, attempt.rows(), process):
+        for _ in run_attempt(PreparedOperator(operator), spec.task, attempt.rows(), process):
             pass
 
     async def connect(self, where: Address) -> AsyncConnection:
@@ -124,17 +125,11 @@ class _Line:
         elif isinstance(message, Acknowledgement):
             self._before_acknowledging(message)
         task = self._worker.process.spawn(self._worker.call(self._connection, sent), message.name)
-        return _Pending(task, self._wait)
+        return _Pending(task, self._wait, self._attempt)
 
     def call(self, message: Call[R]) -> R:
-        """Send a request and return its reply, with the attempt's faults."""
-        attempt, reply = self._attempt, self.send(message).result()
-        if isinstance(reply, Begun):
-            attempt.parent = reply.parent
-            attempt.fail_at(2)
-        elif isinstance(reply, Acknowledged):
-            attempt.world.trace("acknowledged", f"{attempt.spec} {reply.decision}")
-        return reply
+        """Send a request and return its reply."""
+        return self.send(message).result()
 
     def _before_acknowledging(self, acknowledgement: Acknowledgement) -> None:
         attempt = self._attempt
@@ -146,11 +141,12 @@ class _Line:
 
 
 class _Pending(Generic[R]):
-    """The reply to a request that was sent."""
+    """The reply to a request that was sent, with the attempt's faults."""
 
-    def __init__(self, task: asyncio.Task[R | DstlError], wait: Wait) -> None:
+    def __init__(self, task: asyncio.Task[R | DstlError], wait: Wait, attempt: SimulatedAttempt) -> None:
         self._task = task
         self._wait = wait
+        self._attempt = attempt
 
     @property
     def is_done(self) -> bool:
@@ -164,6 +160,12 @@ class _Pending(Generic[R]):
         answer = self._task.result()
         if isinstance(answer, DstlError):
             raise answer
+        attempt = self._attempt
+        if isinstance(answer, Begun):
+            attempt.parent = answer.parent
+            attempt.fail_at(2)
+        elif isinstance(answer, Acknowledged):
+            attempt.world.trace("acknowledged", f"{attempt.spec} {answer.decision}")
         return answer
 
 

@@ -1,0 +1,166 @@
+"""A task as a worker runs it, without Spark: what it asks when, and what it keeps for the next one."""
+
+import copy
+import json
+import pickle
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.rpc.client import Address
+from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.messages import Acknowledged, Acknowledgement, Assignment, Begin, Begun, Done, Fetched, TaskAttempt
+from dstl.rpc.protocol import Secret
+from dstl.spark import count
+from dstl.spark.operators.keyed_function import FunctionDefinition
+from dstl.spark.operators.processor import ProcessorDefinition
+from dstl.spark.prepared_operator import PreparedOperator
+from dstl.spark.task import OperatorTask
+from dstl.spark.task_attempt import WorkerProcess, run_attempt
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.memory_source import MemoryStateSource
+from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.keyed_functions import AggregateKeys
+from handles.key_group import KeyGroupRange
+from worlds.ddl import parse_ddl, schemas_of_tests
+
+KEY, ROW = parse_ddl("k long"), parse_ddl("k long, v long")
+PLACE = {"uid": "op", "by": ("k",), "input_schema": ROW, "key_schema": KEY, "parallelism": 1, "max_parallelism": 8}
+ROWS = pa.RecordBatch.from_pydict({"k": [1, 2], "v": [3, 4], KEY_GROUP_COLUMN: pa.array([0, 5], pa.int32())})
+SERVICE = Address("here", 1)
+
+
+def counting() -> FunctionDefinition:
+    function = AggregateKeys(KEY, ROW, {"n": count()})
+    return FunctionDefinition(**PLACE, function=function, output=function.output_schema)
+
+
+class Remembering(StatefulProcessor):
+    """Keeps, against all advice, what it has seen in itself."""
+
+    def __init__(self):
+        self.seen = []
+
+    def init(self, handle):
+        self.last = handle.getValueState("last", "v long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        self.seen += [row.v for row in rows]
+        yield Row(k=key[0], v=len(self.seen))
+
+    def close(self):
+        pass
+
+
+def remembering() -> ProcessorDefinition:
+    more = {"style": "row", "time_mode": "none", "timezone": "UTC", "schemas": schemas_of_tests()}
+    return ProcessorDefinition(**PLACE, processor=Remembering(), output=ROW, **more)
+
+
+class Line:
+    """A connection to services that hold no state, and know what was asked in which order."""
+
+    def __init__(self, definition, said):
+        self.registry = states_of(definition)
+        self.said = said
+
+    def send(self, message):
+        self.said.append(type(message).__name__)
+        return Answer(self.reply(message), partial(self.said.append, f"answer to {type(message).__name__}"))
+
+    def call(self, message):
+        return self.send(message).result()
+
+    def reply(self, message):
+        if isinstance(message, Begin):
+            owned = Assignment(KeyGroupRange(0, 7), SERVICE)
+            return Begun(registry=self.registry, assignments=(owned,))
+        if isinstance(message, Acknowledgement):
+            return Acknowledged("counted")
+        if hasattr(message, "keys"):
+            keys = read_columns(memoryview(message.keys), KEY_COLUMNS)[1]
+            return Fetched(write_columns(VALUE_COLUMN, [pa.nulls(len(keys), pa.binary())]))
+        return Done()
+
+
+class Answer:
+    is_done = True
+
+    def __init__(self, reply, taken):
+        self.reply, self.taken = reply, taken
+
+    def result(self):
+        self.taken()
+        return self.reply
+
+
+def states_of(definition):
+    return json.dumps(definition.resolve(None)).encode()
+
+
+def attempt(definition, rows, said):
+    def read():
+        for batch in rows:
+            said.append("a row is read")
+            yield batch
+
+    line = Line(definition, said)
+    worker = WorkerProcess(pid=1, host="here", coordinator=SERVICE, connect=lambda address: line, launch=pytest.fail)
+    task = TaskAttempt("query", "run", "op", 0, 0, 0, 1)
+    return pa.Table.from_batches(run_attempt(PreparedOperator(definition), task, read(), worker))
+
+
+def test_a_task_begins_before_it_reads_and_waits_for_no_answer_that_it_does_not_need_yet():
+    said = []
+    assert attempt(counting(), [ROWS], said).to_pydict() == {"k": [1, 2], "n": [1, 1]}
+    assert said == [
+        "Begin",
+        "a row is read",
+        "answer to Begin",
+        "OpenAttempt",
+        "FetchValues",
+        "answer to OpenAttempt",
+        "answer to FetchValues",
+        "Write",
+        "answer to Write",
+        "Acknowledgement",
+        "answer to Acknowledgement",
+    ]
+
+
+def test_a_worker_unpickles_a_task_once():
+    one = OperatorTask(counting(), SERVICE, Secret.generate())
+    data = cloudpickle.dumps(one)
+    first, again = pickle.loads(data), pickle.loads(data)
+    assert first is again
+    assert first.coordinator == one.coordinator
+    assert first.definition.output == one.definition.output
+    other = OperatorTask(counting(), Address("there", 2), Secret.generate())
+    assert pickle.loads(cloudpickle.dumps(other)).coordinator == Address("there", 2)
+
+
+def test_a_task_sees_nothing_of_what_another_one_has_left_in_its_processor():
+    definition = remembering()
+    operator = PreparedOperator(definition)
+    for _ in range(3):
+        runner = operator.runner(states_of(definition))
+        task = TaskInput(MemoryStateSource(), send=lambda part: None, sequence=1)
+        made = pa.Table.from_batches(runner.run(iter([ROWS]), task))
+        assert made.column("v").to_pylist() == [1, 2]
+    assert definition.processor.seen == []
+
+
+def test_a_run_with_other_states_has_other_runners():
+    definition = remembering()
+    operator = PreparedOperator(definition)
+    known = definition.resolve(None)
+    later = copy.deepcopy(known)
+    later["next_id"] = 7
+    later["states"][0]["id"] = 6
+    first, second = (operator.runner(json.dumps(each).encode()) for each in (known, later))
+    assert [each.state_id for each in first.registry.descriptors] == [0]
+    assert [each.state_id for each in second.registry.descriptors] == [6]
