@@ -225,9 +225,10 @@ class WorkerOptions(_Options):
     freeze: bool = True
     """Whether a worker takes what it has imported out of the garbage collector's sight. PySpark forces a full
     collection after every task, which walks all that modules have left: 20 to 45 ms, as measured on one machine. On:
-    workers freeze what lives after their first tasks (:func:`gc.freeze`, after a collection); a cycle that was in use
-    at one of these moments is never collected in that worker. Off: every task pays, and the collector sees everything:
-    for processors that keep large cyclic structures from task to task, and drop them later."""
+    workers freeze what lives after their first tasks, and after one that has imported something (:func:`gc.freeze`,
+    after a collection); a cycle that was in use at one of these moments is never collected in that worker. Off: every
+    task pays, and the collector sees everything: for processors that keep large cyclic structures from task to task,
+    and drop them later."""
 
 
 class MemoryOptions(_Options):

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from dstl.errors import Invalid
 
-__all__ = ["ENTRY_COLUMNS", "KEY_COLUMNS", "VALUE_COLUMN", "read_columns", "write_columns"]
+__all__ = ["ENTRY_COLUMNS", "KEY_COLUMNS", "VALUE_COLUMN", "read_columns", "write_batch", "write_columns"]
 
 KEY_COLUMNS = pa.schema(
     [pa.field("key_group", pa.uint16(), nullable=False), pa.field("key", pa.binary(), nullable=False)]
@@ -23,11 +23,20 @@ ENTRY_COLUMNS = pa.schema([*KEY_COLUMNS, pa.field("value", pa.binary(), nullable
 """Entries of a state that nobody has named."""
 
 
+_OPTIONS = pa.ipc.IpcWriteOptions()
+"""Arrow's own; where none are given it looks for each stream into the environment."""
+
+
 def write_columns(schema: pa.Schema, columns: Sequence[pa.Array]) -> memoryview:
     """Return columns as an Arrow stream of one batch."""
+    return write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
+
+
+def write_batch(batch: pa.RecordBatch) -> memoryview:
+    """Return a batch as an Arrow stream of it alone."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
+    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
     return memoryview(sink.getvalue())
 
 

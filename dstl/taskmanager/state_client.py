@@ -17,7 +17,7 @@ from dstl.changelog.change_digest import ChangeDigest
 from dstl.errors import CorruptData
 from dstl.rpc.client import Reply, Transport
 from dstl.rpc.codec import Call, Payload, R
-from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_batch, write_columns
 from dstl.rpc.messages import (
     Done,
     ExpiryPlace,
@@ -119,12 +119,9 @@ class StateClient:
                     pc.and_(pc.greater_equal(key_groups, owned.start), pc.less_equal(key_groups, owned.end))
                 )
             if part.num_rows:
-                sink = pa.BufferOutputStream()
-                with pa.ipc.new_stream(sink, part.schema) as writer:
-                    writer.write_batch(part)
                 told = b"" if owner in self._told else metadata
                 self._told.add(owner)
-                self._send_unseen(owner, Write(*self._who, partition, told, expiring, memoryview(sink.getvalue())))
+                self._send_unseen(owner, Write(*self._who, partition, told, expiring, write_batch(part)))
 
     def flush(self) -> None:
         """Wait until every TaskManager has taken everything.
