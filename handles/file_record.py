@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["PLAIN", "FileEntry", "FileRecord", "elsewhere", "place_elsewhere"]
+__all__ = ["FILES_OWNER", "PLAIN", "FileEntry", "FileRecord", "elsewhere", "place_elsewhere"]
 
 PLAIN = "plain:"
 """Begins the name of what is no object of the log, but a file that Spark has written itself."""
+FILES_OWNER = "files"
+"""Stands for the query in a location of files alone: no ``StateBackend`` takes it for its own."""
 _ELSEWHERE = "at:"
 
 _Row = tuple[str, int, int, int, int, int]

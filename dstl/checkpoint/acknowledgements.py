@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from dstl.checkpoint.finished_attempts import longest_row
 from dstl.errors import CheckpointDeclined, DstlError, Invalid, NotDeterministic
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
 
@@ -75,8 +76,13 @@ class Acknowledgements:
             return min(len(self._done), self.parallelism)
         return len(self._covered())
 
-    def begin(self, task: TaskAttempt, is_alive: Callable[[int], bool]) -> None:
-        """Note an attempt; it may take the place of those of its task that have ended by now.
+    @property
+    def has_begun(self) -> bool:
+        """True once an attempt has begun."""
+        return bool(self._invocations)
+
+    def begin(self, task: TaskAttempt, is_alive: Callable[[int], bool]) -> int:
+        """Note an attempt and return the number it goes by; it may take the place of those of its task that have ended.
 
         Args:
             task: The attempt.
@@ -94,6 +100,7 @@ class Acknowledgements:
             before = self._done.get((task.stage_id, task.slot))
             ended = (attempt for attempt in before.attempts if not is_alive(attempt)) if before else ()
             self._heir_of[task.attempt_id] = frozenset(ended)
+        return task.attempt_id
 
     def began(self, attempt_id: int) -> bool:
         """True where this attempt has begun in this batch."""
@@ -200,7 +207,7 @@ class Acknowledgements:
             return False
         if not self._offsets:
             # Nobody knows its partition. Of a union with itself, the same empty partition is there twice.
-            return _longest_row(slot for _, slot in self._rowless) >= self.parallelism
+            return longest_row(slot for _, slot in self._rowless) >= self.parallelism
         return len(self._covered()) >= self.parallelism
 
     def _covered(self) -> set[int]:
@@ -222,15 +229,6 @@ class Acknowledgements:
 
     def _within(self, slot: int, offsets: Iterable[int]) -> list[int]:
         return [slot - offset for offset in offsets if 0 <= slot - offset < self.parallelism]
-
-
-def _longest_row(slots: Iterable[int]) -> int:
-    """Return how many of the numbers follow each other without a gap, at most."""
-    longest, row, last = 0, 0, -2
-    for slot in sorted(set(slots)):
-        row = row + 1 if slot == last + 1 else 1
-        longest, last = max(longest, row), slot
-    return longest
 
 
 def _agree(one: Acknowledgement, other: Acknowledgement) -> bool:

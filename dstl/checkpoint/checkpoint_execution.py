@@ -14,6 +14,7 @@ from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
+from dstl.checkpoint.spark_commit import CommitFiles, FilesStep
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.checkpoint.truncation import recovery_work
 from dstl.crash_points import reach
@@ -97,6 +98,7 @@ class CheckpointExecution:
         trigger: Trigger,
         query_id: str,
         sparks_ms: int | None = None,
+        files: CommitFiles | None = None,
     ) -> CheckpointReport:
         """Make the checkpoint that is due; when this returns, it is durable and the TaskManagers know.
 
@@ -105,6 +107,7 @@ class CheckpointExecution:
             trigger: What it has said.
             query_id: Whose checkpoint it is.
             sparks_ms: Spark's watermark of the batch, for the report.
+            files: Spark's own commit of the batch, to be in the same record; None where it goes elsewhere.
 
         Raises:
             Fenced: A newer driver has taken over.
@@ -127,7 +130,9 @@ class CheckpointExecution:
             self._log.history.add(HistoryEntry(**figures, persist_s=persist_s, assemble_s=assemble_s))
             left = self._options.timeout_s - watch.total()
             reach("C3")
-            await self._commit(checkpoint, inlined, coordinator.oldest_after(trigger, self._options.retained), left)
+            oldest = coordinator.oldest_after(trigger, self._options.retained)
+            step = files.step(checkpoint.checkpoint_id, [len(each) for each in inlined]) if files is not None else None
+            await self._commit(checkpoint, inlined, oldest, left, step)
             commit_s = watch.lap()
             reach("C5")
         except (Fenced, OutcomeUnknown) as error:
@@ -199,11 +204,20 @@ class CheckpointExecution:
         )
 
     async def _commit(
-        self, checkpoint: CompletedCheckpoint, inlined: Sequence[bytes], oldest: int, seconds: float
+        self,
+        checkpoint: CompletedCheckpoint,
+        inlined: Sequence[bytes],
+        oldest: int,
+        seconds: float,
+        step: FilesStep | None,
     ) -> None:
+        files = None
+        if step is not None:
+            # What either half of the log needs is kept.
+            inlined, oldest, files = [*inlined, *step.inlined], min(oldest, step.whole), step.record
         try:
             async with asyncio.timeout(max(seconds, _LEAST_COMMIT_S)):
-                await self._log.commit(checkpoint, inlined, oldest=oldest)
+                await self._log.commit(checkpoint, inlined, oldest=oldest, files=files)
         except TimeoutError:
             # The request that was cancelled may still be carried out.
             why = (

@@ -27,6 +27,9 @@ any, the batch having failed                            the batch's error, until
 
 Partitions may be acknowledged by tasks of different stages: an action that consumes its input piece by piece
 (``toLocalIterator``, ``take`` and then all) has a stage for each piece, and all of them agree.
+
+In a run that is *committed by Spark* (``dstl/checkpoint/spark_commit.py``) acknowledgements decide nothing: the highest
+attempt of each partition counts, and ``commits/N`` triggers the checkpoint, or is refused where a partition is missing.
 """
 
 from __future__ import annotations
@@ -36,12 +39,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dstl.checkpoint.acknowledgements import Acknowledgements
+from dstl.checkpoint.finished_attempts import FinishedAttempts
 from dstl.crash_points import reach
-from dstl.errors import DstlError, Fenced, Invalid, MissingState, Superseded
+from dstl.errors import CheckpointDeclined, DstlError, Fenced, Invalid, MissingState, Superseded
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
-__all__ = ["CheckpointCoordinator", "Decision", "Trigger"]
+__all__ = ["CheckpointCoordinator", "Decision", "Trigger", "nobody_consumed"]
 
 
 class Decision(Enum):
@@ -74,7 +78,7 @@ class Trigger:
 class _Batch:
     batch_id: int
     parent: CompletedCheckpoint | None
-    operators: dict[str, Acknowledgements]
+    operators: Mapping[str, Acknowledgements | FinishedAttempts]
     time_ms: int
     version: int = 0
     completed_version: int = 0
@@ -100,10 +104,12 @@ class CheckpointCoordinator:
 
     Args:
         operators: Parallelism of each stateful operator, known from their construction.
+        by_commit: Spark's own commit triggers the checkpoints, and not the acknowledgements.
     """
 
-    def __init__(self, operators: Mapping[str, int]) -> None:
+    def __init__(self, operators: Mapping[str, int], *, by_commit: bool = False) -> None:
         self._parallelism = dict(operators)
+        self.by_commit = by_commit
         self._run: str | None = None
         self._retired: set[str] = set()
         self._batch: _Batch | None = None
@@ -121,13 +127,16 @@ class CheckpointCoordinator:
         return tuple(self._completed)
 
     def has_checkpoint(self, batch_id: int) -> bool:
-        """Return True where this is the current batch, and its checkpoint holds all that its tasks acknowledged."""
+        """Return True where this is the current batch, and its checkpoint holds all that its tasks acknowledged.
+
+        Where Spark's commit makes the checkpoint: where it can be made.
+        """
         batch = self._batch
         return (
             batch is not None
             and batch.batch_id == batch_id
             and batch.is_complete
-            and batch.version == batch.completed_version
+            and (self.by_commit or batch.version == batch.completed_version)
             and batch.failure is None
         )
 
@@ -172,6 +181,10 @@ class CheckpointCoordinator:
         batch.operators[task.operator].begin(task, is_alive)
         return batch.parent
 
+    def number_of(self, task: TaskAttempt) -> int:
+        """Return the number that an attempt which has begun goes by from now on, with TaskManagers too."""
+        return self._batch_of(task).operators[task.operator].begin(task, lambda attempt_id: True)
+
     def acknowledge(self, ack: Acknowledgement) -> Decision:
         """Count a task's change set.
 
@@ -185,13 +198,39 @@ class CheckpointCoordinator:
         operator = batch.operators[task.operator]
         if not operator.began(task.attempt_id):
             raise Superseded(f"attempt {task.attempt_id} of {task.operator} never began in batch {task.batch_id}")
+        if self.by_commit and batch.completed_version:
+            return Decision.GO_ON  # Spark has committed the batch: it comes too late to count
         try:
             batch.version += operator.add(ack)
         except DstlError as error:
             batch.failure = error
             _raise_failure(batch)
         reach("C2")
-        return Decision.WAIT if batch.is_complete else Decision.GO_ON
+        return Decision.WAIT if not self.by_commit and batch.is_complete else Decision.GO_ON
+
+    def check_complete(self, batch_id: int) -> None:
+        """Check that every operator was run to its end in a batch that Spark is about to commit.
+
+        Raises:
+            Invalid: One was not run at all.
+            CheckpointDeclined: One was run in part.
+            DstlError: The batch has failed.
+        """
+        batch = self._batch
+        if batch is None or batch.batch_id != batch_id:
+            raise nobody_consumed(batch_id, self._parallelism)
+        _raise_failure(batch)
+        missing = {uid: op for uid, op in batch.operators.items() if not op.is_complete}
+        idle = [uid for uid, op in missing.items() if not op.has_begun]
+        if idle:
+            raise nobody_consumed(batch_id, idle)
+        if missing:
+            parts = ", ".join(f"{uid!r} ({op.covered} of {op.parallelism} partitions)" for uid, op in missing.items())
+            raise CheckpointDeclined(
+                f"batch {batch_id} is not committed, for the output of operator {parts} was not consumed to its end: a "
+                "sink that catches its own errors, or a limit, has left tasks out. Start the query again, and Spark "
+                "replays the batch"
+            )
 
     def trigger(self) -> Trigger | None:
         """Return the checkpoint that is due, or None where none is: the set is incomplete or already checkpointed.
@@ -216,6 +255,7 @@ class CheckpointCoordinator:
         batch = self._batch
         if (
             batch is None
+            or self.by_commit
             or task.run_id != self._run
             or task.batch_id != batch.batch_id + 1
             or batch.failure is not None
@@ -310,7 +350,8 @@ class CheckpointCoordinator:
         if not before and task.batch_id != 0:
             # An empty state is sound for batch 0 alone: every later batch has a predecessor with effects.
             raise self._no_parent(task.batch_id)
-        operators = {uid: Acknowledgements(parallelism) for uid, parallelism in self._parallelism.items()}
+        kind = FinishedAttempts if self.by_commit else Acknowledgements
+        operators = {uid: kind(parallelism) for uid, parallelism in self._parallelism.items()}
         parent = before[-1] if before else None
         self._batch = _Batch(task.batch_id, parent, operators, self._time_of(task.batch_id, parent, now_ms))
         return self._batch
@@ -348,6 +389,16 @@ class CheckpointCoordinator:
             "checkpoint directory and the state location do not belong together, or one of them was cleared: "
             "restore both, or start with a new directory and a new location"
         )
+
+
+def nobody_consumed(batch_id: int, operators: Iterable[str]) -> Invalid:
+    """Return the error of a batch that Spark is about to commit, and in which these operators have not run."""
+    names = ", ".join(map(repr, operators))
+    return Invalid(
+        f"batch {batch_id} is not committed, for nobody has consumed the output of operator {names}: no task of it has "
+        "run. Define what the query writes and nothing else, or write the results of all operators in one query (a "
+        "union, say)"
+    )
 
 
 def _raise_failure(batch: _Batch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.crash_points import reach
@@ -29,9 +29,13 @@ class RetainedObjects:
     Args:
         store: The query's location.
         recorder: Counts what is deleted.
+
+    Attributes:
+        needed_elsewhere: Says whether something else than a checkpoint needs an object; that one deletes it then.
     """
 
     def __init__(self, store: ObjectStore, recorder: Recorder = NullRecorder()) -> None:
+        self.needed_elsewhere: Callable[[str], bool] = lambda name: False
         self._deleter = BackgroundDeleter(
             store, recorder=recorder, deleted="subsumedDeleted", left="subsumedLeftToCleaner"
         )
@@ -49,6 +53,12 @@ class RetainedObjects:
     def subsume(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
         """Let go of these; what nobody else refers to is deleted soon."""
         self._forget([checkpoint.checkpoint_id for checkpoint in checkpoints])
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete what somebody else needs no more, except what checkpoints need."""
+        free = [name for name in names if name not in self._registry]
+        if free:
+            self._deleter.delete(free)
 
     def hold(self, checkpoint: CompletedCheckpoint) -> Hold:
         """Keep a retained checkpoint's objects until :meth:`release`, even if it is subsumed.
@@ -81,7 +91,8 @@ class RetainedObjects:
     def _forget(self, holders: Sequence[int]) -> None:
         self._freed += [name for holder in holders for name in self._registry.unregister(holder)]
         if len(self._freed) >= _DELETE_TOGETHER:
-            freed, self._freed = self._freed, []
+            freed = [name for name in self._freed if not self.needed_elsewhere(name)]
+            self._freed = []
             reach("C7")
             manifests = [name for name in freed if manifest_sequence(name) is not None]
             others = [name for name in freed if manifest_sequence(name) is None]

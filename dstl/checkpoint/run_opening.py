@@ -11,6 +11,7 @@ from dstl.checkpoint.fleet.fleet import Fleet
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
+from dstl.checkpoint.spark_commit import SparkDirectory
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, MissingState
@@ -96,7 +97,9 @@ class RunOpening:
         self._savepoint = restore, await restore.load(self._max_parallelism) if is_new else None
         return self._savepoint[1]
 
-    async def open(self, task: TaskAttempt, operators: Mapping[str, int]) -> OpenedRun:
+    async def open(
+        self, task: TaskAttempt, operators: Mapping[str, int], directory: SparkDirectory | None = None
+    ) -> OpenedRun:
         """Fence every older driver off, choose the checkpoint, and bring the TaskManagers to it.
 
         A run fences once, however many of its tasks try to open it, and what it was refused for stays refused.
@@ -104,6 +107,8 @@ class RunOpening:
         Args:
             task: The first of its run.
             operators: Parallelism of each operator.
+            directory: Spark's checkpoint directory of the run, where it lies in this log: Spark's commits say then
+                which checkpoints there are.
 
         Raises:
             Invalid: The location is another query's, or its state does not fit this one.
@@ -117,7 +122,7 @@ class RunOpening:
             error = self._refused[1]
             raise type(error)(*error.args)
         try:
-            return await self._open(task, operators)
+            return await self._open(task, operators, directory)
         except (Fenced, Invalid, MissingState) as error:
             self._refused = task.run_id, error
             raise
@@ -140,7 +145,7 @@ class RunOpening:
                 _log.warning("whether another driver has taken %s over is unknown: %s", self._location, unknown)
             raise
 
-    async def _open(self, task: TaskAttempt, operators: Mapping[str, int]) -> OpenedRun:
+    async def _take_over(self, task: TaskAttempt, operators: Mapping[str, int]) -> None:
         owner = await self._log.owner()
         if owner and owner != task.query_id:
             raise Invalid(
@@ -153,11 +158,22 @@ class RunOpening:
                 await self._check_not_behind(task, operators)
             await self._log.fence(task.query_id)
             self._fenced_for = task.run_id
+
+    async def _open(
+        self, task: TaskAttempt, operators: Mapping[str, int], directory: SparkDirectory | None
+    ) -> OpenedRun:
+        if directory is not None:
+            await directory.lead(task.query_id)
+        else:
+            await self._take_over(task, operators)
         skipped: list[str] = []
         reach("C11")
         found = await self._found(task, operators, skipped)
+        if directory is not None:
+            # A commit that was taken back, by a user who rolls back, takes its checkpoint with it.
+            found = [each for each in found if each.batch_id <= directory.newest_commit()]
         reach("R1")
-        coordinator, parent, restored = await self._prepared(task, operators, found, skipped)
+        coordinator, parent, restored = await self._prepared(task, operators, found, skipped, directory)
         reach("R6")
         lost = task.batch_id - 1 - parent.batch_id if parent else 0
         if parent is not None and lost:
@@ -237,12 +253,15 @@ class RunOpening:
         operators: Mapping[str, int],
         found: Sequence[CompletedCheckpoint],
         skipped: list[str],
+        directory: SparkDirectory | None,
     ) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None, Restored]:
         """Bring the TaskManagers to the checkpoint of the batch before; where that may be, to an older one instead."""
+        planned_ms = await directory.batch_time_ms(task.batch_id) if directory is not None else None
+        now_ms = int(self._runtime.clock.wall() * 1000) if planned_ms is None else planned_ms
         while True:
-            coordinator = CheckpointCoordinator(operators)
+            coordinator = CheckpointCoordinator(operators, by_commit=directory is not None)
             coordinator.open_run(task.run_id, found, accept_older=self._fall_back)
-            parent = coordinator.begin(task, int(self._runtime.clock.wall() * 1000))
+            parent = coordinator.begin(task, now_ms)
             self._catalogue.open(parent)
             self._fleet.begin_run()
             try:

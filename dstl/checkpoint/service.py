@@ -7,10 +7,11 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
 
 from dstl.checkpoint.attempt_register import ActiveRun, AttemptRegister
-from dstl.checkpoint.checkpoint_execution import CheckpointExecution, Stopwatch
+from dstl.checkpoint.checkpoint_execution import CheckpointExecution
+from dstl.checkpoint.checkpoint_turns import CheckpointTurns
+from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision, Trigger
 from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
 from dstl.checkpoint.fleet.launch_plan import LaunchPlan
@@ -27,7 +28,7 @@ from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.sparks_watermark import ReadWatermarks, SparksWatermark
 from dstl.checkpoint.state_catalogue import Follows, Registry, StateCatalogue
 from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
-from dstl.errors import Closed, DstlError, Fenced, Invalid, MissingState, TaskManagerLost, clipped
+from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.client import Address
@@ -113,7 +114,6 @@ class CoordinatorService:
         self._on_task_manager_lost = on_task_manager_lost
         # The cleaner's requests are not the checkpoints'.
         counted = InstrumentedStore(store, recorder=recorder, names=_DRIVER_CALLS)
-        self._recorder = recorder
         self._log = ManifestLog(
             counted, runtime, attempts=commit_attempts, skip_damaged=fall_back, history=options.history
         )
@@ -168,7 +168,8 @@ class CoordinatorService:
         self._retired: set[str] = set()
         self._tried: set[str] = set()
         self._opening = asyncio.Lock()
-        self._checkpointing = asyncio.Lock()
+        self._turns = CheckpointTurns(self._execution, self._log, self._sparks, runtime, recorder, on_event)
+        self.commits = CommittedRuns(self._log, self._objects, self._turns, self._operators, lambda: self._coordinator)
         self.server = RpcServer(
             secret,
             {
@@ -282,7 +283,7 @@ class CoordinatorService:
         """Return the metrics of every TaskManager, asked for now."""
         return await self._poll.read()
 
-    def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
+    async def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
         """Return True where the batch is this query's current one and has its checkpoint; None asks for any query."""
         coordinator = self._coordinator
         known = coordinator is not None and query_id in (None, self._query_id)
@@ -308,11 +309,13 @@ class CoordinatorService:
                     if losses == _MOST_LOSSES:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
+                task = replace(task, attempt_id=coordinator.number_of(task))
                 self._attempts.begun(task, peer)
         watermark_ms, late_ms = (parent.watermark_ms, parent.late_watermark_ms) if parent else (None, None)
         if self._catalogue.goes_by_spark(task.operator):
             watermark_ms, late_ms = await self._sparks.of_batch(task)
         return Begun(
+            attempt=task.attempt_id,
             parent=parent.checkpoint_id if parent else None,
             watermark_ms=watermark_ms,
             late_watermark_ms=late_ms,
@@ -325,8 +328,10 @@ class CoordinatorService:
     async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:
         coordinator = await self._opened(task)
         if coordinator.overdue(task) is not None:
-            await self._checkpoint(coordinator, lambda: coordinator.overdue(task))
-        parent = coordinator.begin(task, self._now_ms(), self._attempts.is_alive)
+            await self._turns.make(coordinator, lambda: coordinator.overdue(task), self._query_id)
+        planned_ms = await self.commits.batch_time_ms(task)
+        now_ms = int(self._runtime.clock.wall() * 1000) if planned_ms is None else planned_ms
+        parent = coordinator.begin(task, now_ms, self._attempts.is_alive)
         if not self._fleet.holds(parent.checkpoint_id if parent else None):
             await self._runs.prepare(task.query_id, parent)
         return coordinator, parent
@@ -344,28 +349,8 @@ class CoordinatorService:
                 self._running(task).acknowledge(ack)
                 return coordinator.trigger()
 
-            await self._checkpoint(coordinator, due)
+            await self._turns.make(coordinator, due, self._query_id)
         return Acknowledged(decision.name)
-
-    async def _checkpoint(self, coordinator: CheckpointCoordinator, due: Callable[[], Trigger | None]) -> None:
-        """Make the checkpoint that is due once those under way have ended, if one is."""
-        async with self._checkpointing:
-            trigger = due()
-            if trigger is not None:
-                watch, sequence = Stopwatch(self._runtime.clock), self._log.next_sequence
-                try:
-                    report = await self._execution.run(coordinator, trigger, self._query_id, self._sparks.known_ms)
-                except DstlError as error:
-                    self._recorder.increment("numberOfFailedCheckpoints")
-                    self._note(
-                        "failed",
-                        checkpoint_id=sequence,
-                        batch_id=trigger.batch_id,
-                        seconds=watch.lap(),
-                        error=f"{type(error).__name__}: {clipped(error)}",
-                    )
-                    raise
-                self._on_event(report)
 
     async def _placed(self, task: TaskAttempt) -> TaskAttempt:
         return await self._attempts.placed(task, self._coordinator.run_id if self._coordinator else None, self._retired)
@@ -391,14 +376,14 @@ class CoordinatorService:
         if self._coordinator is not None and task.run_id == self._coordinator.run_id:
             return self._coordinator
         started = self._runtime.clock.now()
-        async with self._checkpointing:
-            # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
-            self._coordinator = None
+        # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
+        await self._turns.ended()
+        self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
         self._retired |= self._tried - {task.run_id}
         self._tried = {task.run_id}
-        opened = await self._runs.open(task, self._operators)
+        opened = await self._runs.open(task, self._operators, self.commits.directory_of(task.run_id))
         self._objects.retain(opened.found)
         self._coordinator, self._query_id = opened.coordinator, task.query_id
         seconds = self._runtime.clock.now() - started
@@ -407,7 +392,7 @@ class CoordinatorService:
         _log.info("run %s %s, after %.3f s", task.run_id, begins, seconds)
         read = opened.restored
         self._execution.note_restore(read.bytes, read.seconds)
-        self._note(
+        self._turns.note(
             "restore", checkpoint_id=parent_id or 0, batch_id=task.batch_id, seconds=seconds, new_bytes=read.bytes
         )
         self._on_event(
@@ -426,18 +411,11 @@ class CoordinatorService:
         self._cleaner.start()
         return opened.coordinator
 
-    def _note(self, kind: Literal["failed", "restore"], **figures: Any) -> None:
-        """Add to the history, which the next manifest tells."""
-        self._log.history.add(HistoryEntry(kind=kind, at=self._runtime.clock.wall(), **figures))
-
     def _note_worker(self, pid: int) -> None:
         self._worker_pids.pop(pid, None)
         self._worker_pids[pid] = None
         while len(self._worker_pids) > _MOST_WORKERS:
             del self._worker_pids[next(iter(self._worker_pids))]
-
-    def _now_ms(self) -> int:
-        return int(self._runtime.clock.wall() * 1000)
 
     def _lost(self, member_id: str) -> None:
         if self._closing:

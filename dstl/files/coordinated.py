@@ -13,7 +13,7 @@ from dstl.files.adoption import plain_entries
 from dstl.files.deferred_commit import LINGER_S, DeferredCommit
 from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import FileLog, Lane
-from dstl.files.file_run import FileRun
+from dstl.files.file_run import WHOLE_EVERY, FileRun
 from dstl.files.index import file_steps
 from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
@@ -26,14 +26,13 @@ from dstl.rpc.file_messages import PersistedFiles
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry, FileRecord
+from handles.file_record import FILES_OWNER, FileEntry, FileRecord
 
 __all__ = ["OWNER", "CoordinatedDirectory"]
 
 _log = logging.getLogger(__name__)
 
-OWNER = "files"
-"""Stands for the query in the records of such a location: no ``StateBackend`` takes it for its own."""
+OWNER = FILES_OWNER
 _FRESH_S = 1.0
 _FOLLOWED = 16
 
@@ -65,9 +64,10 @@ class CoordinatedDirectory(Directory):
         runtime: Runtime,
         options: FileOptions = FileOptions(),
         open_elsewhere: OpenElsewhere | None = None,
+        whole_every: int = WHOLE_EVERY,
     ) -> None:
         super().__init__(root, log)
-        self.run = FileRun(outlives_hosts=options.durability == "task")
+        self.run = FileRun(whole_every, outlives_hosts=options.durability == "task")
         self._store = store
         self._plain = plain
         self._participants = Participants(root, log, hosts, self.run)
@@ -425,10 +425,13 @@ class CoordinatedDirectory(Directory):
         for sequence, files in steps:
             run.index.apply(files, sequence)
         if not steps:
-            # The first record will be a whole one, and have them.
-            run.index.apply(FileRecord.of("", "", await plain_entries(self._plain), is_whole=True), 0)
+            await self._adopt()
         run.index.take_free(0)
         self._tail, self._read_at = scan.tail, began
+
+    async def _adopt(self) -> None:
+        """Take over the plain files that are there; the first record will be a whole one, and have them."""
+        self.run.index.apply(FileRecord.of("", "", await plain_entries(self._plain), is_whole=True), 0)
 
     async def _follow(self) -> bool:
         """Read the records behind those that are known; False where too much has happened since."""

@@ -241,7 +241,9 @@ class FileLog:
         small = []
         for each in done:
             assert each.result is not None
-            small += [(r.log_id, r.sqn, self.read(r)) for r in each.riders if not r.is_deletion and r.size <= _SMALL]
+            # A barrier may have been given up when its record's outcome was unknown.
+            held = [r for r in each.riders if r.size <= _SMALL and (r.log_id, r.sqn) in self._held]
+            small += [(r.log_id, r.sqn, self.read(r)) for r in held]
             self._changelog.storage.confirm(each.result, located)
             self.riders.remove(each.riders)
             for rider in each.riders:

@@ -21,9 +21,9 @@ from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 from handles.file_record import FileEntry, FileRecord
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["FileRun", "Step"]
+__all__ = ["WHOLE_EVERY", "FileRun", "Step"]
 
-_WHOLE_EVERY = 100
+WHOLE_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,13 @@ class FileRun:
     """Decides for one checkpoint directory. Not thread-safe.
 
     Args:
+        whole_every: So many records after a whole one there is another. More: less to write; fewer: less to read at a
+            start.
         outlives_hosts: A lost host loses nothing: what a task has put is stored before it ends (``durability=task``).
     """
 
-    def __init__(self, *, outlives_hosts: bool = False) -> None:
+    def __init__(self, whole_every: int = WHOLE_EVERY, *, outlives_hosts: bool = False) -> None:
+        self._whole_every = whole_every
         self.index = FileIndex()
         self.current = ""
         self.outlives_hosts = outlives_hosts
@@ -162,6 +165,7 @@ class FileRun:
         sequence: int,
         boundary: int,
         also: Sequence[tuple[str, bytes]] = (),
+        in_front: Sequence[int] = (),
     ) -> Step:
         """Return the record of a barrier.
 
@@ -172,11 +176,12 @@ class FileRun:
             also: Path and bytes of barriers before it that ride in its record.
             sequence: The record's number.
             boundary: Number of the newest whole record; 0 for none.
+            in_front: Sizes of other segments that the record holds before these.
 
         Raises:
             TaskManagerLost: State that the commit names is missing.
         """
-        located, inlined = _located(parts, sequence)
+        located, inlined = _located(parts, sequence, in_front)
         winners: dict[str, tuple[PersistedFile, SegmentHandle | None]] = {}
         for part in parts:
             handles = [
@@ -197,7 +202,7 @@ class FileRun:
                 added.append(FileEntry(path, file.size, file.modified_ms, handle, file.log_id, file.sqn))
         for path, body in (*also, (barrier, content)):
             self._check_complete(path, body, added, removed)
-        is_whole = not boundary or sequence - boundary >= _WHOLE_EVERY
+        is_whole = not boundary or sequence - boundary >= self._whole_every
         if is_whole:
             gone = {*removed, *(each.path for each in added)}
             added = [*(each for each in self.index if each.path not in gone), *added]
@@ -222,7 +227,9 @@ def _takes_over(file: PersistedFile, known: PersistedFile) -> bool:
     return wins(file.attempt, known.attempt)
 
 
-def _located(parts: Sequence[PersistedFiles], sequence: int) -> tuple[dict[str, SegmentHandle], tuple[bytes, ...]]:
+def _located(
+    parts: Sequence[PersistedFiles], sequence: int, in_front: Sequence[int]
+) -> tuple[dict[str, SegmentHandle], tuple[bytes, ...]]:
     """Return where a record of this number holds the seals, and the seals themselves in order."""
     seals = [
         (seal, size, checksum, bytes(part.inlined[offset : offset + size]))
@@ -230,7 +237,7 @@ def _located(parts: Sequence[PersistedFiles], sequence: int) -> tuple[dict[str, 
         for seal, _, size, checksum, offset in part.segments
         if seal
     ]
-    offsets = inline_offsets([size for _, size, _, _ in seals])
+    offsets = inline_offsets([*in_front, *(size for _, size, _, _ in seals)])[len(in_front) :]
     located = {
         seal: SegmentHandle(manifest_name(sequence), size, checksum, offset)
         for (seal, size, checksum, _), offset in zip(seals, offsets, strict=True)

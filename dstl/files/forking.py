@@ -7,12 +7,22 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from urllib.parse import quote
 
+from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestReader
+from dstl.checkpoint.spark_commit import CommitFiles
 from dstl.errors import Invalid, MissingState
 from dstl.files.coordinated import OWNER, CoordinatedDirectory
 from dstl.files.file_log import FileLog
 from dstl.files.index import HELD, file_steps
-from dstl.files.namespace import OBJECTS, SCHEME, barrier_batch, location_of, plain_location_of
+from dstl.files.namespace import (
+    OBJECTS,
+    SCHEME,
+    barrier_batch,
+    is_of_a_backend,
+    location_of,
+    plain_location_of,
+)
+from dstl.files.query_directory import QueryDirectory
 from dstl.options import S3Options
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 from dstl.runtime import Runtime
@@ -36,6 +46,8 @@ def opened_directory(
     config = TaskManagerConfig(location="")
     changelog = Changelog(config, Components(store=store, runtime=runtime), OWNER)
     log = FileLog(changelog, runtime, config.batching.inline_threshold)
+    if is_of_a_backend(root):
+        return QueryDirectory(root, store, plain, log, _NoRuns(ManifestLog(store, runtime)), runtime)
     return CoordinatedDirectory(
         root, store, plain, log, {}, runtime, open_elsewhere=lambda location: open_store(location, s3)
     )
@@ -52,6 +64,8 @@ async def fork(source: str, target: str, runtime: Runtime, s3: S3Options, open_s
         Invalid: There is something in the target already, or it is the source.
         MissingState: The source has no files.
     """
+    if is_of_a_backend(source) or is_of_a_backend(target):
+        raise Invalid(f"{source}: files of a StateBackend are not without its state: make a savepoint instead")
     async with AsyncExitStack() as stack:
         old, new = (opened_directory(each, runtime, s3, open_store) for each in (source, target))
         stack.push_async_callback(old.close)
@@ -153,3 +167,21 @@ def _part(entries: Iterable[FileEntry]) -> PersistedFiles:
     )
     rows = tuple(("", each.name, each.size, each.checksum, each.offset) for each in segments)
     return PersistedFiles(files, rows, False, b"")
+
+
+class _NoRuns:
+    """The checkpoints of a location, where no query runs."""
+
+    operators = ()
+
+    def __init__(self, manifests: ManifestLog) -> None:
+        self._manifests = manifests
+
+    def attach(self, directory: QueryDirectory, needs: Callable[[str], bool]) -> ManifestLog:
+        return self._manifests
+
+    async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
+        raise Invalid("no query runs here, so no batch is committed")
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Leave it to the query's next run."""

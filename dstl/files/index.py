@@ -139,6 +139,16 @@ class FileIndex:
             del self._free[name]
         return ready
 
+    def needs(self, name: str, boundary: int) -> bool:
+        """Return True where an entry names an object, or where it is a record that the index is made of.
+
+        Args:
+            name: The object.
+            boundary: The number of the newest whole record.
+        """
+        sequence = manifest_sequence(name)
+        return bool(self._named[name]) or (sequence in self._records and (sequence or 0) >= boundary)
+
     def names(self) -> set[str]:
         """Return the objects that entries name."""
         return {name for name, count in self._named.items() if count > 0}

@@ -11,7 +11,7 @@ from dstl.errors import CorruptData, Invalid, MissingState
 from dstl.files.coordinated import OWNER
 from dstl.files.forking import opened_directory
 from dstl.files.index import HELD, FileIndex, file_steps
-from dstl.files.namespace import barrier_batch, location_of, plain_location_of
+from dstl.files.namespace import barrier_batch, is_of_a_backend, location_of, plain_location_of
 from dstl.files.reader import FileReader
 from dstl.options import S3Options
 from dstl.runtime import Runtime
@@ -58,7 +58,8 @@ async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncItera
     reader = FileReader(store, plain, runtime, open_elsewhere=lambda location: open_store(location, s3))
     try:
         index = FileIndex()
-        steps = file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER)
+        scan = await ManifestReader(store, runtime).scan()
+        steps = file_steps(scan, store.location, scan.query_id if is_of_a_backend(root) else OWNER)
         if not steps:
             raise MissingState(f"{root} holds no files: no query has written there through dstl://")
         for sequence, files in steps:
@@ -109,7 +110,7 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
     The directory is taken over: a query that still runs is fenced.
 
     Raises:
-        MissingState: The batch is not among those that are kept.
+        MissingState: The batch is not among those that are kept; or of a ``StateBackend``, its checkpoint is not.
     """
     async with opened_files(root, runtime, s3) as files:
         batches = files.batches
@@ -117,6 +118,8 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
         kept = f"{batches[0]} to {batches[-1]}" if batches else "none"
         raise MissingState(f"{root} keeps the commit of batches {kept}, and not that of {batch}")
     gone = [path for path in files.entries if (barrier_batch(path) or 0) > batch]
+    if is_of_a_backend(root):
+        await _check_retained(root, batch, runtime, s3)
     directory = opened_directory(root, runtime, s3)
     try:
         for path in gone:
@@ -125,3 +128,13 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
     finally:
         await directory.close()
     return gone
+
+
+async def _check_retained(root: str, batch: int, runtime: Runtime, s3: S3Options) -> None:
+    store = open_store(location_of(root), s3)
+    try:
+        retained = (await ManifestReader(store, runtime).scan()).retained
+    finally:
+        await store.close()
+    if batch not in [checkpoint.batch_id for checkpoint in retained]:
+        raise MissingState(f"{store.location} retains no checkpoint of batch {batch}: see dstl checkpoints list")

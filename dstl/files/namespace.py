@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from dstl.errors import Invalid
 
 __all__ = [
     "OBJECTS",
+    "QUERY",
     "SCHEME",
     "FilePath",
     "StateFile",
+    "backend_root",
     "barrier_batch",
+    "is_of_a_backend",
     "is_of_a_query",
     "is_of_the_driver",
     "is_snapshot",
@@ -28,6 +31,8 @@ __all__ = [
 SCHEME = "dstl"
 OBJECTS = "_dstl"
 """The log's objects lie in this directory of the plain one."""
+QUERY = "_spark"
+"""Ends the root of a directory that lies in the log of a ``StateBackend``: the rest of it is the backend's location."""
 _INNER = re.compile(
     r"metadata|(?:offsets|commits)(?:/[^/]+)?|sources(?:/\d+(?:/.*)?)?|state(?:/\d+(?:/(?:\d+|_\w+)(?:/.*)?)?)?",
     re.DOTALL,
@@ -121,12 +126,39 @@ def is_of_a_query(inner: str) -> bool:
 def location_of(root: str) -> str:
     """Return the store's location of a checkpoint directory: ``_dstl`` below the plain path.
 
-    ``dstl://bucket/path`` is in the bucket, ``dstl:///path`` in the file system.
+    ``dstl://bucket/path`` is in the bucket, ``dstl:///path`` in the file system. The root of a ``StateBackend`` ends
+    with ``_spark``, and its log is the backend's: the location above.
 
     Raises:
         Invalid: It names no place.
     """
-    return f"{plain_location_of(root)}/{OBJECTS}"
+    plain = plain_location_of(root)
+    return plain.removesuffix(f"/{QUERY}") if is_of_a_backend(root) else f"{plain}/{OBJECTS}"
+
+
+def is_of_a_backend(root: str) -> bool:
+    """Return True for the root of a directory that lies in the log of a ``StateBackend``."""
+    return root.endswith(f"/{QUERY}")
+
+
+def backend_root(location: str) -> str:
+    """Return the root of the checkpoint directory that lies in the log of a backend.
+
+    Args:
+        location: The backend's: absolute, one location, a directory or of S3.
+
+    Raises:
+        Invalid: There is no such root.
+    """
+    for scheme in ("s3://", "s3a://"):
+        if location.startswith(scheme):
+            return f"{SCHEME}://{location.removeprefix(scheme).rstrip('/')}/{QUERY}"
+    if location.startswith("/") and quote(location) == location:
+        return f"{SCHEME}://{location.rstrip('/')}/{QUERY}"
+    raise Invalid(
+        f"{location} cannot hold Spark's checkpoint directory as well: name one bucket's prefix or one directory, of "
+        "letters, digits, '_', '-', '.', '~' and '/'"
+    )
 
 
 def plain_location_of(root: str) -> str:

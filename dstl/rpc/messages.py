@@ -83,6 +83,7 @@ class Begun(Message):
 
     Attributes:
         launch: A TaskManager that the worker launches before it begins again; the other fields mean nothing then.
+        attempt: The number that the attempt goes by from now on; a task with several partitions is several attempts.
         parent: The checkpoint that the batch builds on; None for an empty state.
         watermark_ms: Event-time watermark, Unix milliseconds; None where there is none.
         late_watermark_ms: Rows at or before it are late.
@@ -93,6 +94,7 @@ class Begun(Message):
     """
 
     launch: str | None = None
+    attempt: int = 0
     parent: int | None = None
     watermark_ms: int | None = None
     late_watermark_ms: int | None = None

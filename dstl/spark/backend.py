@@ -36,6 +36,7 @@ from dstl.options import (
 )
 from dstl.rpc.protocol import Secret
 from dstl.runtime import IoLoop, system_runtime
+from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.application.environment import check_pyspark, check_table, check_worker_python
 from dstl.spark.application.expectation import expect
 from dstl.spark.application.fleet_launcher import FleetLauncher
@@ -51,7 +52,7 @@ from dstl.spark.application.session import (
     session_of,
 )
 from dstl.spark.application.shutdown import shut_down
-from dstl.spark.listener import CheckpointMetrics
+from dstl.spark.listener import CheckpointMetrics, Listeners
 from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within, flag
 from dstl.spark.operators.stateful_operators import StatefulOperators
 from dstl.spark.query.failure_log import log_failures
@@ -69,7 +70,7 @@ from dstl.store.probe import probe
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.launcher import Invitation
 from handles.key_group import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM
-from materializer.restore.progress import ProgressListener, RestoreStatus
+from materializer.restore.progress import ProgressListener
 from materializer.tables import TableKind
 
 __all__ = ["StateBackend"]
@@ -189,8 +190,7 @@ class StateBackend(StatefulOperators):
         self._unnamed = 0
         self._has_warned = False
         self._recorder = MetricSet()
-        self._listeners: list[Callable[[CheckpointReport | RestoreReport], None]] = [CheckpointMetrics(self._recorder)]
-        self._progress_listeners: list[ProgressListener] = []
+        self._listeners = Listeners(CheckpointMetrics(self._recorder))
         self._watermark = WatermarkFile()
         self._loop = IoLoop("dstl-coordinator")
         self._closer: weakref.finalize[Any, StateBackend] | None = None
@@ -237,8 +237,8 @@ class StateBackend(StatefulOperators):
                 active_run=lambda query_id: asyncio.to_thread(active_run, session, query_id),
                 read_watermarks=lambda query_id: asyncio.to_thread(batch_watermarks, session, query_id),
                 allow_non_restored_state=allow_non_restored_state,
-                on_event=self._on_event,
-                on_progress=self._on_progress,
+                on_event=self._listeners.on_report,
+                on_progress=self._listeners.on_progress,
                 on_task_manager_lost=self._launcher.lost,
                 materialization=config.materialization,
                 fall_back=restore == "previous",
@@ -246,6 +246,8 @@ class StateBackend(StatefulOperators):
             )
             if metrics.port is not None:
                 self._monitor = Monitor(self._store, runtime, self._service, self._loop, self._recorder, metrics)
+                self._listeners.progress.insert(0, self._monitor.note_progress)
+            self._listeners.reports.insert(0, lambda _: self._watermark.follow(self._service.completed))
             self._loop.run(self._service.start())
             if local:
                 self._launcher.invitation = Invitation("", self._service.address, self._secret, host=LOOPBACK)
@@ -255,7 +257,8 @@ class StateBackend(StatefulOperators):
             self._loop.run(self._store.close())
             self._loop.close()
             raise
-        end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark)
+        self._directory = CheckpointDirectory(session, self._store, config, open_at, self._service, runtime, self._loop)
+        end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark, self._directory)
         self._closer = weakref.finalize(self, shut_down, *end)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
         if restore_from is not None:
@@ -359,7 +362,7 @@ class StateBackend(StatefulOperators):
         It must not block: a checkpoint is not over until it returns.
         """
         self._check_open()
-        self._listeners.append(listener)
+        self._listeners.reports.append(listener)
 
     def add_progress_listener(self, listener: ProgressListener) -> None:
         """Call ``listener`` about twice a second while state is restored, and at its end, on a thread of the backend's.
@@ -368,7 +371,21 @@ class StateBackend(StatefulOperators):
         :class:`~materializer.restore.progress.ProgressBar` shows them on a terminal. It must not block.
         """
         self._check_open()
-        self._progress_listeners.append(listener)
+        self._listeners.progress.append(listener)
+
+    @property
+    def checkpoint_location(self) -> str:
+        """A ``checkpointLocation`` in the backend's own log: Spark's commits and the checkpoints are one then.
+
+        The record that holds ``commits/N`` is the checkpoint of batch N. A batch is two requests, Spark's own included;
+        of each partition the task that Spark ran last counts, whatever has made it run twice.
+
+        Raises:
+            Invalid: The driver is without DSTL's jar (says the line of configuration that is missing), or has another
+                version's; or no ``dstl://`` root names the location.
+        """
+        self._check_open()
+        return self._directory.location()
 
     @property
     def operators(self) -> Sequence[str]:
@@ -384,11 +401,7 @@ class StateBackend(StatefulOperators):
         """
 
         self._check_open()
-
-        async def ask() -> bool:
-            return self._service.has_checkpoint(query_id, batch_id)
-
-        return self._loop.run(ask())
+        return self._loop.run(self._service.has_checkpoint(query_id, batch_id))
 
     def close(self) -> None:
         """End the TaskManagers and stop listening. Stop the query first. Idempotent.
@@ -430,17 +443,3 @@ class StateBackend(StatefulOperators):
     def _check_open(self) -> None:
         if self._closer is None or not self._closer.alive:
             raise Closed(f"this StateBackend of {self.location} was closed: make a new one")
-
-    def _on_progress(self, status: RestoreStatus, /) -> None:
-        if self._monitor is not None:
-            self._monitor.note_progress(status)
-        for listener in self._progress_listeners:
-            listener(status)
-
-    def _on_event(self, report: CheckpointReport | RestoreReport) -> None:
-        self._watermark.follow(self._service.completed)
-        for listener in self._listeners:
-            try:
-                listener(report)
-            except Exception:
-                _log.exception("a listener raised")

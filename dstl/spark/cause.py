@@ -20,6 +20,10 @@ _CHAINED = re.compile(
     rf"During handling of the above exception, another exception occurred):\n\n(?={re.escape(_TRACEBACK)})"
 )
 _RAISED = re.compile(r"(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
+_OF_THE_JVM = re.compile(
+    r"(?:terminated with exception: |java\.io\.IOException: )(?P<kind>dstl\.errors\.\w+): (?P<message>.*)", re.DOTALL
+)
+"""What a file of ``dstl://`` was refused for, in the words of the JVM that was refused."""
 _END = re.compile(r"\s*(?:\n SQLSTATE: |\n=== Streaming Query ===|\n\nJVM stacktrace:|\n\tat |\n\nDriver stacktrace:)")
 """Where Spark's own text goes on behind a traceback."""
 
@@ -65,6 +69,9 @@ def _in_text(text: str) -> DstlError | None:
                 return found
         # What is quoted in a message of Spark's counts, and what is quoted in one of ours does not.
         at = chained.end() if chained and kind else text.find(_TRACEBACK, raised)
+    told = _OF_THE_JVM.search(text) if _TRACEBACK not in text else None
+    if told is not None and told["kind"] in kinds:
+        return kinds[told["kind"]](told["message"])
     return found
 
 

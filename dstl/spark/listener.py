@@ -16,13 +16,39 @@ from collections.abc import Callable
 from dstl.checkpoint.service import CheckpointReport, RestoreReport
 from dstl.errors import Invalid
 from dstl.metrics import Recorder
+from materializer.restore.progress import ProgressListener, RestoreStatus
 
-__all__ = ["CheckpointLog", "CheckpointMetrics", "CheckpointReport", "Report", "RestoreReport"]
+__all__ = ["CheckpointLog", "CheckpointMetrics", "CheckpointReport", "Listeners", "Report", "RestoreReport"]
 
 _log = logging.getLogger("dstl.checkpoints")
 
 Report = CheckpointReport | RestoreReport
 """What a listener is called with."""
+
+
+class Listeners:
+    """Passes what a coordinator reports on to everybody who listens, on the coordinator's loop.
+
+    Args:
+        first: Listeners of reports.
+    """
+
+    def __init__(self, *first: Callable[[Report], None]) -> None:
+        self.reports = list(first)
+        self.progress: list[ProgressListener] = []
+
+    def on_report(self, report: Report) -> None:
+        """Tell of a checkpoint or a restore; one that raises keeps none of the others from it."""
+        for listener in self.reports:
+            try:
+                listener(report)
+            except Exception:
+                logging.getLogger("dstl.spark.backend").exception("a listener raised")
+
+    def on_progress(self, status: RestoreStatus, /) -> None:
+        """Tell how far a restore has come."""
+        for listener in self.progress:
+            listener(status)
 
 
 class CheckpointLog:

@@ -7,7 +7,7 @@ that a simulated worker runs it as a real one does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
@@ -86,6 +86,7 @@ def run_attempt(
     if first is not None and partition is None:
         partition = _partition_of(definition, first.column(KEY_GROUP_COLUMN))
     begun = _begun(asked, task, worker)
+    task = replace(task, attempt_id=begun.attempt)
     state = _open_state(definition, task, begun, worker)
     reach("W1")
     rows = definition.arrange(filled if first is None else chain((first,), filled))

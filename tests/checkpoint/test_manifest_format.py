@@ -152,9 +152,9 @@ def test_every_truncation_and_extension_is_detected() -> None:
 
 
 def test_a_newer_version_is_refused_with_both_versions_named() -> None:
-    for version in (5, 77):
+    for version in (6, 77):
         plain = plain_of(full_record()) | {"version": version, "unheard of": {}}
-        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 4: upgrade"):
+        with pytest.raises(Invalid, match=rf"manifest m has format {version}, this DSTL reads up to 5: upgrade"):
             decode_record(framed(plain), "m")
 
 
@@ -424,6 +424,22 @@ def test_the_golden_manifest_of_version_4_stays_readable() -> None:
     assert decode_record(encode_record(record_of_files()), "m") == found
     assert found.files is not None
     assert [each.path for each in found.files.entries()] == ["commits/7", "state/0/1/8_é.changelog", "metadata"]
+
+
+def record_of_both() -> ManifestRecord:
+    """A checkpoint, and Spark's own commit of its batch."""
+    entry = FileEntry("commits/41", 29, 1_700_000_000_123, SegmentHandle(manifest_name(9), 214, 5, 70), "log-a", 3)
+    files = FileRecord.of("commits/41", "run-2", [entry], ["offsets/1"])
+    return full_record().model_copy(update={"version": 5, "files": files})
+
+
+def test_the_golden_manifest_of_version_5_stays_readable() -> None:
+    """Never rewritten. A record is of version 5 only where it is a checkpoint with files."""
+    found = decode_record((GOLDEN / "manifest_v5.dstl").read_bytes(), "golden")
+    assert found == record_of_both()
+    assert decode_record(encode_record(record_of_both(), INLINED), "m") == found
+    with pytest.raises(CorruptData, match="a fence with the wrong body"):
+        decode_record(framed(plain_of(record_of_both()) | {"kind": "fence"}), "m")
 
 
 @pytest.mark.parametrize("place", [3, 4])

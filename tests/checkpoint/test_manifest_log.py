@@ -504,9 +504,9 @@ async def test_a_batch_that_ran_again_replaces_its_checkpoint_for_every_reader(s
 async def test_a_newer_format_is_refused_with_both_versions(store: MemoryStore) -> None:
     log = driver(store, 1)
     await log.fence(QUERY)
-    newer = record("checkpoint", 2).model_copy(update={"version": 5})
+    newer = record("checkpoint", 2).model_copy(update={"version": 6})
     await store.put(manifest_name(2), encode_record(newer))
-    with pytest.raises(Invalid, match=r"format 5.*reads up to 4"):
+    with pytest.raises(Invalid, match=r"format 6.*reads up to 5"):
         await log.checkpoints()
 
 

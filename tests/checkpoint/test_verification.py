@@ -255,7 +255,7 @@ def test_a_record_of_a_newer_version_asks_for_an_upgrade() -> None:
             manifest_name(location.log.next_sequence),
             encode_record(
                 record.model_copy(
-                    update={"version": 5, "sequence": location.log.next_sequence, "kind": "fence", "checkpoint": None}
+                    update={"version": 6, "sequence": location.log.next_sequence, "kind": "fence", "checkpoint": None}
                 )
             ),
         )
@@ -263,7 +263,7 @@ def test_a_record_of_a_newer_version_asks_for_an_upgrade() -> None:
     run_in_virtual_time(run())
     (problem,) = verified(store).problems
     assert (problem.kind, problem.next_step) == ("unsupported", "upgrade DSTL here")
-    assert "format 5" in problem.detail
+    assert "format 6" in problem.detail
 
 
 def test_a_store_that_does_not_answer_is_no_damage() -> None:

@@ -1,5 +1,7 @@
 """A count on ``dstl://`` that is killed: ``python files_job.py DIRECTORY FORMAT MASTER``; it ends when all is counted.
 
+In format 0 it is counted by a ``StateBackend``, whose checkpoints are Spark's commits.
+
 The query is started again when it fails for what a restart helps with, as a supervisor would.
 """
 
@@ -8,9 +10,9 @@ import sys
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from dstl.spark import jar_path
+from dstl.spark import StateBackend, count, jar_path
 
 STORE = "spark.sql.streaming.stateStore"
 RESTARTS = 8
@@ -31,13 +33,15 @@ def main(directory: Path, version: str, master: str) -> int:
         .config("spark.sql.shuffle.partitions", "3")
         .config(f"{STORE}.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
         .config(f"{STORE}.rocksdb.changelogCheckpointing.enabled", "true")
-        .config(f"{STORE}.checkpointFormatVersion", version)
+        .config(f"{STORE}.checkpointFormatVersion", version if version != "0" else "1")
         .config(f"{STORE}.minDeltasForSnapshot", "3")
         .config(f"{STORE}.maintenanceInterval", "1s")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")
     source = spark.readStream.schema("k long").option("maxFilesPerTrigger", 1).json(str(directory / "in"))
+    if version == "0":
+        return count_in_backend(spark, source, directory)
     writer = source.groupBy("k").count().writeStream.outputMode("update").format("noop")
     writer = writer.option("checkpointLocation", f"dstl://{directory}/query").trigger(availableNow=True)
     for _ in range(RESTARTS):
@@ -51,6 +55,24 @@ def main(directory: Path, version: str, master: str) -> int:
         spark.read.format("statestore").load(f"dstl://{directory}/query").selectExpr("key.k", "value.count").collect()
     )
     print("counted", sorted((row["k"], row["count"]) for row in rows), flush=True)
+    spark.stop()
+    return 0
+
+
+def count_in_backend(spark: SparkSession, source: DataFrame, directory: Path) -> int:
+    with StateBackend(str(directory / "query"), parallelism=3, spark=spark) as backend:
+        out = backend.aggregate(source, by="k", name="counts", n=count())
+        writer = out.writeStream.format("noop").trigger(availableNow=True)
+        writer = writer.option("checkpointLocation", backend.checkpoint_location)
+        for _ in range(RESTARTS):
+            try:
+                print("started", flush=True)
+                writer.start().awaitTermination()
+                break
+            except StreamingQueryException as error:
+                print(f"restarted: {str(error).splitlines()[0][:300]}", flush=True)
+        rows = backend.read_state(spark, "aggregates").selectExpr("key.k", "value.n").collect()
+        print("counted", sorted((row["k"], row["n"]) for row in rows), flush=True)
     spark.stop()
     return 0
 

@@ -7,7 +7,16 @@ import traceback
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from dstl.errors import CheckpointDeclined, DstlError, Fenced, Invalid, MissingState, Unavailable, UserCodeError
+from dstl.errors import (
+    CheckpointDeclined,
+    DstlError,
+    Fenced,
+    Invalid,
+    MissingState,
+    TaskManagerLost,
+    Unavailable,
+    UserCodeError,
+)
 from dstl.spark.cause import cause
 from dstl.state.user_code import user_code_error
 
@@ -99,6 +108,22 @@ def test_a_py4j_error_has_the_jvm_s_frames_behind_it() -> None:
     )
     found = cause(RuntimeError(text))
     assert (type(found), str(found)) == (Unavailable, "away")
+
+
+def test_what_a_commit_was_refused_for_is_read_from_the_jvm_s_words() -> None:
+    text = (
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: dstl.errors.TaskManagerLost: a host is "
+        "gone: restart the query SQLSTATE: XXKST\n=== Streaming Query ===\nIdentifier: x"
+    )
+    found = cause(RuntimeError(text))
+    assert type(found) is TaskManagerLost
+    assert str(found).startswith("a host is gone: restart the query")
+    text = (
+        "An error occurred while calling o9.start.\n: java.io.IOException: dstl.errors.Invalid: another query\n\tat x"
+    )
+    assert isinstance(cause(RuntimeError(text)), Invalid)
+    # A user's own words are not ours.
+    assert cause(RuntimeError("RuntimeError: dstl.errors.Invalid: quoted")) is None
 
 
 def test_an_error_that_is_at_hand_is_returned_itself() -> None:

@@ -64,9 +64,10 @@ class Job:
     def descendants(self) -> list[tuple[int, str]]:
         return _children(self._process.pid)
 
-    def kill_coordinator(self) -> None:
+    def kill_service(self) -> None:
+        """Kill the coordinator of files, and the TaskManager where there is one."""
         for pid, command in self.descendants():
-            if "dstl.files" in command and "java" not in command:
+            if ("dstl.files" in command or "dstl.taskmanager" in command) and "java" not in command:
                 os.kill(pid, signal.SIGKILL)
 
     def kill(self) -> None:
@@ -102,7 +103,7 @@ def _survives(directory: Path, version: int, seed: int, kills: int, master: str 
     commit = rng.choice(("now", "with-next"))
     said = [f"{commit}\n"]
     deadline = time.monotonic() + LIMIT_S
-    manifests = directory / "query" / "_dstl" / "manifests"
+    manifests = directory / "query" / ("_dstl" if version else "") / "manifests"
     while time.monotonic() < deadline:
         job = Job(directory, version, master, {"SPARK_LOCAL_IP": "127.0.0.2", "FILES_COMMIT": commit})
         try:
@@ -113,7 +114,7 @@ def _survives(directory: Path, version: int, seed: int, kills: int, master: str 
                     if len(list(manifests.iterdir())) > before:
                         kills -= 1
                         if kills % 2:
-                            job.kill_coordinator()
+                            job.kill_service()
                         else:
                             job.kill()
                 time.sleep(0.02)
@@ -134,7 +135,7 @@ def test_counts_are_exact_after_driver_and_coordinator_were_killed(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [0, 1, 2])
 @pytest.mark.parametrize("number", range(4))
 def test_counts_are_exact_after_many_kills(tmp_path: Path, seed: int, version: int, number: int) -> None:
     _survives(tmp_path, version, seed + number, kills=5)

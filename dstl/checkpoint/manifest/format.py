@@ -35,11 +35,12 @@ MANIFESTS = "manifests/"
 """Every record's name has this prefix."""
 
 
-MANIFEST_VERSION = 4
+MANIFEST_VERSION = 5
 """The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
 _TABLE_FILES = 2
 _HISTORY = 3
 _FILES = 4
+_ONE_COMMIT = 5
 _FRAME = RecordFrame(
     magic=b"DSTLMAN1",
     end=b"1NAMLTSD",
@@ -80,7 +81,8 @@ class ManifestRecord(BaseModel):
         history: The figures of the checkpoints, failures and restores before it, oldest first, and at its end what is
             known of its own; for people. Empty in fences and abort markers, which are kept for ever.
         checkpoint: The body of a checkpoint; None in the other kinds.
-        files: The body of a ``files`` record; None in the other kinds.
+        files: The body of a ``files`` record; in a ``checkpoint`` what Spark's own commit of the batch adds, where it
+            lies in this log; None in the other kinds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,8 +103,9 @@ class ManifestRecord(BaseModel):
     def _agrees_with_itself(self) -> ManifestRecord:
         if self.epoch > self.sequence or self.oldest > self.sequence:
             raise ValueError(f"record {self.sequence} is older than its epoch {self.epoch} or boundary {self.oldest}")
-        if (self.kind == "checkpoint") != (self.checkpoint is not None) or (self.kind == "files") != (
-            self.files is not None
+        has_files = self.files is not None
+        if (self.kind == "checkpoint") != (self.checkpoint is not None) or (
+            has_files if self.kind in ("fence", "abort") else self.kind == "files" and not has_files
         ):
             raise ValueError(f"a {self.kind} with the wrong body")
         if self.checkpoint is not None and (self.checkpoint.checkpoint_id, self.checkpoint.query_id) != (
@@ -136,6 +139,8 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
                 plain["version"] = max(plain["version"], _TABLE_FILES)
             else:
                 del base["files"]
+        if record.files is not None:
+            plain["version"] = _ONE_COMMIT
     return _FRAME.pack(plain, inlined)
 
 

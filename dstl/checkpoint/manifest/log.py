@@ -113,7 +113,12 @@ class ManifestLog(ManifestReader):
         raise Fenced(f"{self._store.location} is taken over by other drivers all the time: stop all but one")
 
     async def commit(
-        self, checkpoint: CompletedCheckpoint, inlined: Sequence[bytes], *, oldest: int = 0
+        self,
+        checkpoint: CompletedCheckpoint,
+        inlined: Sequence[bytes],
+        *,
+        oldest: int = 0,
+        files: FileRecord | None = None,
     ) -> ManifestRecord:
         """Commit a checkpoint at :attr:`next_sequence`; when this returns, it is durable and visible.
 
@@ -122,6 +127,7 @@ class ManifestLog(ManifestReader):
             inlined: Segments to be written inside the record.
             oldest: The oldest checkpoint that stays retained after this one: only what is below may be deleted once
                 this returns. 0 leaves the boundary where it is.
+            files: What Spark's own commit of the batch adds to its checkpoint directory, where that lies in this log.
 
         Raises:
             Fenced: A newer driver has this number; stop.
@@ -130,7 +136,8 @@ class ManifestLog(ManifestReader):
         """
         if checkpoint.checkpoint_id != self.next_sequence or not self.epoch:
             raise ValueError(f"checkpoint {checkpoint.checkpoint_id} is not the next number {self.next_sequence}")
-        record = self._record("checkpoint", self.next_sequence, self.epoch, checkpoint.query_id, checkpoint, oldest)
+        query_id = checkpoint.query_id
+        record = self._record("checkpoint", self.next_sequence, self.epoch, query_id, checkpoint, oldest, files)
         return await self._commit_or_give_up(record, inlined)
 
     async def commit_files(

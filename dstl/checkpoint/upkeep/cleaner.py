@@ -20,6 +20,7 @@ from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from handles.file_record import FILES_OWNER
 
 __all__ = ["CleanerReport", "clean"]
 
@@ -142,7 +143,7 @@ async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
 
 
 def _check(store: ObjectStore, log: ManifestLog, scan: ManifestScan) -> None:
-    if any(record.files is not None for record in scan.records.values()):
+    if scan.query_id == FILES_OWNER:
         raise Invalid(
             f"{store.location} holds files of a checkpoint directory of Spark, which its own query cleans: dstl files"
         )
@@ -161,11 +162,12 @@ def _no_location(store: ObjectStore) -> Invalid:
 
 
 async def _find_subsumed(log: ManifestLog, candidates: list[int]) -> set[int]:
-    """Return those that are records of checkpoints; what is gone, or cannot be read, is none."""
+    """Return those that are records of checkpoints or files; what is gone, or cannot be read, is none."""
 
-    async def is_checkpoint(sequence: int) -> bool:
+    async def says_nothing_more(sequence: int) -> bool:
         try:
-            return (await log.read(sequence)).checkpoint is not None
+            record = await log.read(sequence)
+            return record.checkpoint is not None or record.files is not None
         except ObjectNotFound:
             return False
         except (CorruptData, Invalid) as error:
@@ -176,7 +178,7 @@ async def _find_subsumed(log: ManifestLog, candidates: list[int]) -> set[int]:
     found: set[int] = set()
     for at in range(0, len(candidates), _READ_TOGETHER):
         some = candidates[at : at + _READ_TOGETHER]
-        answers = await asyncio.gather(*map(is_checkpoint, some))
+        answers = await asyncio.gather(*map(says_nothing_more, some))
         found.update(sequence for sequence, answer in zip(some, answers, strict=True) if answer)
     return found
 

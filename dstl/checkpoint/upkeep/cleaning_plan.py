@@ -10,7 +10,8 @@ of a segment                its writer is not live; or it is older than the newe
                             batch is over
 of a base file              its writer is not live; or it is a day older than the oldest of two retained checkpoints:
                             a finished materialization is named by the next one, however long that takes to come
-of a checkpoint's record    it is below the cleanup boundary, or its batch was run again
+of a checkpoint's record    it is below the cleanup boundary, or its batch was run again and it holds no files
+of a record of files        it is below the cleanup boundary
 of a probe                  the grace period
 ==========================  ==========================================================================================
 
@@ -100,7 +101,7 @@ def plan_cleaning(
         listing: Every object of the location, listed *before* ``scan`` was read and the writers were asked for: what
             they do not know of was then not there yet.
         scan: The manifest log, without damage.
-        subsumed: Of :func:`subsumed_candidates`, those that were read and are records of checkpoints.
+        subsumed: Of :func:`subsumed_candidates`, those that were read and are records of checkpoints or files.
         live_writer_ids: Writers that may still hand out what they have stored; None where nobody could be asked.
         held: What the query's savepoints read; None where nobody could be asked.
         now: Unix seconds by the store's clock.
@@ -108,6 +109,8 @@ def plan_cleaning(
         max_deletions: Bound of one pass.
     """
     needed = {name for c in scan.retained for name in (*referenced_objects(c), manifest_name(c.checkpoint_id))}
+    # Whatever a step of the index of Spark's files has named: some of it may have been removed by a later step.
+    needed |= {name for r in scan.records.values() if r.files is not None for name, *_ in r.files.segments}
     proofs = _Proofs(scan, live_writer_ids)
     is_saving = held is None and _is_saving(listing, now)
     held = frozenset(held or ())
@@ -158,7 +161,7 @@ def _record_reason(sequence: int, scan: ManifestScan, subsumed: Collection[int])
     if sequence in subsumed:
         return "its checkpoint is subsumed"
     record = scan.records.get(sequence)
-    if record is not None and record.checkpoint is not None:
+    if record is not None and record.checkpoint is not None and record.files is None:
         return "its batch was run again"
     return Kept.LOG_RECORD
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from dstl.checkpoint.service import CoordinatorService
 from dstl.runtime import IoLoop
+from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.monitor import Monitor
 from dstl.spark.query.watermark_batches import WatermarkFile
@@ -21,11 +22,13 @@ def shut_down(
     stores: Sequence[ObjectStore],
     monitor: Monitor | None,
     watermark: WatermarkFile,
+    directory: CheckpointDirectory,
 ) -> None:
     """End the page, the service, its stores, the loop, and then the TaskManagers, which end by themselves."""
 
     async def close() -> None:
         await service.close()
+        await directory.close()
         for store in stores:
             await store.close()
 

@@ -157,7 +157,7 @@ public final class DstlFileSystem extends FileSystem {
     Written written = TEMPORARY.remove(key(path));
     if (written != null) {
       if (!written.token().isEmpty()) {
-        Service.call("drop_staged", Map.of("token", written.token()));
+        Service.drop(key(path), written.token());
       }
       return true;
     }
@@ -320,7 +320,7 @@ public final class DstlFileSystem extends FileSystem {
         }
         ByteBuffer content = ByteBuffer.wrap(part.toByteArray());
         part.reset();
-        Service.stage(Map.of("token", token), content);
+        Service.stage(path.toString(), token, content);
       }
     }
 

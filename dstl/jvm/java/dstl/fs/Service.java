@@ -54,19 +54,29 @@ public final class Service {
   }
 
   static Connection.Reply call(String name, Map<String, Object> fields) throws IOException {
-    return call(name, fields, ByteBuffer.allocate(0), CALL_MS);
+    return call((String) fields.get("path"), name, fields, ByteBuffer.allocate(0), CALL_MS);
   }
 
   static Connection.Reply put(Map<String, Object> fields, ByteBuffer content) throws IOException {
-    return call("put_file", fields, content, BARRIER_MS);
+    return call((String) fields.get("path"), "put_file", fields, content, BARRIER_MS);
   }
 
-  static void stage(Map<String, Object> fields, ByteBuffer content) throws IOException {
-    call("stage_part", fields, content, BARRIER_MS);
+  /** Bring bytes of a file that is not whole yet. */
+  static void stage(String path, String token, ByteBuffer content) throws IOException {
+    call(path, "stage_part", Map.of("token", token), content, BARRIER_MS);
   }
 
-  private static Connection.Reply call(String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs)
-      throws IOException {
+  /** Say that a file will not become whole. */
+  static void drop(String path, String token) throws IOException {
+    call(path, "drop_staged", Map.of("token", token), ByteBuffer.allocate(0), CALL_MS);
+  }
+
+  private static Connection.Reply call(
+      String path, String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs) throws IOException {
+    OwnedRoots.Owner owner = path == null ? null : OwnedRoots.of(path);
+    if (owner != null) {
+      return owner.call(name, fields, content, timeoutMs);
+    }
     Connection connection = taken();
     try {
       check(connection, fields);

@@ -1,0 +1,162 @@
+"""Which attempts count where Spark's own commit decides, and when an operator has been run to its end. Pure."""
+
+import itertools
+import random
+
+import pytest
+
+from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision
+from dstl.checkpoint.finished_attempts import FinishedAttempts
+from dstl.errors import CheckpointDeclined, Invalid, NotDeterministic, TaskManagerLost
+from dstl.rpc.messages import Acknowledgement, TaskAttempt
+
+
+class Stage:
+    """Runs tasks of one operator as Spark does."""
+
+    attempts = itertools.count(1)
+
+    def __init__(self, done: FinishedAttempts, stage: int = 1) -> None:
+        self.done, self.stage = done, stage
+
+    def run(self, slot: int, *partitions: int | None, ends: bool = True, broadcast: bytes = b"") -> list[int]:
+        """Run one task over these partitions, None for one without rows; returns the numbers of its attempts."""
+        attempt = next(self.attempts)
+        numbers = []
+        for place, partition in enumerate(partitions):
+            task = TaskAttempt("q", "r", "op", 0, slot, self.stage, attempt, f"call-{attempt}-{place}")
+            number = self.done.begin(task)
+            assert self.done.begin(task) == number, "a task begins again once a TaskManager is there"
+            assert self.done.began(number)
+            numbers.append(number)
+            if ends or place < len(partitions) - 1:
+                told = TaskAttempt("q", "r", "op", 0, slot, self.stage, number)
+                self.done.add(Acknowledgement(told, partition, b"x", late_rows=1, broadcast=broadcast))
+        return numbers
+
+
+def test_the_highest_attempt_of_each_partition_counts_whatever_the_order() -> None:
+    done = FinishedAttempts(2)
+    first, second = Stage(done), Stage(done, 2)
+    old = first.run(0, 0)
+    new = second.run(0, 0)
+    other = first.run(1, 1)
+    late = Stage(done)
+    late.attempts = iter(old)  # type: ignore[assignment]
+    late.run(0, 0)
+    assert done.is_complete
+    assert done.winners() == (*new, *other)
+    assert done.late_rows == 2
+
+
+def test_partitions_without_rows_are_known_by_their_place_also_behind_a_union() -> None:
+    done = FinishedAttempts(3)
+    stage = Stage(done)
+    stage.run(4, 1)
+    stage.run(3, None)
+    assert (done.covered, done.is_complete) == (2, False)
+    stage.run(5, None)
+    assert done.is_complete
+    empty = FinishedAttempts(3)
+    for slot in range(3):
+        assert not empty.is_complete
+        Stage(empty).run(slot, None)
+    assert empty.is_complete
+    assert empty.winners() == ()
+
+
+def test_stages_of_one_action_cover_its_partitions_together() -> None:
+    done = FinishedAttempts(4)
+    for slot, partition in enumerate((0, None, 2, None)):
+        assert not done.is_complete
+        Stage(done, slot).run(slot, partition)
+    assert done.is_complete
+
+
+def test_a_task_that_runs_several_partitions_is_as_many_attempts() -> None:
+    done = FinishedAttempts(4)
+    numbers = Stage(done).run(0, 0, None, 2)
+    assert len(set(numbers)) == 3
+    assert not done.is_complete
+    assert not done.began(numbers[-1] + (1 << 40))
+    Stage(done).run(1, 3)
+    assert done.is_complete
+    assert len(done.winners()) == 3
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
+def test_a_merged_task_that_a_limit_has_cut_off_is_not_complete(parallelism: int) -> None:
+    done = FinishedAttempts(parallelism)
+    Stage(done).run(0, *range(parallelism), ends=False)
+    assert not done.is_complete
+    # A second action runs all of them.
+    Stage(done, 2).run(0, *range(parallelism))
+    assert done.is_complete
+
+
+def test_retries_of_a_merged_task_are_no_copies_of_its_partitions(seed: int) -> None:
+    rng = random.Random(seed)
+    done = FinishedAttempts(6)
+    stage = Stage(done)
+    for _ in range(3):
+        stage.run(0, 0, 1, None)
+    for _ in range(rng.randrange(1, 3)):
+        assert not done.is_complete
+        stage.run(1, None, 4, ends=False)
+    stage.run(1, None, 4, None)
+    assert done.is_complete
+
+
+def test_both_halves_of_a_union_with_itself_are_needed_where_tasks_are_merged() -> None:
+    done = FinishedAttempts(3)
+    stage = Stage(done)
+    stage.run(0, 0, None, ends=False)
+    stage.run(1, 0, None, ends=False)
+    assert not done.is_complete
+    stage.run(2, None, 2)
+    stage.run(3, 1, None)
+    assert done.is_complete
+
+
+def test_winners_that_differ_in_the_broadcast_state_are_refused_and_replaced_ones_are_not() -> None:
+    done = FinishedAttempts(2)
+    stage = Stage(done)
+    stage.run(0, 0, broadcast=b"one")
+    stage.run(1, 1, broadcast=b"two")
+    with pytest.raises(NotDeterministic, match="partitions 0 and 1 have changed the broadcast state differently"):
+        done.winners()
+    stage.run(0, 0, broadcast=b"two")
+    assert len(done.winners()) == 2
+
+
+def _task(batch: int, slot: int, attempt: int, operator: str = "op") -> TaskAttempt:
+    return TaskAttempt("q", "r", operator, batch, slot, 1, attempt, "call")
+
+
+def test_the_commit_triggers_and_the_acknowledgements_never_do() -> None:
+    coordinator = CheckpointCoordinator({"op": 2, "other": 1}, by_commit=True)
+    coordinator.open_run("r", [])
+    with pytest.raises(Invalid, match="'op', 'other'"):
+        coordinator.check_complete(0)
+    for slot in range(2):
+        task = _task(0, slot, slot)
+        coordinator.begin(task, 5)
+        assert coordinator.number_of(task) == slot
+        assert coordinator.acknowledge(Acknowledgement(task, slot, b"x")) is Decision.GO_ON
+        assert not coordinator.has_checkpoint(0)
+    with pytest.raises(Invalid, match="'other': no task of it has run"):
+        coordinator.check_complete(0)
+    task = _task(0, 0, 7, "other")
+    coordinator.begin(task, 6)
+    with pytest.raises(CheckpointDeclined, match=r"'other' \(0 of 1 partitions\)"):
+        coordinator.check_complete(0)
+    coordinator.acknowledge(Acknowledgement(task, None, b""))
+    coordinator.check_complete(0)
+    trigger = coordinator.trigger()
+    assert trigger is not None
+    assert (trigger.batch_id, trigger.winners) == (0, {"op": (0, 1), "other": ()})
+    assert coordinator.has_checkpoint(0)
+    coordinator.fail_batch(TaskManagerLost("gone"))
+    with pytest.raises(TaskManagerLost):
+        coordinator.check_complete(0)
+    assert not coordinator.has_checkpoint(0)

@@ -1,0 +1,306 @@
+"""One commit: Spark's checkpoint directory in the log of the query's own checkpoints, over the real sockets."""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.upkeep.cleaner import clean
+from dstl.checkpoint.upkeep.verification import verify_location
+from dstl.errors import CheckpointDeclined, Fenced, Invalid, OutcomeUnknown, TaskManagerLost
+from dstl.options import CheckpointOptions
+from dstl.runtime import system_runtime
+from dstl.store.base import ObjectStore
+from dstl.store.instrumented import InstrumentedStore
+from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.one_commit import QUERY, Query, open_query
+from worlds.service import Events, Model, retained, state_of, without_empty
+
+TWO = {"counts": 4, "sums": 3}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose name is short enough for a socket."""
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def some_events(rng: random.Random, batch: int, keys: int = 40) -> Events:
+    return {uid: {f"key-{rng.randrange(keys)}".encode(): f"{batch}".encode() for _ in range(20)} for uid in TWO}
+
+
+async def check_durable(store: ObjectStore, model: Model, batch: int) -> None:
+    """The last checkpoint is the batch's and the model, and somebody else reads it."""
+    newest = (await retained(store))[-1]
+    assert newest.batch_id == batch
+    assert without_empty(await state_of(newest, store)) == without_empty(model)
+
+
+async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), InstrumentedStore(MemoryStore()), Model()
+    async with open_query(store, TWO, place) as query:
+        assert await query.start("run-1") == 0
+        await query.run_batch(0, some_events(rng, 0), model)
+        for batch in range(1, 5):
+            before = store.totals.calls
+            await query.run_batch(batch, some_events(rng, batch), model)
+            assert store.totals.calls - before == 2, "offsets/N, and one record with commits/N and the checkpoint"
+            await check_durable(store, model, batch)
+        assert [each.batch_id for each in query.driver.checkpoints] == [0, 1, 2, 3, 4]
+        assert await query.jvm.names("commits") == ["0", "1", "2", "3", "4"]
+    async with open_query(store, TWO, place, 2) as query:
+        assert await query.start("run-2") == 5
+        await query.run_batch(5, some_events(rng, 5), model)
+        await check_durable(store, model, 5)
+
+
+async def test_a_checkpoint_without_its_commit_cannot_be_and_the_batch_is_replayed(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        before = {uid: dict(values) for uid, values in model.items()}
+        await query.plan(1, time_ms=777)
+        await query.driver.run_batch("run-1", 1, some_events(rng, 1), dict(model))
+        # Every task is through, and the driver dies before Spark's commit.
+        await check_durable(store, before, 0)
+    async with open_query(store, {"counts": 2, "sums": 5}, place, 2) as query:
+        assert await query.start("run-2") == 1
+        await query.run_batch(1, some_events(rng, 9), before, time_ms=888)
+        await check_durable(store, before, 1)
+        assert (await retained(store))[-1].batch_time_ms == 777, "the offsets are those of the run before"
+
+
+async def test_the_last_attempt_of_each_partition_counts_and_none_is_compared(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as query:
+        driver = query.driver
+        await query.start("run-1")
+        await query.plan(0)
+        first, second = some_events(rng, 0), some_events(rng, 1)
+        await driver.run_batch("run-1", 0, first, {})
+        # A second action, whose rows are others: today's way would end here with NotDeterministic.
+        zombie = driver.who("run-1", "counts", 0, 2)
+        late = replace(zombie, attempt=1_000)
+        for slot in range(4):
+            await driver.task(driver.who("run-1", "counts", 0, slot, stage=7), second["counts"], {})
+        # One of a lower number comes last, as a task that was thought to be lost.
+        async with driver.attempt(zombie, first["counts"], {}) as attempt:
+            assert await attempt.acknowledge() == "GO_ON"
+        await query.jvm.commit(0)
+        model = {"counts": {**second["counts"]}, "sums": {**first["sums"]}}  # type: ignore[dict-item]
+        await check_durable(store, model, 0)
+        # Behind the commit nothing counts any more.
+        async with driver.attempt(late, first["counts"], {}) as attempt:
+            assert await attempt.acknowledge() == "GO_ON"
+        await query.run_batch(1, some_events(rng, 2), model)
+        await check_durable(store, model, 1)
+
+
+async def test_an_operator_that_nobody_consumed_is_named_before_the_commit_exists(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as query:
+        driver = query.driver
+        await query.start("run-1")
+        await query.plan(0)
+        with pytest.raises(Invalid, match=r"nobody has consumed the output of operator 'counts', 'sums'"):
+            await query.jvm.commit(0)
+        await query.run_batch(0, some_events(rng, 0), model)
+        await query.plan(1)
+        events = some_events(rng, 1)
+        for slot in range(4):
+            await driver.task(driver.who("run-1", "counts", 1, slot), events["counts"], model["counts"])
+        with pytest.raises(Invalid, match=r"nobody has consumed the output of operator 'sums'"):
+            await query.jvm.commit(1)
+        await driver.task(driver.who("run-1", "sums", 1, 0), events["sums"], model["sums"])
+        with pytest.raises(CheckpointDeclined, match=r"'sums' \(1 of 3 partitions\) was not consumed to its end"):
+            await query.jvm.commit(1)
+        assert await query.jvm.names("commits") == ["0"]
+        await query.start("run-2")
+        await query.run_batch(1, events, model)
+        await check_durable(store, model, 1)
+
+
+async def test_a_taskmanager_lost_before_the_commit_fails_it_and_the_next_run_replays(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place, task_managers=2) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        await query.plan(1)
+        events = some_events(rng, 1)
+        await query.driver.run_batch("run-1", 1, events, {uid: dict(v) for uid, v in model.items()})
+        await query.driver.members["tm-1"].kill()
+        with pytest.raises(TaskManagerLost):
+            await query.jvm.commit(1)
+        await check_durable(store, model, 0)
+        assert await query.start("run-2") == 1
+        await query.run_batch(1, events, model)
+        await check_durable(store, model, 1)
+        with pytest.raises(TaskManagerLost, match="run-1 of the query is over"):
+            await query.jvm.put("sources/0/2", b"x", run="run-1")
+
+
+@pytest.mark.parametrize("same_driver", [True, False])
+@pytest.mark.parametrize("lands", [True, False])
+async def test_a_commit_whose_answer_is_lost_is_there_whole_or_not_at_all(
+    lands: bool, same_driver: bool, seed: int, place: Path
+) -> None:
+    rng, model = random.Random(seed), Model()
+    big = rng.randbytes(400 << 10)
+    kept = MemoryStore()
+    fault = Fault.STUCK if lands else Fault.RESET
+    store = FaultyStore(kept)
+    async with open_query(store, TWO, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        await query.plan(1)
+        events = some_events(rng, 1)
+        after = {uid: dict(values) for uid, values in model.items()}
+        await query.driver.run_batch("run-1", 1, events, after)
+        await query.jvm.put("sources/0/1", big)
+        store.rules.append(FaultRule(fault, "put", chance=1.0, only="manifests/", delay_s=0.0))
+        with pytest.raises(OutcomeUnknown):
+            await query.jvm.commit(1)
+        await store.drain()
+        store.rules.clear()
+        assert (await retained(kept))[-1].batch_id == lands
+        if same_driver:
+            await go_on(query, lands, events, model, after)
+    async with open_query(kept, TWO, place, 2) as query:
+        if not same_driver:
+            await go_on(query, lands, events, model, after)
+        if lands:
+            assert await query.jvm.read("sources/0/1") == big
+    await check_durable(kept, after, 2)
+
+
+async def go_on(query: Query, lands: bool, events: Events, before: Model, after: Model) -> None:
+    """Run batch 1 again unless it is there, and batch 2."""
+    assert await query.start("run-2") == 1 + lands
+    if not lands:
+        await query.run_batch(1, events, before)
+    await query.run_batch(2, {"counts": {b"more": b"2"}}, after)
+
+
+async def test_two_drivers_of_one_location_do_not_mix(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as old:
+        await old.start("run-1")
+        await old.run_batch(0, some_events(rng, 0), model)
+        await old.plan(1)
+        await old.driver.run_batch("run-1", 1, some_events(rng, 1), {uid: dict(v) for uid, v in model.items()})
+        async with open_query(store, TWO, place, 2) as new:
+            assert await new.start("run-2") == 1
+            await new.run_batch(1, some_events(rng, 2), model)
+            with pytest.raises(Fenced):
+                await old.jvm.commit(1)
+            await check_durable(store, model, 1)
+            await new.run_batch(2, some_events(rng, 3), model)
+            await check_durable(store, model, 2)
+
+
+async def test_retained_objects_are_what_either_half_needs(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    big = random.Random(seed).randbytes(400 << 10)
+    options = CheckpointOptions(retained=2, clean_interval_s=0)
+    async with open_query(store, TWO, place, checkpoints=options) as query:
+        await query.start("run-1")
+        for batch in range(60):
+            await query.jvm.put(f"sources/0/{batch}", big if batch == 30 else b"%d" % batch)
+            await query.run_batch(batch, some_events(rng, batch), model)
+            if batch >= 20:
+                # As Spark purges its logs.
+                for kind in ("offsets", "commits", *(["sources/0"] if batch not in (20, 50) else [])):
+                    await query.jvm.delete(f"{kind}/{batch - 20}")
+        await asyncio.sleep(0.05)
+        held = {info.name async for info in store.list()}
+    runtime = system_runtime()
+    # 60 commits, whose changes no base has replaced, the offsets of 20 batches, and what the next whole index frees.
+    assert len([name for name in held if name.startswith("manifests/")]) < 60 + 20 + 15
+    report = await clean(store, runtime, ManifestLog(store, runtime), grace_s=0, dry_run=False)
+    assert not [each for each in report.plan.deletions if not each.info.name.startswith("manifests/")]
+    async with open_query(store, TWO, place, 2, checkpoints=options) as query:
+        assert await query.start("run-2") == 60
+        assert await query.jvm.read("sources/0/30") == big
+        assert await query.jvm.read("sources/0/0") == b"0"
+        # The last deletion waited for a record that did not come; Spark asks for it again.
+        assert sorted(map(int, await query.jvm.names("offsets"))) == list(range(39, 60))
+        await query.run_batch(60, some_events(rng, 60), model)
+        await check_durable(store, model, 60)
+    assert not (await verify_location(store, runtime)).problems
+
+
+async def test_another_query_s_location_is_refused_and_nothing_is_written(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+    before = {info.name async for info in store.list()}
+    async with open_query(store, TWO, place, 2) as query:
+        query.jvm.run = "run-2"
+        with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query other"):
+            await query.jvm.put("metadata", b'{"id":"other"}')
+    assert {info.name async for info in store.list()} == before
+
+
+async def test_an_earlier_way_s_checkpoints_go_on_with_the_directory_that_they_had(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as query:
+        # Its checkpointLocation is elsewhere: the acknowledgements make the checkpoints.
+        for batch in range(3):
+            await query.driver.run_batch("run-1", batch, some_events(rng, batch), model)
+        before = {uid: dict(values) for uid, values in model.items()}
+        await query.driver.run_batch("run-1", 3, some_events(rng, 3), model)
+    plain = {"metadata": b'{"id":"query-1"}'}
+    for batch in range(4):
+        plain[f"offsets/{batch}"] = b'v1\n{"batchTimestampMs":5}'
+    plain |= {f"commits/{batch}": b"v1\n{}" for batch in range(3)}
+    async with open_query(store, TWO, place, 2, plain=plain) as query:
+        assert await query.start("run-2") == 3, "Spark has not committed batch 3, so its checkpoint counts for nothing"
+        await query.run_batch(3, some_events(rng, 4), before)
+        await check_durable(store, before, 3)
+    async with open_query(store, TWO, place, 3) as query:
+        assert await query.start("run-3") == 4
+
+
+async def test_a_query_that_has_moved_out_comes_back_with_its_directory_alone(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    options = CheckpointOptions(retained=2, clean_interval_s=0)
+    async with open_query(store, TWO, place, checkpoints=options) as query:
+        await query.start("run-1")
+        for batch in range(2):
+            await query.run_batch(batch, some_events(rng, batch), model)
+    async with open_query(store, TWO, place, 2, checkpoints=options) as query:
+        for batch in range(2, 6):
+            await query.driver.run_batch("run-2", batch, some_events(rng, batch), model)
+    async with open_query(store, TWO, place, 3, checkpoints=options) as query:
+        with pytest.raises(Invalid, match="copy the checkpoint directory that it had into"):
+            await query.jvm.put("metadata", b'{"id":"new"}')
+    plain = {"metadata": b'{"id":"query-1"}', **{f"commits/{batch}": b"v1\n{}" for batch in range(6)}}
+    async with open_query(store, TWO, place, 4, plain=plain, checkpoints=options) as query:
+        assert await query.start("run-4") == 6
+        await query.run_batch(6, some_events(rng, 6), model)
+        await check_durable(store, model, 6)
+
+
+async def test_commits_that_a_user_takes_back_take_their_checkpoints_with_them(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    states: list[Model] = []
+    async with open_query(store, TWO, place) as query:
+        await query.start("run-1")
+        for batch in range(4):
+            await query.run_batch(batch, some_events(rng, batch), model)
+            states.append({uid: dict(values) for uid, values in model.items()})
+        for path in ("commits/3", "commits/2", "offsets/3", "offsets/2"):
+            await query.jvm.delete(path, run="")
+    async with open_query(store, TWO, place, 2) as query:
+        assert await query.start("run-2") == 2
+        await query.run_batch(2, some_events(rng, 8), states[1])
+        await check_durable(store, states[1], 2)
