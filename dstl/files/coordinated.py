@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import CorruptData, DstlError, Fenced, ObjectExists, ObjectNotFound, OutcomeUnknown, TaskManagerLost
 from dstl.files.adoption import plain_entries
 from dstl.files.deferred_commit import LINGER_S, DeferredCommit
-from dstl.files.directory import Directory, Listed, overlaid
+from dstl.files.directory import Directory, Listed, listed
 from dstl.files.file_log import FileLog, Lane
 from dstl.files.file_run import WHOLE_EVERY, FileRun
 from dstl.files.index import file_steps
@@ -118,17 +117,7 @@ class CoordinatedDirectory(Directory):
 
     def _seen(self, path: str, run: str) -> list[Listed]:
         """Return what lies in a directory as a run sees it: the records, and what it has put and deleted since."""
-        index, riders = self.run.index, list(self._log.riders.seen_by(run))
-        front = f"{path}/" if path else ""
-        gone = [r.path[len(front) :] for r in riders if r.is_deletion and r.path.startswith(front) and r.path in index]
-        left = Counter(each.partition("/")[0] for each in gone)
-        found = []
-        for name in index.tree.names(path):
-            if left[name] == index.tree.count(path, name):
-                continue
-            entry = index.find(f"{path}/{name}" if path else name)
-            found.append((name, entry.size, entry.modified_ms) if entry else (name, -1, 0))
-        return overlaid(path, found, iter(riders))
+        return listed(path, self.run.index, list(self._log.riders.seen_by(run)))
 
     async def find(self, path: str, run: str) -> Listed | None:
         """Return a file or a directory."""
@@ -189,10 +178,9 @@ class CoordinatedDirectory(Directory):
     async def claim(self) -> bool:
         """Take the directory over, as the first write does; returns whether there are files in it."""
         await self._opened()
-        if not len(self.run.index):
-            # Nothing is written into a location that may be meant for something else.
-            return False
-        await self._lead()
+        # Nothing is written into a location that may be meant for something else.
+        if len(self.run.index):
+            await self._lead()
         return bool(len(self.run.index))
 
     async def add(self, part: PersistedFiles) -> None:
@@ -331,6 +319,18 @@ class CoordinatedDirectory(Directory):
         if self._deferred is not None and self._deferred.run != run:
             async with self._turn:
                 await self._end_deferred()
+        if self.run.is_new(run):
+            await self._check_leads(run)
+
+    async def _check_leads(self, run: str) -> None:
+        """Let no run begin with what this process knows where another driver has the directory since."""
+        async with self._turn:
+            if self._leads:
+                try:
+                    await self._manifests.check_leads()
+                except Fenced as error:
+                    self._end_run(self.run.current, error, None)
+            self.run.meet(run)
 
     async def _end_deferred(self) -> None:
         """Write the record of a commit that waits. Where that fails its run is over, which is told of it."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dstl.errors import ObjectExists, ObjectNotFound
 from dstl.files.file_log import FileLog
+from dstl.files.index import FileIndex
 from dstl.files.riders import Rider
 from dstl.rpc.codec import Payload
 
-__all__ = ["Directory", "Listed", "overlaid"]
+__all__ = ["Directory", "Listed", "listed", "overlaid"]
 
 Listed = tuple[str, int, int]
 """``(name, size, modified_ms)``; the size of a directory is -1."""
@@ -71,6 +73,26 @@ class Directory(ABC):
 
     def _missing(self, path: str) -> ObjectNotFound:
         return ObjectNotFound(f"{self.root}/{path} is not there")
+
+
+def listed(path: str, index: FileIndex, riders: Sequence[Rider]) -> list[Listed]:
+    """Return what lies in a directory as a run sees it: the records, and what it has put and deleted since.
+
+    Args:
+        path: The directory.
+        index: What the records say.
+        riders: What the run sees above them.
+    """
+    front = f"{path}/" if path else ""
+    gone = [r.path[len(front) :] for r in riders if r.is_deletion and r.path.startswith(front) and r.path in index]
+    left = Counter(each.partition("/")[0] for each in gone)
+    found = []
+    for name in index.tree.names(path):
+        if left[name] == index.tree.count(path, name):
+            continue
+        entry = index.find(f"{front}{name}")
+        found.append((name, entry.size, entry.modified_ms) if entry else (name, -1, 0))
+    return overlaid(path, found, iter(riders))
 
 
 def overlaid(directory: str, listed: Sequence[Listed], riders: Iterator[Rider]) -> list[Listed]:

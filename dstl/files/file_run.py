@@ -55,10 +55,19 @@ class FileRun:
         self.index = FileIndex()
         self.current = ""
         self.outlives_hosts = outlives_hosts
+        self._met: set[str] = set()
         self._over: dict[str, BaseException | None] = {}
         self._serving: set[tuple[str, str]] = set()
         self._lost: set[tuple[str, str]] = set()
         self._stored: dict[str, list[tuple[str, PersistedFiles]]] = {}
+
+    def is_new(self, run: str) -> bool:
+        """Return True for a run that nobody has met yet; what belongs to no run is never new."""
+        return bool(run) and run not in self._met
+
+    def meet(self, run: str) -> None:
+        """A run is new no longer."""
+        self._met.add(run)
 
     def admit(self, run: str) -> None:
         """Check that a run may put files.

@@ -135,6 +135,28 @@ async def test_two_drivers_of_one_directory_the_older_one_is_fenced(stores: dict
         assert await (await first.driver("c")).names("commits") == ["0", "1", "2"]
 
 
+async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_has_committed(
+    stores: dict[str, ObjectStore],
+) -> None:
+    async with application(stores) as first, application(stores) as second:
+        old, other = await first.driver("a"), await second.driver("b")
+        await old.batch(0, {changelog(0, 1): b"old"})
+        await other.batch(1, {changelog(0, 2): b"other"})
+        # Nobody has told the first driver yet; its query starts again for another reason.
+        again = await first.driver("c")
+        assert await again.names("commits") == await again.names("offsets") == ["0", "1"]
+        assert await again.read(changelog(0, 2)) == b"other"
+        with pytest.raises(Fenced):
+            await old.put(changelog(0, 2), b"of a batch that is over")
+        await again.batch(2, {changelog(0, 3): b"again"})
+        with pytest.raises(Fenced):
+            await other.offsets(2)
+        before = first.requests
+        restarted = await first.driver("d")
+        assert await restarted.names("commits") == await restarted.names("offsets") == ["0", "1", "2"]
+        assert first.requests - before == 2, "one LIST and one HEAD, once for a run"
+
+
 async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: dict[str, ObjectStore]) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")

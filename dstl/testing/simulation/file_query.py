@@ -77,6 +77,8 @@ class _Run:
     async def go(self, batches: int) -> None:
         """Look where the query is, and run so many batches; what fails ends it."""
         told = self._outside.told
+        # The first look is Spark's, and takes nothing over: a driver that was fenced must learn of it here.
+        await self._numbers("offsets")
         # Another driver may go on until it is fenced.
         await self._directory.claim()
         offsets, commits = await self._numbers("offsets"), await self._numbers("commits")
