@@ -372,8 +372,9 @@ class CoordinatedDirectory(Directory):
             step = self.run.step(barrier, content, parts, sequence, manifests.boundary, also)
             oldest = sequence if step.record.is_whole else 0
             await manifests.commit_files(OWNER, step.record, step.inlined, oldest=oldest)
-        except BaseException:
-            if manifests.is_unknown:
+        except BaseException as error:
+            # Whoever was fenced may have written the record before it, without hearing of it.
+            if manifests.is_unknown or isinstance(error, Fenced):
                 self._participants.abandon()
             else:
                 await self._participants.reset()

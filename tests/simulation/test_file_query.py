@@ -12,7 +12,7 @@ from dstl.testing.simulation.file_query import run_file_seed
 START = int.from_bytes(os.urandom(4), "big")
 
 
-FORMER = (2003, 2007, 2009, 2010, 2019, 2036)
+FORMER = (2003, 2007, 2009, 2010, 2019, 2036, 3185)
 """Seeds that have found something once."""
 
 

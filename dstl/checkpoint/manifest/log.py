@@ -130,7 +130,8 @@ class ManifestLog(ManifestReader):
             files: What Spark's own commit of the batch adds to its checkpoint directory, where that lies in this log.
 
         Raises:
-            Fenced: A newer driver has this number; stop.
+            Fenced: A newer driver has taken over; stop. Its fence may have this number or one above the record, which
+                then is there: delete nothing that it refers to.
             Unavailable: Certainly not committed; the next commit may use another number.
             OutcomeUnknown: Neither committed nor given up; the driver must stop and the next start resolves it.
         """
