@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.checkpoint.spark_commit import CommitFiles, FilesStep
-from dstl.errors import DstlError, Invalid, ObjectNotFound
+from dstl.errors import DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.files.coordinated import CoordinatedDirectory
 from dstl.files.directory import Listed
 from dstl.files.file_log import FileLog
@@ -163,8 +163,8 @@ class QueryDirectory(CoordinatedDirectory):
                 await self._checkpoints.commit_batch(self._query_id, run, batch, commit)
             else:
                 await self._write_files(commit)
-        except BaseException:
-            self._give_up(commit)
+        except BaseException as error:
+            self._give_up(commit, error)
             raise
         self._take(commit)
 
@@ -172,8 +172,8 @@ class QueryDirectory(CoordinatedDirectory):
         commit = _Commit(self, barriers, parts)
         try:
             await self._write_files(commit)
-        except BaseException:
-            self._give_up(commit)
+        except BaseException as error:
+            self._give_up(commit, error)
             raise
         self._take(commit)
 
@@ -181,10 +181,13 @@ class QueryDirectory(CoordinatedDirectory):
         step = commit.step(self._manifests.next_sequence, ())
         await self._manifests.commit_files(self._query_id, step.record, step.inlined)
 
-    def _give_up(self, commit: _Commit) -> None:
+    def _give_up(self, commit: _Commit, error: BaseException) -> None:
         """A record was not written, or nobody knows: then the next fence finds out."""
         if self._manifests.is_unknown:
             self._unsettled, self._read_at = commit, None
+        elif isinstance(error, Fenced):
+            # It may lie below the fence.
+            self._log.abandon()
         else:
             self._log.reset()
 
@@ -193,7 +196,10 @@ class QueryDirectory(CoordinatedDirectory):
         commit, self._unsettled = self._unsettled, None
         if commit is not None and commit.made is not None:
             record = scan.records.get(commit.sequence)
-            if record is not None and record.files == commit.made.record:
+            if record is None:
+                # Others have cleaned it away since, and may have taken over what it named.
+                self._log.abandon()
+            elif record.files == commit.made.record:
                 self._reader.keep(self._log.complete(commit.made.located))
             else:
                 self._log.reset()

@@ -5,15 +5,13 @@ from functools import partial
 
 import pytest
 
-from dstl.checkpoint.manifest.format import decode_record
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, OutcomeUnknown, TaskManagerLost
+from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, TaskManagerLost
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from handles.file_record import FILES_OWNER
-from worlds.files import BIG, Application, application, noise
+from worlds.files import BIG, Application, FencesBehind, application, noise
 
 LOCATION = "/jobs/query/_dstl"
 HOST = "127.0.0.2"
@@ -159,22 +157,10 @@ async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_
         assert first.requests - before == 2, "one LIST and one HEAD, once for a run"
 
 
-class _FencesBehind(FaultyStore):
-    """Another driver takes over behind a commit whose answer is lost."""
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        info = await super().put(name, data, if_absent=if_absent)
-        files = decode_record(bytes(data), name).files if name.startswith("manifests/") else None
-        if files is not None and files.barrier == "commits/1":
-            await ManifestLog(self, system_runtime()).fence(FILES_OWNER)
-            raise OutcomeUnknown("the answer is lost")
-        return info
-
-
 async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_keeps_its_objects(
     stores: dict[str, ObjectStore],
 ) -> None:
-    async with application(stores, partial(_FencesBehind, rules=[])) as app:
+    async with application(stores, FencesBehind) as app:
         driver = await app.driver("run")
         host = await app.executor(HOST, "run")
         await driver.batch(0, {changelog(0, 1): b"old"})

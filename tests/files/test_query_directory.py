@@ -19,6 +19,7 @@ from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.files import FencesBehind
 from worlds.one_commit import QUERY, Query, open_query
 from worlds.service import Events, Model, retained, state_of, without_empty
 
@@ -179,6 +180,27 @@ async def test_a_commit_whose_answer_is_lost_is_there_whole_or_not_at_all(
         if lands:
             assert await query.jvm.read("sources/0/1") == big
     await check_durable(kept, after, 2)
+
+
+async def test_a_commit_that_another_driver_fences_behind_keeps_its_objects(seed: int, place: Path) -> None:
+    rng, model, kept = random.Random(seed), Model(), MemoryStore()
+    big = rng.randbytes(400 << 10)
+    store = FencesBehind(kept)
+    store.owner = QUERY
+    async with open_query(store, TWO, place) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        await query.plan(1)
+        await query.driver.run_batch("run-1", 1, some_events(rng, 1), model)
+        await query.jvm.put("sources/0/1", big)
+        with pytest.raises(Fenced):
+            await query.jvm.commit(1)
+        # In the same driver, and behind its end.
+        await go_on(query, True, {}, model, model)
+    async with open_query(kept, TWO, place, 2) as query:
+        assert await query.start("run-3") == 3
+        assert await query.jvm.read("sources/0/1") == big
+    await check_durable(kept, model, 2)
 
 
 async def go_on(query: Query, lands: bool, events: Events, before: Model, after: Model) -> None:

@@ -8,6 +8,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import cast
 
+from dstl.checkpoint.manifest.format import decode_record
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.errors import OutcomeUnknown
 from dstl.files.invitation import FileInvitation
 from dstl.files.process import configuration, coordinating, hosting
 from dstl.options import S3Options
@@ -15,9 +18,11 @@ from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StagePart, StatFile
 from dstl.rpc.protocol import Secret
 from dstl.runtime import SystemClock, system_runtime
-from dstl.store.base import ObjectStore
+from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
+from dstl.testing.faulty_store import FaultyStore
+from handles.file_record import FILES_OWNER
 
 ROOT = "dstl:///jobs/query"
 DRIVER_HOST = "127.0.0.1"
@@ -34,6 +39,20 @@ class HastyClock(SystemClock):
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(seconds / 1000)
+
+
+class FencesBehind(FaultyStore):
+    """Another driver takes over behind a commit of batch 1 whose answer is lost."""
+
+    owner = FILES_OWNER
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        info = await super().put(name, data, if_absent=if_absent)
+        files = decode_record(bytes(data), name).files if name.startswith("manifests/") else None
+        if files is not None and files.barrier == "commits/1":
+            await ManifestLog(self, system_runtime()).fence(self.owner)
+            raise OutcomeUnknown("the answer is lost")
+        return info
 
 
 class Jvm:
