@@ -29,7 +29,14 @@ os.environ.setdefault(
     "-Djdk.lang.Process.launchMechanism=VFORK",
 )
 
-LONGEST = ("test_demo.py", "test_cluster_spark.py", "test_against_spark.py", "test_consumed_output.py")
+LONGEST = (
+    "test_demo.py",
+    "test_cluster_spark.py",
+    "test_initial_state_spark.py",
+    "test_event_time_chains_spark.py",
+    "test_against_spark.py",
+    "test_consumed_output.py",
+)
 """Files that begin first: whatever is left for the end should be short."""
 
 
@@ -94,14 +101,19 @@ def _draw(items: list[pytest.Item]) -> None:
 
 
 def _order(items: list[pytest.Item]) -> None:
-    """Put what takes long before what does not, in both halves of the tests.
+    """Put what takes long before what does not, in each process's share of the tests.
 
-    Of two processes each begins with its half, and one that has ended takes over from the end of the other's.
+    Each process begins with its share, and one that has ended takes over from the end of another's.
     """
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     slow = [item for item in items if item.get_closest_marker("spark")]
     quick = [item for item in items if not item.get_closest_marker("spark")]
     files = list(dict.fromkeys(item.path for item in slow))
     files.sort(key=lambda path: LONGEST.index(path.name) if path.name in LONGEST else len(LONGEST))
-    halves = [[item for path in files[half::2] for item in slow if item.path == path] for half in (0, 1)]
-    rest = max(0, len(items) // 2 - len(halves[0]))
-    items[:] = halves[0] + quick[:rest] + halves[1] + quick[rest:]
+    size = len(items) // processes
+    items.clear()
+    for number in range(processes):
+        mine = [item for path in files[number::processes] for item in slow if item.path == path]
+        rest = len(quick) if number == processes - 1 else max(0, size - len(mine))
+        items += mine + quick[:rest]
+        del quick[:rest]
