@@ -73,10 +73,11 @@ def moto_server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to the long form what the seed has not drawn, and put the longest first."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Leave to the long form what the seed has not drawn, and put the longest of what is left first."""
     _draw(items)
+    yield
     _order(items)
 
 
