@@ -309,13 +309,19 @@ def _connect(address: Address, timeout: float) -> socket.socket:
 
 
 class AsyncConnection:
-    """An asynchronous connection; calls on it are sent one after the other. One event loop."""
+    """An asynchronous connection. One event loop.
+
+    Several calls may wait for their replies at once: requests go out in the order of the calls, and are handled in it.
+    """
 
     def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.address = address
         self._reader = reader
         self._writer = writer
-        self._turn = asyncio.Lock()
+        # Who waits longest for a lock has it next, so replies are read in the order in which requests were sent.
+        self._sending = asyncio.Lock()
+        self._receiving = asyncio.Lock()
+        self._is_given_up = False
         self._framing = Framing()
 
     @property
@@ -375,11 +381,12 @@ class AsyncConnection:
 
         Raises:
             DstlError: Whatever the other side raised.
-            Unavailable: The connection broke; it cannot be used any more. So it is when the call was cancelled.
+            Unavailable: The connection broke; it cannot be used any more. So it is for all whose replies are still to
+                come when a call was cancelled.
             Invalid: The request is too long to be sent.
             CorruptData: The reply is not one to this request.
         """
-        async with self._turn:
+        async with self._sending:
             frame = None
             try:
                 if self.is_broken:
@@ -387,18 +394,28 @@ class AsyncConnection:
                 frame = await self._framing.encoded(*encode_call(message))
                 self._writer.writelines(frame)
                 await self._writer.drain()
-                header, data = await self._receive()
             except BaseException as error:
                 if frame is None and isinstance(error, Invalid):
                     raise  # nothing was sent, and nothing will come
-                # Whatever it is: a reply may still come, and would be taken for the next call's.
-                self._writer.close()
-                if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
-                    why = CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
-                    raise Unavailable(f"the connection to {self.address} broke during {message.name}: {why}") from error
-                raise
+                self._break(message.name, error)
+        try:
+            async with self._receiving:
+                if self._is_given_up:
+                    raise ConnectionResetError("a call before it was given up")
+                header, data = await self._receive()
+        except BaseException as error:
+            self._break(message.name, error)
         raise_for(header)
         return decode_reply(reply_of(type(message)), header, data)
+
+    def _break(self, during: str, error: BaseException) -> NoReturn:
+        """Give the connection up, whatever the error is: replies may still come, and would be taken for others'."""
+        self._is_given_up = True
+        self._writer.close()
+        if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
+            why = CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
+            raise Unavailable(f"the connection to {self.address} broke during {during}: {why}") from error
+        raise error
 
     async def wait_closed_by_peer(self) -> None:
         """Return when the other side has ended the connection; for a connection that is only a sign of life."""

@@ -296,6 +296,64 @@ async def test_the_reply_of_an_abandoned_call_is_never_taken_for_another() -> No
         assert connection.is_broken
 
 
+async def test_calls_on_one_asynchronous_connection_do_not_wait_for_each_others_replies() -> None:
+    arrived: list[str] = []
+
+    def behave(peer: socket.socket) -> None:
+        framing = handshake(peer)
+        arrived.extend(receive(peer, framing)["call"] for _ in range(3))
+
+    with impostor(behave) as address:
+        connection = await AsyncConnection.open(address, SECRET)
+        calls = [connection.call(Echo(1)), connection.call(Wait()), connection.call(Echo(2))]
+        async with asyncio.timeout(10):
+            ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in ended] == [Unavailable] * 3
+        assert len(arrived) == 3
+
+
+async def test_replies_come_in_the_order_of_the_calls() -> None:
+    async with serving() as (_, service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        first = asyncio.create_task(connection.call(Wait()))
+        others = [asyncio.create_task(connection.call(Echo(n, b"x" * 100_000))) for n in range(20)]
+        await asyncio.sleep(0.05)
+        assert not any(each.done() for each in (first, *others))  # handled in their order, behind the first
+        service.release.set()
+        await first
+        assert [(await each).n for each in others] == list(range(20))
+        connection.close()
+
+
+async def test_a_cancelled_call_ends_those_behind_it_and_none_gets_its_reply() -> None:
+    async with serving() as (_, service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        first = asyncio.create_task(connection.call(Wait()))
+        second = asyncio.create_task(connection.call(Echo(2)))
+        third = asyncio.create_task(connection.call(Echo(3)))
+        await asyncio.sleep(0.05)
+        service.release.set()
+        await asyncio.sleep(0)
+        second.cancel()
+        ended = await asyncio.gather(first, second, third, return_exceptions=True)
+        assert isinstance(ended[1], asyncio.CancelledError)
+        assert isinstance(ended[2], Unavailable)
+        assert connection.is_broken
+
+
+async def test_a_call_that_is_cancelled_before_it_is_sent_costs_the_connection_nothing() -> None:
+    async with serving() as (_, _service, address):
+        connection = await AsyncConnection.open(address, SECRET)
+        async with connection._sending:
+            call = asyncio.create_task(connection.call(Echo(1)))
+            await asyncio.sleep(0)
+            call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert (await connection.call(Echo(2))).n == 2
+        connection.close()
+
+
 async def test_an_exception_in_the_middle_of_a_call_breaks_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, or Spark's interrupt, while a worker waits: its connection is cached, and the reply is still to come."""
     async with serving() as (_, _service, address):
