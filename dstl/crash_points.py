@@ -73,7 +73,7 @@ def _nothing(point: str) -> None:
     """Do nothing: no test has named a point."""
 
 
-def _striking(order: str) -> Callable[[str], None]:
+def _strike_at(order: str) -> Callable[[str], None]:
     """Return what strikes at the point that is named."""
     wanted, hit, way, mark = order.split(":", 3)
     if wanted not in POINTS:
@@ -99,5 +99,5 @@ def _striking(order: str) -> Callable[[str], None]:
     return strike
 
 
-reach: Callable[[str], None] = _striking(os.environ[VARIABLE]) if VARIABLE in os.environ else _nothing
+reach: Callable[[str], None] = _strike_at(os.environ[VARIABLE]) if VARIABLE in os.environ else _nothing
 """Take notice that a point of :data:`POINTS` is reached."""

@@ -77,10 +77,10 @@ __all__ = [
     "TaskManagerLost",
     "Unavailable",
     "UserCodeError",
-    "clipped",
+    "brief",
+    "clip",
     "error_from_wire",
     "error_to_wire",
-    "shown",
 ]
 
 _SHOWN = 200
@@ -218,7 +218,7 @@ def error_to_wire(error: BaseException) -> tuple[str, str]:
             return kind.__name__, str(error)[:_MOST_ON_WIRE]
     if isinstance(error, MemoryError):
         return "Unavailable", "the process that was called has run out of memory: give it more, or spread the state"
-    return "DstlError", f"{type(error).__name__}: {clipped(error)}"
+    return "DstlError", f"{type(error).__name__}: {clip(error)}"
 
 
 def error_from_wire(kind: str, message: str) -> DstlError:
@@ -226,7 +226,7 @@ def error_from_wire(kind: str, message: str) -> DstlError:
     return _BY_NAME.get(kind, DstlError)(message)
 
 
-def shown(value: object) -> str:
+def brief(value: object) -> str:
     """Return a value for an error's message, as ``repr`` writes it: at most some 200 characters, whatever it is.
 
     Values are the user's data: a message holds enough to find one, and no copy of it.
@@ -234,12 +234,12 @@ def shown(value: object) -> str:
     if isinstance(value, (str, bytes, bytearray)) and len(value) > _SHOWN:
         return f"{repr(value[:_SHOWN])[:_SHOWN]}... ({len(value)} long)"
     try:
-        return clipped(_SHORT.repr(value))
+        return clip(_SHORT.repr(value))
     except Exception:
         return f"<{type(value).__name__}>"
 
 
-def clipped(text: object) -> str:
+def clip(text: object) -> str:
     """Return an error, or another text that is not ours, for an error's message: at most some 200 characters of it."""
     whole = str(text)
     return whole if len(whole) <= _SHOWN else f"{whole[:_SHOWN]}... ({len(whole)} long)"

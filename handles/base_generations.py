@@ -15,7 +15,7 @@ from dataclasses import replace
 from handles.key_group import KeyGroup
 from handles.materialized_handle import KeyGroupBase, MaterializationReport, MaterializedStateHandle, TableFile
 
-__all__ = ["Generations", "advanced", "generations_of", "handles_of", "live_bytes", "reusable_files"]
+__all__ = ["Generations", "advance", "generations_of", "handles_of", "live_bytes", "reusable_files"]
 
 Generations = dict[KeyGroup, tuple[KeyGroupBase, ...]]
 """Per key group of one operator, its bases: the newest first, never empty."""
@@ -34,7 +34,7 @@ def generations_of(handles: Iterable[MaterializedStateHandle]) -> dict[str, Gene
     }
 
 
-def advanced(known: Generations, report: MaterializationReport, keep: int) -> Generations:
+def advance(known: Generations, report: MaterializationReport, keep: int) -> Generations:
     """Return an operator's bases after a finished materialization.
 
     Args:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dstl.errors import Invalid, clipped, error_to_wire, shown
+from dstl.errors import Invalid, brief, clip, error_to_wire
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
 from worlds.ddl import parse_ddl
@@ -24,13 +24,13 @@ from worlds.ddl import parse_ddl
     ids=lambda value: type(value).__name__,
 )
 def test_no_value_makes_a_message_long(value):
-    assert len(shown(value)) < 260
-    assert type(value) in (int, bytes, bytearray) or len(clipped(value)) < 260
+    assert len(brief(value)) < 260
+    assert type(value) in (int, bytes, bytearray) or len(clip(value)) < 260
 
 
 @pytest.mark.parametrize("value", ["a'b", b"\x00", None, 5, 1.5, ("k", 1), {"a": [1, 2]}, ["x"] * 3, set()])
 def test_a_short_value_is_shown_as_it_is(value):
-    assert shown(value) == repr(value)
+    assert brief(value) == repr(value)
 
 
 def test_a_value_that_cannot_be_shown_is_named_by_its_type():
@@ -38,8 +38,8 @@ def test_a_value_that_cannot_be_shown_is_named_by_its_type():
         def __repr__(self):
             raise RuntimeError("no")
 
-    assert "Broken" in shown(Broken())
-    assert "Broken" in shown([Broken()])
+    assert "Broken" in brief(Broken())
+    assert "Broken" in brief([Broken()])
 
 
 @pytest.mark.parametrize("kind", ["int", "double", "boolean", "date", "timestamp", "decimal(10,2)", "array<int>"])

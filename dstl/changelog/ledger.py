@@ -211,7 +211,7 @@ class LogLedger(Generic[P]):
     def stored(self, seal: int, handle: SegmentHandle) -> list[PersistTicket]:
         """The seal's object is in the store; return the persists that this settled."""
         for entry in self._sealed.pop(seal, ()):
-            if self._arrived(entry):
+            if self._still_waits(entry):
                 self._make_durable(entry, handle)
             else:
                 self._references.release(handle.name)
@@ -220,7 +220,7 @@ class LogLedger(Generic[P]):
     def handed_out(self, seal: int, inline: InlineSegment) -> list[PersistTicket]:
         """The seal is small and goes to the coordinator; return the persists that this settled."""
         for entry in self._sealed.pop(seal, ()):
-            if self._arrived(entry):
+            if self._still_waits(entry):
                 entry.state, entry.inline, entry.seal = Ownership.HANDED_OUT, inline, None
                 # Small and confirmed by someone who may wait for appends to get in: not a reason to hold those back.
                 self._budget.give_back(entry.nbytes)
@@ -230,7 +230,7 @@ class LogLedger(Generic[P]):
         """The seal was not stored: its change sets are buffered again; return the persists that failed with it."""
         sqns = []
         for entry in self._sealed.pop(seal, ()):
-            if self._arrived(entry):
+            if self._still_waits(entry):
                 self._buffer(entry)
                 sqns.append(entry.sqn)
         hit = [t for t in self._open if seal not in t.joined and any(sqn in t.wanted for sqn in sqns)]
@@ -264,7 +264,7 @@ class LogLedger(Generic[P]):
             if place is None:
                 self._own(entry)
             elif entry.state is not Ownership.DURABLE:
-                self._located(entry, place)
+                self._record_place(entry, place)
             # else: durable elsewhere meanwhile, and it is the inlined copy that this checkpoint references.
             self._forget_truncated(entry)
         return self._settle_ready()
@@ -317,7 +317,7 @@ class LogLedger(Generic[P]):
     def _waits(self, entry: _Entry[P]) -> bool:
         return entry.state is Ownership.IN_FLIGHT and self._entries.get(entry.sqn) is entry
 
-    def _arrived(self, entry: _Entry[P]) -> bool:
+    def _still_waits(self, entry: _Entry[P]) -> bool:
         """Say whether a sealed entry still waits for its seal; one that was dropped meanwhile frees its bytes."""
         if self._waits(entry):
             return True
@@ -343,7 +343,7 @@ class LogLedger(Generic[P]):
         entry.state, entry.location, entry.changes, entry.seal = Ownership.DURABLE, handle, None, None
         self._budget.give_back(entry.nbytes)
 
-    def _located(self, entry: _Entry[P], place: SegmentHandle) -> None:
+    def _record_place(self, entry: _Entry[P], place: SegmentHandle) -> None:
         """A manifest holds the entry. Bytes of one that is in flight again stay in the budget until that ends."""
         if entry.state is Ownership.BUFFERED:
             self._unbuffer(entry)

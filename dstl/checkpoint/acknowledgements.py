@@ -67,14 +67,14 @@ class Acknowledgements:
     @property
     def late_rows(self) -> int:
         """Number of rows that the counted attempts have dropped because they came behind the watermark."""
-        return sum(self._done[key].ack.late_rows for key in self._counted())
+        return sum(self._done[key].ack.late_rows for key in self._chosen_tasks())
 
     @property
     def covered(self) -> int:
         """Number of partitions that are known to be done."""
         if not self._offsets:
             return min(len(self._done), self.parallelism)
-        return len(self._covered())
+        return len(self._covered_partitions())
 
     @property
     def has_begun(self) -> bool:
@@ -124,7 +124,7 @@ class Acknowledgements:
             if before.ack.partition is not None or ack.partition is None:
                 return False
         else:
-            for one, other in self._differing(own, ack):
+            for one, other in self._differences(own, ack):
                 raise _used_twice(one, other)
             if before is not None and not self._heir_of[task.attempt_id].issuperset(before.attempts):
                 raise _rivals(before.ack, ack)
@@ -134,9 +134,9 @@ class Acknowledgements:
 
     def winners(self) -> tuple[int, ...]:
         """Return the attempts whose changes count: one for each partition, those without rows included."""
-        return tuple(self._done[key].attempts[0] for key in self._counted())
+        return tuple(self._done[key].attempts[0] for key in self._chosen_tasks())
 
-    def _counted(self) -> list[_Task]:
+    def _chosen_tasks(self) -> list[_Task]:
         """Return the task that counts for each partition, by partition."""
         chosen = {at: next(iter(tasks)) for at, tasks in self._partitions.items()}
         for key in sorted(self._rowless):
@@ -151,7 +151,7 @@ class Acknowledgements:
         if other is not None and other.broadcast != ack.broadcast:
             raise _broadcast_apart(other, ack)
 
-    def _differing(self, own: _Task, ack: Acknowledgement) -> Iterator[tuple[Acknowledgement, Acknowledgement]]:
+    def _differences(self, own: _Task, ack: Acknowledgement) -> Iterator[tuple[Acknowledgement, Acknowledgement]]:
         """Yield the tasks that have computed one partition for different uses, with different changes.
 
         Tasks without rows are compared where other tasks of their own stage tell which partition they were.
@@ -208,9 +208,9 @@ class Acknowledgements:
         if not self._offsets:
             # Nobody knows its partition. Of a union with itself, the same empty partition is there twice.
             return longest_row(slot for _, slot in self._rowless) >= self.parallelism
-        return len(self._covered()) >= self.parallelism
+        return len(self._covered_partitions()) >= self.parallelism
 
-    def _covered(self) -> set[int]:
+    def _covered_partitions(self) -> set[int]:
         return set(self._partitions).union(*map(self._places, self._rowless))
 
     def _places(self, key: _Task) -> list[int]:

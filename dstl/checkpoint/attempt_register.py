@@ -32,7 +32,7 @@ class AttemptRegister:
         self._batch: tuple[str, int] | None = None
         self._attempts: dict[int, Peer] = {}
 
-    async def placed(self, task: TaskAttempt, run_id: str | None, over: Container[str]) -> TaskAttempt:
+    async def place(self, task: TaskAttempt, run_id: str | None, over: Container[str]) -> TaskAttempt:
         """Return the task with the run that it belongs to.
 
         Args:

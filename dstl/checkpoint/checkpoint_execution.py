@@ -123,7 +123,7 @@ class CheckpointExecution:
             parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
             persist_s = watch.lap()
             parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
-            checkpoint, inlined = self._assembled(coordinator, trigger, parts, query_id, parent)
+            checkpoint, inlined = self._assemble(coordinator, trigger, parts, query_id, parent)
             assemble_s = watch.lap()
             late = coordinator.late_rows()
             figures = _figures(checkpoint, parts, late)
@@ -179,7 +179,7 @@ class CheckpointExecution:
             **times,
         )
 
-    def _assembled(
+    def _assemble(
         self,
         coordinator: CheckpointCoordinator,
         trigger: Trigger,

@@ -13,7 +13,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.checkpoint.spark_commit import CommitFiles
 from dstl.checkpoint.sparks_watermark import SparksWatermark
-from dstl.errors import DstlError, clipped
+from dstl.errors import DstlError, clip
 from dstl.metrics import Recorder
 from dstl.runtime import Runtime
 
@@ -86,7 +86,7 @@ class CheckpointTurns:
                     checkpoint_id=sequence,
                     batch_id=trigger.batch_id,
                     seconds=watch.lap(),
-                    error=f"{type(error).__name__}: {clipped(error)}",
+                    error=f"{type(error).__name__}: {clip(error)}",
                 )
                 raise
             self._on_event(report)

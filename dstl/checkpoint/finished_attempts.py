@@ -59,13 +59,13 @@ class FinishedAttempts:
     @property
     def latest_event_time_ms(self) -> int | None:
         """The latest event time that a counted attempt has seen, Unix milliseconds; None where there is none."""
-        seen = [ack.event_time_ms for ack in self._counted() if ack.event_time_ms is not None]
+        seen = [ack.event_time_ms for ack in self._chosen_attempts() if ack.event_time_ms is not None]
         return max(seen, default=None)
 
     @property
     def late_rows(self) -> int:
         """Number of rows that the counted attempts have dropped because they came behind the watermark."""
-        return sum(ack.late_rows for ack in self._counted())
+        return sum(ack.late_rows for ack in self._chosen_attempts())
 
     def begin(self, task: TaskAttempt, is_alive: Callable[[int], bool] = lambda attempt_id: True) -> int:
         """Note an attempt, and return the number that it goes by: another for each partition of one Spark task."""
@@ -88,7 +88,7 @@ class FinishedAttempts:
         Raises:
             NotDeterministic: Their changes to broadcast states differ, and there is one copy for all of them.
         """
-        counted = self._counted()
+        counted = self._chosen_attempts()
         for other in counted[1:]:
             one = counted[0]
             if other.broadcast != one.broadcast:
@@ -100,7 +100,7 @@ class FinishedAttempts:
                 )
         return tuple(ack.task.attempt_id for ack in counted)
 
-    def _counted(self) -> list[Acknowledgement]:
+    def _chosen_attempts(self) -> list[Acknowledgement]:
         """Return the attempt that counts for each partition, by partition. One without rows has changed nothing."""
         best: dict[int, tuple[int, Acknowledgement]] = {}
         for number, ack in self._done.items():

@@ -27,9 +27,9 @@ def check_key_columns(declared: Mapping[str, Sequence[str]], stored: Mapping[str
     held = {uid: _key_columns(entry) for uid, entry in stored.items()}
     for uid, wanted in declared.items():
         found = held.get(uid, ())
-        if not wanted or not found or _folded(wanted) == _folded(found):
+        if not wanted or not found or _fold_case(wanted) == _fold_case(found):
             continue
-        owners = [other for other, columns in held.items() if _folded(columns) == _folded(wanted)]
+        owners = [other for other, columns in held.items() if _fold_case(columns) == _fold_case(wanted)]
         elsewhere = f"; operator {owners[0]!r} of the checkpoint groups by ({', '.join(wanted)})" if owners else ""
         renaming = "".join(
             f".withColumnRenamed({new!r}, {old!r})"
@@ -52,5 +52,5 @@ def _key_columns(entry: OperatorEntry) -> tuple[str, ...]:
         return ()
 
 
-def _folded(names: Sequence[str]) -> list[str]:
+def _fold_case(names: Sequence[str]) -> list[str]:
     return [name.casefold() for name in names]

@@ -47,7 +47,7 @@ class RetainedObjects:
     def retain(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
         """Keep what these refer to, their own manifests included; again is the same."""
         for checkpoint in checkpoints:
-            self._registry.register(checkpoint.checkpoint_id, _held(checkpoint))
+            self._registry.register(checkpoint.checkpoint_id, _names_kept_by(checkpoint))
         self._freed = [name for name in self._freed if name not in self._registry]
 
     def subsume(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
@@ -67,8 +67,8 @@ class RetainedObjects:
         """
         self._holds += 1
         # The registry's holders are numbers; a checkpoint's is above zero.
-        self._registry.register(-self._holds, _held(checkpoint))
-        self._held[-self._holds] = frozenset(_held(checkpoint))
+        self._registry.register(-self._holds, _names_kept_by(checkpoint))
+        self._held[-self._holds] = frozenset(_names_kept_by(checkpoint))
         return -self._holds
 
     def held(self) -> set[str]:
@@ -99,6 +99,6 @@ class RetainedObjects:
             self._deleter.delete(manifests, others)
 
 
-def _held(checkpoint: CompletedCheckpoint) -> list[str]:
+def _names_kept_by(checkpoint: CompletedCheckpoint) -> list[str]:
     """Return what a checkpoint keeps alive, its own manifest included; oldest first."""
     return [*referenced_objects(checkpoint), manifest_name(checkpoint.checkpoint_id)]

@@ -168,12 +168,12 @@ class RunOpening:
             await self._take_over(task, operators)
         skipped: list[str] = []
         reach("C11")
-        found = await self._found(task, operators, skipped)
+        found = await self._find_checkpoints(task, operators, skipped)
         if directory is not None:
             # A commit that was taken back, by a user who rolls back, takes its checkpoint with it.
             found = [each for each in found if each.batch_id <= directory.newest_commit()]
         reach("R1")
-        coordinator, parent, restored = await self._prepared(task, operators, found, skipped, directory)
+        coordinator, parent, restored = await self._prepare(task, operators, found, skipped, directory)
         reach("R6")
         lost = task.batch_id - 1 - parent.batch_id if parent else 0
         if parent is not None and lost:
@@ -206,7 +206,7 @@ class RunOpening:
             # Told when it is found again: it may be different once nobody else writes.
             _log.debug("run %s, before it takes %s over: %s", task.run_id, self._location, error)
 
-    async def _found(
+    async def _find_checkpoints(
         self, task: TaskAttempt, operators: Mapping[str, int], skipped: list[str]
     ) -> list[CompletedCheckpoint]:
         """Return the retained checkpoints; with the first made of the savepoint, where there are none."""
@@ -247,7 +247,7 @@ class RunOpening:
         await restore.settle(task.query_id, found)
         return found
 
-    async def _prepared(
+    async def _prepare(
         self,
         task: TaskAttempt,
         operators: Mapping[str, int],

@@ -290,12 +290,12 @@ class CoordinatorService:
         return known and coordinator is not None and coordinator.has_checkpoint(batch_id)
 
     async def _begin(self, peer: Peer, call: Begin) -> Begun:
-        task = await self._placed(call.task)
+        task = await self._place(call.task)
         self._note_worker(call.pid)
         coordinator, parent, losses = None, None, 0
         while coordinator is None:
             self._check_run(task)
-            launch = await self._resources.staffed(peer, call, task.run_id)
+            launch = await self._resources.wait_for_fleet(peer, call, task.run_id)
             if launch is not None:
                 return Begun(launch)
             async with self._opening:
@@ -321,12 +321,12 @@ class CoordinatorService:
             late_watermark_ms=late_ms,
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             processing_time_ms=coordinator.batch_time_ms,
-            registry=json.dumps(self._catalogue.known(task.operator)).encode(),
+            registry=json.dumps(self._catalogue.registry_of(task.operator)).encode(),
             assignments=tuple(self._fleet.assignments),
         )
 
     async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:
-        coordinator = await self._opened(task)
+        coordinator = await self._open_run(task)
         if coordinator.overdue(task) is not None:
             await self._turns.make(coordinator, lambda: coordinator.overdue(task), self._query_id)
         planned_ms = await self.commits.batch_time_ms(task)
@@ -337,8 +337,8 @@ class CoordinatorService:
         return coordinator, parent
 
     async def _acknowledge(self, peer: Peer, call: Acknowledgement) -> Acknowledged:
-        task = await self._placed(call.task)
-        coordinator = self._running(task)
+        task = await self._place(call.task)
+        coordinator = self._coordinator_of(task)
         self._attempts.speaks(task, peer)
         ack = replace(call, task=task)
         decision = coordinator.acknowledge(ack)
@@ -346,16 +346,16 @@ class CoordinatorService:
 
             def due() -> Trigger | None:
                 # Meanwhile the run may have ended, or the batch have failed with another's checkpoint.
-                self._running(task).acknowledge(ack)
+                self._coordinator_of(task).acknowledge(ack)
                 return coordinator.trigger()
 
             await self._turns.make(coordinator, due, self._query_id)
         return Acknowledged(decision.name)
 
-    async def _placed(self, task: TaskAttempt) -> TaskAttempt:
-        return await self._attempts.placed(task, self._coordinator.run_id if self._coordinator else None, self._retired)
+    async def _place(self, task: TaskAttempt) -> TaskAttempt:
+        return await self._attempts.place(task, self._coordinator.run_id if self._coordinator else None, self._retired)
 
-    def _running(self, task: TaskAttempt) -> CheckpointCoordinator:
+    def _coordinator_of(self, task: TaskAttempt) -> CheckpointCoordinator:
         coordinator = self._coordinator
         if coordinator is None or task.run_id != coordinator.run_id:
             raise Fenced(f"run {task.run_id} of query {task.query_id} is over, or this driver has restarted since")
@@ -370,7 +370,7 @@ class CoordinatorService:
                 "make one StateBackend per streaming query"
             )
 
-    async def _opened(self, task: TaskAttempt) -> CheckpointCoordinator:
+    async def _open_run(self, task: TaskAttempt) -> CheckpointCoordinator:
         """Return the coordinator of the task's run; a new run takes the location over first."""
         self._check_run(task)
         if self._coordinator is not None and task.run_id == self._coordinator.run_id:

@@ -114,7 +114,7 @@ class StateCatalogue:
         timed = {**dict.fromkeys(self._delays, "operator"), **self._follows}
         return {uid: (sparks_ms if whose == "spark" else ours_ms) or 0 for uid, whose in timed.items()}
 
-    def known(self, operator: str) -> Registry:
+    def registry_of(self, operator: str) -> Registry:
         """Return the states of an operator in the run that was opened."""
         return self._registries[operator]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from handles.base_generations import Generations, advanced, generations_of, handles_of
+from handles.base_generations import Generations, advance, generations_of, handles_of
 from handles.checkpoint import CompletedCheckpoint, LogEntry, SegmentEntry, TruncatedEntry
 from handles.key_group import KeyGroup
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
@@ -75,7 +75,7 @@ def with_reports(parent: CompletedCheckpoint | None, reports: Sequence[Materiali
     for report in reports:
         if parent is None or report.checkpoint > parent.checkpoint_id:
             raise ValueError(f"a materialization of checkpoint {report.checkpoint}, which is no ancestor")
-        after = advanced(generations.get(report.operator, {}), report, keep)
+        after = advance(generations.get(report.operator, {}), report, keep)
         generations[report.operator] = after
         floor = floors.setdefault(report.operator, {})
         for group in report.key_groups:

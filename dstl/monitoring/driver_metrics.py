@@ -28,7 +28,7 @@ class DriverMetrics:
     members: Sequence[MemberMetrics]
     wanted: int
 
-    def labelled(self) -> Iterator[Labelled]:
+    def labelled_samples(self) -> Iterator[Labelled]:
         """Yield the driver's sample, then each TaskManager's."""
         levels: dict[str, float] = {"taskManagers": len(self.members), "taskManagersWanted": self.wanted}
         levels |= {f"taskManagerUp.{each.member.member_id}": float(each.is_up) for each in self.members}

@@ -391,7 +391,7 @@ class AsyncConnection:
             try:
                 if self.is_broken:
                     raise ConnectionResetError("it was closed before")
-                frame = await self._framing.encoded(*encode_call(message))
+                frame = await self._framing.encode_async(*encode_call(message))
                 self._writer.writelines(frame)
                 await self._writer.drain()
             except BaseException as error:
@@ -429,4 +429,4 @@ class AsyncConnection:
 
     async def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
         length = frame_length(await self._reader.readexactly(PREFIX_BYTES), limit)
-        return await self._framing.decoded(await self._reader.readexactly(length))
+        return await self._framing.decode_async(await self._reader.readexactly(length))

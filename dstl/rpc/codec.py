@@ -16,7 +16,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Generic, TypeVar
 
-from dstl.errors import CorruptData, DstlError, Invalid, shown
+from dstl.errors import CorruptData, DstlError, Invalid, brief
 from dstl.rpc.handshake import Role
 
 __all__ = [
@@ -169,22 +169,22 @@ class _Shape:
                 value = header[name]
                 values.append(value if type(value) in each.plain else each.decode(value))
         except KeyError:
-            raise self._refused(error, f"has no field {name!r}") from None
+            raise self._refusal(error, f"has no field {name!r}") from None
         except (_Wrong, ValueError) as wrong:
-            raise self._refused(error, f"has a field {name!r} that is none: {wrong}") from None
+            raise self._refusal(error, f"has a field {name!r} that is none: {wrong}") from None
         if len(header) != len(values):
             unknown = sorted(map(str, header.keys() - set(self._names)))
-            raise self._refused(error, f"has a field {shown(unknown[0])} that nobody knows")
+            raise self._refusal(error, f"has a field {brief(unknown[0])} that nobody knows")
         if self._payload:
             values.append(payload)
         elif len(payload):
-            raise self._refused(error, f"has a payload of {len(payload)} bytes, and none is due")
+            raise self._refusal(error, f"has a payload of {len(payload)} bytes, and none is due")
         try:
             return self._kind(*values)
         except ValueError as wrong:
-            raise self._refused(error, f"is none: {wrong}") from None
+            raise self._refusal(error, f"is none: {wrong}") from None
 
-    def _refused(self, error: type[DstlError], what: str) -> DstlError:
+    def _refusal(self, error: type[DstlError], what: str) -> DstlError:
         side = "request" if error is Invalid else "reply"
         return error(f"the {side} {self._kind.__name__} {what}; {_ADVICE}")
 
@@ -196,7 +196,7 @@ class _Shape:
     def from_list(self, plain: Any) -> Any:
         """Return a nested dataclass."""
         if type(plain) is not list or len(plain) != len(self._names):
-            raise _Wrong(f"{shown(plain)} is not the {len(self._names)} values of a {self._kind.__name__}")
+            raise _Wrong(f"{brief(plain)} is not the {len(self._names)} values of a {self._kind.__name__}")
         return self._kind(*(each.read(value) for each, value in zip(self._types, plain, strict=True)))
 
 
@@ -205,7 +205,7 @@ _shape: Callable[[Any], _Shape] = cache(_Shape)
 
 def _refuse(names: str) -> _Convert:
     def refuse(value: Any) -> Any:
-        raise _Wrong(f"{shown(value)} is not of type {names}")
+        raise _Wrong(f"{brief(value)} is not of type {names}")
 
     return refuse
 
@@ -230,7 +230,7 @@ def _type_of(hint: Any) -> _Type:
     if origin is tuple:
         return _tuple(args)
     if origin is not None and issubclass(origin, Mapping):
-        return _mapping(*args)
+        return _mapping_type(*args)
     if dataclasses.is_dataclass(hint):
         shape = _shape(hint)
         return _Type(frozenset(), shape.to_list, shape.from_list)
@@ -262,7 +262,7 @@ def _tuple(args: tuple[Any, ...]) -> _Type:
 
     def decode(value: Any) -> Any:
         if type(value) is not list or len(value) != len(items):
-            raise _Wrong(f"{shown(value)} is not a tuple of {len(items)}")
+            raise _Wrong(f"{brief(value)} is not a tuple of {len(items)}")
         return tuple(item.read(each) for item, each in zip(items, value, strict=True))
 
     if all(item.encode is None for item in items):
@@ -279,19 +279,19 @@ def _sequence(item: _Type) -> _Type:
 
     def decode(value: Any) -> Any:
         if type(value) is not list:
-            raise _Wrong(f"{shown(value)} is not a tuple")
+            raise _Wrong(f"{brief(value)} is not a tuple")
         return tuple(value) if plain.issuperset(map(type, value)) else tuple(map(read, value))
 
     return _Type(frozenset(), (lambda value: list(map(encode, value))) if encode else None, decode)
 
 
-def _mapping(key: Any, value: Any) -> _Type:
+def _mapping_type(key: Any, value: Any) -> _Type:
     keys, values = _type_of(key), _type_of(value)
     encode = values.encode
 
     def decode(plain: Any) -> Any:
         if type(plain) is not dict:
-            raise _Wrong(f"{shown(plain)} is not a mapping")
+            raise _Wrong(f"{brief(plain)} is not a mapping")
         return {keys.read(name): values.read(each) for name, each in plain.items()}
 
     if encode is None:

@@ -90,13 +90,13 @@ class Framing:
             raise CorruptData("a frame is not the next one that the other side has sent: somebody changes the bytes")
         return decode_body(told)
 
-    async def encoded(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
+    async def encode_async(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
         """Do what :meth:`encode` does, and let the loop go on while a long MAC is made."""
         if self._sent is None or len(payload) <= _LARGE:
             return self.encode(header, payload)
         return await asyncio.to_thread(self.encode, header, payload)
 
-    async def decoded(self, body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], memoryview]:
+    async def decode_async(self, body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], memoryview]:
         """Do what :meth:`decode` does, and let the loop go on while a long MAC is checked."""
         if self._received is None or len(body) <= _LARGE:
             return self.decode(body)

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
-from dstl.errors import AccessDenied, DstlError, Invalid, shown
+from dstl.errors import AccessDenied, DstlError, Invalid, brief
 from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
 from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
@@ -239,7 +239,7 @@ class RpcServer:
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         prefix = await reader.readexactly(PREFIX_BYTES)
         while True:
-            header, payload = await peer.framing.decoded(await reader.readexactly(frame_length(prefix)))
+            header, payload = await peer.framing.decode_async(await reader.readexactly(frame_length(prefix)))
             name = header.pop(CALL, None)
             if name in self._watched:
                 prefix = await self._answer_watched(peer, name, header, payload, reader, writer)
@@ -252,7 +252,7 @@ class RpcServer:
     ) -> None:
         try:
             reply = await self._dispatch(peer, name, header, payload)
-            frame = await peer.framing.encoded(*encode_reply(reply))
+            frame = await peer.framing.encode_async(*encode_reply(reply))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -291,7 +291,7 @@ class RpcServer:
     async def _dispatch(self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview) -> Message:
         kind, handler = self._handlers.get(name, (None, None)) if isinstance(name, str) else (None, None)
         if kind is None or handler is None:
-            raise Invalid(f"no such call: {shown(name)}; do both sides run the same version of DSTL?")
+            raise Invalid(f"no such call: {brief(name)}; do both sides run the same version of DSTL?")
         if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
         return await handler(peer, decode_call(kind, header, payload))

@@ -198,7 +198,7 @@ class StateBackend(StatefulOperators):
         conf = dict(session.sparkContext.getConf().getAll())
         check_sections(os.environ, conf)
         sections = (batching, upload, hedging, materialization, s3, sealing, memory)
-        config = TaskManagerConfig.resolved(absolute, table, max_parallelism, sections, os.environ, conf)
+        config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
         check_grace(checkpoints, config.materialization)
         open_at = partial(open_store, options=config.s3, sealing=config.sealing)

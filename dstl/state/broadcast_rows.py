@@ -46,7 +46,7 @@ class BroadcastRows:
     stream: BroadcastStream
     rows: pa.Table
 
-    def taken(self, style: Style, limits: FrameLimits) -> Iterator[Any]:
+    def take(self, style: Style, limits: FrameLimits) -> Iterator[Any]:
         """Iterate over them as a processor of this style takes them: ``Row`` by ``Row``, or in data frames."""
         schema = self.stream.schema
         for batch in self.rows.combine_chunks().to_batches(max_chunksize=None if style == "pandas" else _ROWS):
@@ -75,11 +75,11 @@ def rows_of_streams(marked: Sequence[pa.RecordBatch], streams: Sequence[Broadcas
         if structs is not None and len(structs):
             columns = structs.combine_chunks().flatten()
             table = pa.Table.from_arrays(columns, names=[str(at) for at in range(len(columns))])
-            found.append(BroadcastRows(stream, _sorted(table).rename_columns(stream.schema.names)))
+            found.append(BroadcastRows(stream, _sort(table).rename_columns(stream.schema.names)))
     return found
 
 
-def _sorted(table: pa.Table) -> pa.Table:
+def _sort(table: pa.Table) -> pa.Table:
     """Return the rows by the values of their columns; what Arrow cannot compare goes by its text."""
     keys = {str(at): column if _sortable(column.type) else _texts(column) for at, column in enumerate(table.columns)}
     # Zeros of either sign are equal to each other, and so are all NaNs, but they are other values.

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 
 __all__ = ["DeclaredSchemas", "ParseDdl"]
 
@@ -49,7 +49,7 @@ class DeclaredSchemas:
         if given not in self._known:
             if self._parse is None:
                 raise Invalid(
-                    f"{what} cannot be used: init() had no {shown(given)} when the query was defined. Declare every "
+                    f"{what} cannot be used: init() had no {brief(given)} when the query was defined. Declare every "
                     "state in init(), always with the same text, or give a StructType"
                 )
             try:

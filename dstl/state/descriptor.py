@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import DataType, StructType
 
-from dstl.errors import CorruptData, Invalid, shown
+from dstl.errors import CorruptData, Invalid, brief
 from dstl.state.codec.schema_evolution import why_unreadable
 from dstl.state.codec.stored_schema import schema_from_json
 from dstl.state.codec.value_codec import MAX_SCHEMA_VERSIONS
@@ -54,14 +54,14 @@ class StateDescriptor:
     @property
     def value_schemas(self) -> tuple[StructType, ...]:
         """The schemas as Spark types, oldest first; a user-defined type is the SQL type that its values are kept in."""
-        return tuple(schema_from_json(text, f"the schema of state {shown(self.name)}") for text in self.schemas)
+        return tuple(schema_from_json(text, f"the schema of state {brief(self.name)}") for text in self.schemas)
 
     @property
     def user_key(self) -> StructType | None:
         """The user key's schema, or None."""
         if not self.user_key_schema:
             return None
-        return schema_from_json(self.user_key_schema, f"the user key's schema of state {shown(self.name)}")
+        return schema_from_json(self.user_key_schema, f"the user key's schema of state {brief(self.name)}")
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data for a checkpoint or a socket."""
@@ -94,7 +94,7 @@ class StateDescriptor:
                 raise ValueError(f"number {found.state_id}, {len(found.schemas)} schemas")
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptData(
-                f"not a state descriptor: {shown(error)}; was it written by a newer version of DSTL?"
+                f"not a state descriptor: {brief(error)}; was it written by a newer version of DSTL?"
             ) from error
         # Here rather than where it is used first: nothing else of the checkpoint has been touched yet.
         _ = (found.value_schemas, found.user_key)

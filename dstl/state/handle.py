@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.state.broadcast_rows import BroadcastStream
 from dstl.state.broadcast_state import BroadcastScope, BroadcastState
 from dstl.state.codec.key_codec import KeyCodec
@@ -177,7 +177,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         if stream is None:
             held = ", ".join(map(repr, self._streams)) or "none"
             raise Invalid(
-                f"there is no broadcast stream {shown(stateName)}; there is {held}: pass "
+                f"there is no broadcast stream {brief(stateName)}; there is {held}: pass "
                 f"broadcast={{{stateName!r}: stream}} to transformWithState"
             )
         what = f"the user key of state {stateName!r}"

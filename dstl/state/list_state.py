@@ -74,7 +74,7 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
             StateCallError: An element is not a tuple of the state's schema; nothing was changed.
         """
         try:
-            encoded = self._encoded(newState)
+            encoded = self._encode_all(newState)
             self._clear()
             self._append(encoded)
         except Invalid as error:
@@ -98,7 +98,7 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
             StateCallError: An element is not a tuple of the state's schema; nothing was appended.
         """
         try:
-            self._append(self._encoded(newState))
+            self._append(self._encode_all(newState))
         except Invalid as error:
             raise StateCallError("updating value state", error) from None
 
@@ -109,7 +109,7 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
         except Invalid as error:
             raise StateCallError("clearing value state", error) from None
 
-    def _encoded(self, elements: Any) -> list[bytes]:
+    def _encode_all(self, elements: Any) -> list[bytes]:
         if isinstance(elements, (str, bytes, dict)) or not hasattr(elements, "__iter__"):
             raise Invalid(f"state {self.descriptor.name!r} takes a list of tuples, not {type(elements).__name__}")
         return [self._encode(element) for element in elements]

@@ -86,17 +86,17 @@ class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """Iterate over (user key, value) as the map is now."""
         decode_key, decode = self._decode_key, self._decode
-        return ((decode_key(user_key), decode(value)) for user_key, value in self._listed())
+        return ((decode_key(user_key), decode(value)) for user_key, value in self._list())
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the user keys as the map is now."""
         decode_key = self._decode_key
-        return (decode_key(user_key) for user_key, _ in self._listed())
+        return (decode_key(user_key) for user_key, _ in self._list())
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the values as the map is now."""
         decode = self._decode
-        return (decode(value) for _, value in self._listed())
+        return (decode(value) for _, value in self._list())
 
     def removeKey(self, key: tuple[Any, ...]) -> None:
         """Remove a user key; nothing happens where it is not there."""
@@ -112,7 +112,7 @@ class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]
         except Invalid as error:
             raise StateCallError("clearing map state", error) from None
 
-    def _listed(self) -> Iterator[Entry]:
+    def _list(self) -> Iterator[Entry]:
         try:
             return self._items()
         except Invalid as error:

@@ -238,7 +238,7 @@ class ProcessorRunner:
         scope = handle.broadcast
         for each in self._task.broadcast:
             scope.stream = name = each.stream.name
-            yielded = self._processor.handleBroadcastRows(name, each.taken(self._style, self._frames))
+            yielded = self._processor.handleBroadcastRows(name, each.take(self._style, self._frames))
             # A function with a yield in it does nothing before it is iterated over.
             if yielded is not None and next(iter(yielded), None) is not None:
                 raise Invalid(

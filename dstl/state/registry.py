@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql.types import StructType
 
-from dstl.errors import CorruptData, Invalid, shown
+from dstl.errors import CorruptData, Invalid, brief
 from dstl.state.codec.stored_schema import schema_from_json, schema_to_json
 from dstl.state.descriptor import MAX_STATES, StateDescriptor, StateKind, evolve
 
@@ -81,7 +81,12 @@ class StateRegistry:
         """
         self._check_schema(name, schema)
         wanted = StateDescriptor(
-            name, kind, 0, (_stored(name, schema),), _stored(name, user_key) if user_key is not None else "", ttl_ms
+            name,
+            kind,
+            0,
+            (_as_json(name, schema),),
+            _as_json(name, user_key) if user_key is not None else "",
+            ttl_ms,
         )
         known = self._states.get(name)
         if known is None:
@@ -156,7 +161,7 @@ class StateRegistry:
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CorruptData(
-                f"not a state registry: {shown(error)}; was it written by a newer version of DSTL?"
+                f"not a state registry: {brief(error)}; was it written by a newer version of DSTL?"
             ) from error
 
     def _new_id(self, name: str) -> int:
@@ -176,7 +181,7 @@ class StateRegistry:
             raise Invalid(f"state {name!r} has two columns of one name: {schema.simpleString()}")
 
 
-def _stored(name: str, schema: StructType) -> str:
+def _as_json(name: str, schema: StructType) -> str:
     try:
         return schema_to_json(schema)
     except Invalid as error:

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from itertools import chain
 from typing import Any
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.overlay import Overlay
@@ -79,7 +79,7 @@ class Timers(EntryState):
             key_groups: The partition's.
         """
         self._until = expiry_user_key(until_ms)
-        self._stored = list(self._scanned(self._until, key_groups))
+        self._stored = list(self._scan(self._until, key_groups))
         self._awaited = dict.fromkeys((key for _, _, key in self._stored), 1)
 
     def register(self, at_ms: int) -> None:
@@ -130,7 +130,7 @@ class Timers(EntryState):
                 if not self._awaited[key]:
                     del self._awaited[key]
 
-    def _scanned(self, until: bytes, key_groups: Sequence[int]) -> Iterator[_Order]:
+    def _scan(self, until: bytes, key_groups: Sequence[int]) -> Iterator[_Order]:
         after: Timer | None = None
         while True:
             page = self._source.scan_timers(self._state, key_groups, until, after, _PAGE)
@@ -146,4 +146,4 @@ class Timers(EntryState):
         try:
             return expiry_user_key(operator.index(at_ms))
         except (TypeError, struct.error):
-            raise Invalid(f"a timer is a whole number of milliseconds since 1970, not {shown(at_ms)}") from None
+            raise Invalid(f"a timer is a whole number of milliseconds since 1970, not {brief(at_ms)}") from None

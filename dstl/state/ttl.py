@@ -42,7 +42,7 @@ class TimeToLive:
         self.ttl_ms = ttl_ms
         self._latest_dead = now_ms - ttl_ms
 
-    def expired(self, values: Sequence[bytes | None]) -> list[int]:
+    def find_expired(self, values: Sequence[bytes | None]) -> list[int]:
         """Return the positions of the values that are gone."""
         if not self.ttl_ms:
             return []

@@ -45,7 +45,7 @@ class PointState:
     def open_window(self, values: list[bytes | None], overlay: Overlay) -> None:
         """Take the prior values of the window's keys."""
         if self._ttl.ttl_ms:
-            expired = self._ttl.expired(values)
+            expired = self._ttl.find_expired(values)
             dirty = bytearray(len(values))
             for i in expired:
                 values[i] = None

@@ -285,7 +285,7 @@ class LocalStore:
             # A file or a link where a directory should be: whatever the name means, it is no object.
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 raise ObjectNotFound(f"{self._location}: cannot {doing}: no such object") from error
-            raise _typed(error, self._location, doing) from error
+            raise _to_typed(error, self._location, doing) from error
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[None]:
@@ -294,10 +294,10 @@ class LocalStore:
         except OSError as error:
             if error.errno == errno.ENOENT:
                 self._durable.clear()
-            raise _typed(error, self._location, doing) from error
+            raise _to_typed(error, self._location, doing) from error
 
 
-def _typed(error: OSError, location: str, doing: str) -> DstlError:
+def _to_typed(error: OSError, location: str, doing: str) -> DstlError:
     reason = f"{location}: cannot {doing}: {error.strerror}"
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:

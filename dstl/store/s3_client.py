@@ -119,12 +119,12 @@ async def _open(options: S3Options) -> _Opened:
     except ImportError as error:
         raise Invalid("S3 needs an extra: pip install 'dstl-pyspark[s3]'") from error
     stack = AsyncExitStack()
-    client = await stack.enter_async_context(_made(models, options, options.endpoint_url))
+    client = await stack.enter_async_context(_make_client(models, options, options.endpoint_url))
     endpoint = client.meta.endpoint_url
     if options.endpoint_url is None and endpoint.startswith("http:"):
         # The SDK's own configuration names another server, without TLS: bodies must be signed.
         await stack.aclose()
-        client = await stack.enter_async_context(_made(models, options, endpoint))
+        client = await stack.enter_async_context(_make_client(models, options, endpoint))
     return _Opened(client, stack)
 
 
@@ -140,7 +140,7 @@ def _models() -> Any:
     return loader
 
 
-def _made(models: Any, options: S3Options, endpoint_url: str | None) -> Any:
+def _make_client(models: Any, options: S3Options, endpoint_url: str | None) -> Any:
     from aiobotocore.config import AioConfig
     from aiobotocore.session import AioSession
 

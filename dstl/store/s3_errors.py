@@ -57,10 +57,10 @@ def translating(what: str, *, writes: bool = False) -> Iterator[None]:
         # First, and not only for speed: without the extra there is no SDK to ask for its errors.
         raise
     except sdk_errors() as error:
-        raise _translated(error, what, writes=writes) from error
+        raise _translate(error, what, writes=writes) from error
 
 
-def _translated(error: Exception, what: str, *, writes: bool) -> DstlError:
+def _translate(error: Exception, what: str, *, writes: bool) -> DstlError:
     """Return the error of our tree.
 
     Args:
@@ -97,7 +97,7 @@ def _translated(error: Exception, what: str, *, writes: bool) -> DstlError:
     if code in _DAMAGED or code == "NoSuchUpload":
         return Unavailable(f"{reason}; it did not arrive whole, nothing was stored")
     if status >= 500:
-        return _lost(reason, writes)
+        return _loss(reason, writes)
     return Invalid(f"{reason}: {_shorten(error)}")
 
 
@@ -123,10 +123,10 @@ def _without_answer(error: Exception, what: str, writes: bool) -> DstlError:
         return Unavailable(f"{reason}; nothing was sent")
     if isinstance(error, ParamValidationError):
         return Invalid(reason)
-    return _lost(reason, writes)
+    return _loss(reason, writes)
 
 
-def _lost(reason: str, writes: bool) -> DstlError:
+def _loss(reason: str, writes: bool) -> DstlError:
     if writes:
         return OutcomeUnknown(f"{reason}; the object may or may not be stored")
     return Unavailable(reason)

@@ -125,12 +125,12 @@ class SealedStore:
             is_last = at + _STORED_CHUNK >= len(view)
             ended = is_last and hmac.compare_digest(self._tag(name, number, True, chunk), tag)
             if not ended and not hmac.compare_digest(self._tag(name, number, False, chunk), tag):
-                raise self._refused(name)
+                raise self._refusal(name)
             pieces.append(chunk)
             number += 1
         # What is shorter than was asked for must be the object's end; so must the end of a whole object.
         if not ended and (expected is None or 0 < len(stored) < expected):
-            raise self._refused(name)
+            raise self._refusal(name)
         return b"".join(pieces)
 
     def _tag(self, name: str, number: int, is_last: bool, chunk: memoryview) -> bytes:
@@ -139,7 +139,7 @@ class SealedStore:
         mac.update(chunk)
         return mac.digest()[:SEAL_BYTES]
 
-    def _refused(self, name: str) -> CorruptData:
+    def _refusal(self, name: str) -> CorruptData:
         return CorruptData(
             f"{self.location}: {name} is not what a holder of the sealing key has stored under this name: it was "
             "changed, moved, cut, or written without the key or with another one. Restore the object from a replica, "

@@ -51,7 +51,7 @@ class TaskManagerConfig:
     memory: MemoryOptions = MemoryOptions()
 
     @staticmethod
-    def resolved(
+    def resolve(
         location: str,
         table: TableKind,
         max_parallelism: int,

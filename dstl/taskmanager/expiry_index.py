@@ -98,7 +98,7 @@ class ExpiryIndex:
         taken = [_Run(run.times[:cut], run.keys.slice(0, cut)) for run, cut in zip(runs, cuts, strict=True) if cut]
         if not taken:
             return pa.array([], pa.binary()), pa.array([], pa.binary())
-        found = _merged(taken)
+        found = _merge(taken)
         held = self._table.get_many(self._state, [key_group] * len(found), found.keys.to_pylist())
         if self._place.in_key:
             is_there = np.fromiter((value is not None for value in held), np.bool_, len(held))
@@ -108,7 +108,7 @@ class ExpiryIndex:
         first = np.unique(np.asarray(found.keys.dictionary_encode().indices)[is_there], return_index=True)[1]
         kept = np.flatnonzero(is_there)[np.sort(first)]
         rest = [_Run(run.times[cut:], run.keys.slice(cut)) for run, cut in zip(runs, cuts, strict=True)]
-        found = _taken(found, kept)
+        found = _take(found, kept)
         self._runs[key_group] = [run for run in (*rest, found) if len(run)]
         if not with_values:
             return found.keys, _empty(len(kept))
@@ -132,10 +132,10 @@ class ExpiryIndex:
         lasting = np.flatnonzero(times != _NEVER)
         if not len(lasting):
             return
-        run = _taken(_Run(times, keys), lasting[np.argsort(times[lasting], kind="stable")])
+        run = _take(_Run(times, keys), lasting[np.argsort(times[lasting], kind="stable")])
         runs = self._runs[key_group]
         while runs and len(runs[-1]) < _RATIO * len(run):
-            run = _merged([runs.pop(), run])
+            run = _merge([runs.pop(), run])
         runs.append(run)
 
     def _read(self) -> None:
@@ -150,16 +150,16 @@ class ExpiryIndex:
             snapshot.close()
 
 
-def _taken(run: _Run, rows: npt.NDArray[np.intp]) -> _Run:
+def _take(run: _Run, rows: npt.NDArray[np.intp]) -> _Run:
     return _Run(run.times[rows], run.keys.take(pa.array(rows)))
 
 
-def _merged(runs: Sequence[_Run]) -> _Run:
+def _merge(runs: Sequence[_Run]) -> _Run:
     if len(runs) == 1:
         return runs[0]
     times = np.concatenate([run.times for run in runs])
     keys = pa.concat_arrays([run.keys.cast(pa.binary()) for run in runs])
-    return _taken(_Run(times, keys), np.argsort(times, kind="stable"))
+    return _take(_Run(times, keys), np.argsort(times, kind="stable"))
 
 
 def _empty(count: int) -> pa.Array:

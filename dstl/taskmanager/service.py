@@ -145,7 +145,7 @@ class TaskManagerService:
         key_groups, keys = _unpack(call.keys, 2)
         found = [table.get_many(state, key_groups, keys) for state in call.states]
         count = count_within(found, self._reply_bytes)
-        return _packed(found if count == len(keys) else [column[:count] for column in found])
+        return _pack(found if count == len(keys) else [column[:count] for column in found])
 
     async def _fetch_values(self, peer: Peer, call: FetchValues) -> Fetched:
         table = self._table_of(call)
@@ -154,23 +154,23 @@ class TaskManagerService:
     async def _fetch_entries(self, peer: Peer, call: FetchEntries) -> Fetched:
         table = self._table_of(call)
         key_groups, keys = _unpack(call.keys, 2)
-        return _packed(bounded_entries(table.get_entries(call.state, key_groups, keys), call.max_bytes))
+        return _pack(bounded_entries(table.get_entries(call.state, key_groups, keys), call.max_bytes))
 
     async def _fetch_entry(self, peer: Peer, call: FetchEntry) -> Fetched:
         table = self._table_of(call)
         key, user_keys = _unpack(call.keys, 2)
-        return _packed(table.get_entry(call.state, call.key_group, key, user_keys))
+        return _pack(table.get_entry(call.state, call.key_group, key, user_keys))
 
     async def _scan_entries(self, peer: Peer, call: ScanEntries) -> Fetched:
         table = self._table_of(call)
         key, after = _unpack(call.after, 2)
-        return _packed(entries_after(table, call.state, call.key_group, key, after, call.max_bytes))
+        return _pack(entries_after(table, call.state, call.key_group, key, after, call.max_bytes))
 
     async def _scan_timers(self, peer: Peer, call: ScanTimers) -> Fetched:
         self._table_of(call)
         key_groups, until, after = _unpack(call.due, 3)
         timers = self._backend.timers(call.operator)
-        return _packed(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
+        return _pack(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
 
     async def _fetch_due(self, peer: Peer, call: FetchDue) -> DueEntries:
         self._table_of(call)
@@ -296,7 +296,7 @@ def _unpack(payload: Payload, count: int) -> list[Any]:
     return values
 
 
-def _packed(found: object) -> Fetched:
+def _pack(found: object) -> Fetched:
     return Fetched(msgpack.packb(found))
 
 

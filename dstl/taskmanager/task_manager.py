@@ -14,7 +14,7 @@ from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.upload.uploader import Uploader
 from dstl.crash_points import reach
-from dstl.errors import CorruptData, shown
+from dstl.errors import CorruptData, brief
 from dstl.metrics import NullRecorder, Recorder
 from dstl.rpc.protocol import Secret
 from dstl.runtime import Runtime
@@ -198,7 +198,7 @@ def table_directory(parent: Path, operator: str, number: int) -> Path:
     """
     path = parent / f"{operator}-{number}"
     if not is_operator_uid(operator) or path.parent != parent:
-        raise CorruptData(f"{shown(operator)} is no operator's name: the checkpoint was not written by DSTL")
+        raise CorruptData(f"{brief(operator)} is no operator's name: the checkpoint was not written by DSTL")
     return path
 
 

@@ -72,7 +72,7 @@ class TimerIndex:
                 written.setdefault((state, group), {})[expiry, key] = op == OP_PUT
         for where, timers in written.items():
             if where in self._order:
-                self._order[where] = _updated(self._order[where], timers)
+                self._order[where] = _update(self._order[where], timers)
 
     def _of_group(
         self, state: int, group: int, until: bytes, after: tuple[int, bytes, bytes] | None
@@ -109,7 +109,7 @@ def _above(expiry: bytes) -> bytes:
     return expiry + b"\0"
 
 
-def _updated(order: list[_Timer], written: dict[_Timer, bool]) -> list[_Timer]:
+def _update(order: list[_Timer], written: dict[_Timer, bool]) -> list[_Timer]:
     if len(written) * _FEW > len(order):
         kept = [timer for timer in order if timer not in written]
         kept.extend(timer for timer, is_there in written.items() if is_there)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from pyspark.sql import types as t
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 
 __all__ = ["parse_ddl"]
 
@@ -51,7 +51,7 @@ def parse_ddl(text: str) -> t.StructType:
         return _struct(text)
     except (KeyError, AttributeError, TypeError, ValueError):
         raise Invalid(
-            f"not a schema that can be read without Spark: {shown(text)}; write it as 'page string, n long', or give a "
+            f"not a schema that can be read without Spark: {brief(text)}; write it as 'page string, n long', or give a "
             "StructType"
         ) from None
 

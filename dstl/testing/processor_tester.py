@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.operators.grouping import group_rows, initial_first
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
@@ -297,7 +297,7 @@ class ProcessorTester:
         known = {each.name: each for each in StateRegistry.from_wire(self._stored).descriptors}
         if name not in known:
             held = ", ".join(sorted(known)) or "none"
-            raise Invalid(f"the processor has no state {shown(name)}; it has {held}")
+            raise Invalid(f"the processor has no state {brief(name)}; it has {held}")
         return known[name]
 
     def _state(self, descriptor: StateDescriptor, window: KeyWindow, overlay: Overlay) -> Any:

@@ -131,7 +131,7 @@ class _Loading:
         """Load some key groups of one base that is files; returns those that failed."""
         progress = _Share(bases, self._advance)
         try:
-            fetched = await self._files.fetched(bases[0], progress)
+            fetched = await self._files.fetch(bases[0], progress)
         except UnusableObject as error:
             self.result.damaged.add(error.name)
             return [base.key_group for base in bases]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from handles.base_generations import Generations, advanced, live_bytes, reusable_files
+from handles.base_generations import Generations, advance, live_bytes, reusable_files
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, TableFile
@@ -181,7 +181,7 @@ class OperatorBases:
     def accept(self, finished: FinishedMaterialization, keep: int) -> None:
         """Take notice that a followed checkpoint names a finished materialization: it is a base from now on."""
         report = finished.report
-        self.generations = advanced(self.generations, report, keep)
+        self.generations = advance(self.generations, report, keep)
         self._versions.update({group: finished.versions.get(group, 0) for group in report.key_groups})
         self._damaged = ()
         self._log = deque(each for each in self._log if each.checkpoint > report.checkpoint)

@@ -71,7 +71,7 @@ async def write_table_files(
     found = await call_in_thread(snapshot.files)
     turn = asyncio.Semaphore(2)
 
-    async def named(file: SnapshotFile) -> TableFile:
+    async def name_file(file: SnapshotFile) -> TableFile:
         again = stored.get(file.id)
         if again is not None and (again.size, again.checksum) == (file.size, file.checksum):
             return again
@@ -82,7 +82,7 @@ async def write_table_files(
                 await call_in_thread(cache.link, name, size, snapshot.path / file.name)
             return TableFile(file.id, name, size, checksum)
 
-    files: tuple[TableFile, ...] = await _all_of(*(named(file) for file in found if file.id))
+    files: tuple[TableFile, ...] = await _all_of(*(name_file(file) for file in found if file.id))
     small = {file.name: await call_in_thread(_read, snapshot.path / file.name) for file in found if not file.id}
     index = encode_index(TableIndex(small, tuple((f.id, f.size, f.checksum) for f in files), snapshot.row_bytes))
     name, size, checksum = await store(index, google_crc32c.value(index))
@@ -132,7 +132,7 @@ class FileBases:
         self._directory: ScratchDirectory | None = None
         self._fetched: dict[str, FetchedFiles] = {}
 
-    async def fetched(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
+    async def fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
         """Return a base's files; every byte has been checked.
 
         Args:

@@ -18,7 +18,7 @@ __all__ = [
     "ProgressMetrics",
     "RestoreProgress",
     "RestoreStatus",
-    "combined",
+    "combine",
     "describe",
 ]
 
@@ -49,7 +49,7 @@ class RestoreStatus:
     finished: bool = False
 
 
-def combined(statuses: Iterable[RestoreStatus]) -> RestoreStatus:
+def combine(statuses: Iterable[RestoreStatus]) -> RestoreStatus:
     """Return the status of several restores that run at the same time: it ends with the last of them."""
     each = list(statuses)
     operators: dict[str, tuple[int, int]] = {}

@@ -104,7 +104,7 @@ class RocksDBTableSnapshot:
         self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
     ) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages, ordered by state, key, user key."""
-        database = self._opened()
+        database = self._open()
         builder = PageBuilder(page_rows, page_bytes)
         state = -1
         keys: list[bytes] = []
@@ -135,7 +135,7 @@ class RocksDBTableSnapshot:
         if was_open and not self._keep:
             shutil.rmtree(self.path, ignore_errors=True)
 
-    def _opened(self) -> Any:
+    def _open(self) -> Any:
         with self._lock:
             self._check_open()
             if self._database is None:

@@ -51,7 +51,7 @@ async def test_a_slow_restore_is_waited_for_while_bytes_are_applied() -> None:
     told: list[int] = []
     watch = RestoreWatch(SECRET, lambda status: told.append(status.done), STALL_S)
     async with restoring(iter(range(10_000))) as address:
-        assert await watch.watched("tm", address, asyncio.sleep(3 * STALL_S, "restored")) == "restored"
+        assert await watch.watch("tm", address, asyncio.sleep(3 * STALL_S, "restored")) == "restored"
     assert told == sorted(told)
     assert len(told) > 10
 
@@ -72,7 +72,7 @@ async def test_a_restore_that_stands_still_is_given_up(answers: list[int | BaseE
 
     async with restoring(iter(answers)) as address, asyncio.timeout(10):
         with pytest.raises(TimeoutError, match=r"TaskManager tm stands still for 1 s"):
-            await RestoreWatch(SECRET, None, STALL_S).watched("tm", address, restore())
+            await RestoreWatch(SECRET, None, STALL_S).watch("tm", address, restore())
     assert cancelled.is_set()
 
 
@@ -85,7 +85,7 @@ async def test_a_question_that_fails_is_asked_again() -> None:
 
     async with restoring(some()) as address:
         watch = RestoreWatch(SECRET, None, STALL_S)
-        assert await watch.watched("tm", address, asyncio.sleep(2 * STALL_S, "restored")) == "restored"
+        assert await watch.watch("tm", address, asyncio.sleep(2 * STALL_S, "restored")) == "restored"
 
 
 async def test_what_the_restore_raises_is_raised() -> None:
@@ -94,4 +94,4 @@ async def test_what_the_restore_raises_is_raised() -> None:
 
     async with restoring(iter([])) as address:
         with pytest.raises(Invalid, match="of a later version"):
-            await RestoreWatch(SECRET, None, STALL_S).watched("tm", address, restore())
+            await RestoreWatch(SECRET, None, STALL_S).watch("tm", address, restore())

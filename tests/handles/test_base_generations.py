@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from dstl.checkpoint.truncation import kept_log, recovery_work, with_reports
-from handles.base_generations import advanced, generations_of, handles_of, live_bytes
+from handles.base_generations import advance, generations_of, handles_of, live_bytes
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, TruncatedEntry
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
 
@@ -54,34 +54,34 @@ def _checkpoint(**fields: object) -> CompletedCheckpoint:
 
 
 def test_two_generations_are_kept_and_an_unchanged_key_group_moves_on_in_both() -> None:
-    known = advanced({}, _report(1, 3, range(2)), 2)
-    known = advanced(known, _report(2, 5, range(1), ((1, 1),)), 2)
+    known = advance({}, _report(1, 3, range(2)), 2)
+    known = advance(known, _report(2, 5, range(1), ((1, 1),)), 2)
     assert [(b.name, b.checkpoint) for b in known[0]] == [("file-2", 5), ("file-1", 3)]
     assert [(b.name, b.checkpoint) for b in known[1]] == [("file-1", 5)]
-    known = advanced(known, _report(3, 7, range(1, 2), ((0, 2), (1, 1))), 2)
+    known = advance(known, _report(3, 7, range(1, 2), ((0, 2), (1, 1))), 2)
     # The older generation of group 0 has another content, so it stays valid at 3 alone.
     assert [(b.name, b.checkpoint) for b in known[0]] == [("file-2", 7), ("file-1", 3)]
     assert [(b.name, b.checkpoint) for b in known[1]] == [("file-3", 7), ("file-1", 7)]
 
 
 def test_a_report_of_another_base_is_refused() -> None:
-    known = advanced({}, _report(1, 3, range(2)), 2)
+    known = advance({}, _report(1, 3, range(2)), 2)
     with pytest.raises(ValueError, match="unchanged since materialization 4"):
-        advanced(known, _report(2, 5, range(1), ((1, 4),)), 2)
+        advance(known, _report(2, 5, range(1), ((1, 4),)), 2)
     with pytest.raises(ValueError, match="unchanged since"):
-        advanced({}, _report(2, 5, range(1), ((1, 1),)), 2)
+        advance({}, _report(2, 5, range(1), ((1, 1),)), 2)
 
 
 def test_damaged_files_are_no_generation_any_more() -> None:
-    known = advanced({}, _report(1, 3, range(2)), 2)
-    known = advanced(known, _report(2, 5, range(2)), 2)
-    known = advanced(known, _report(3, 7, range(2), damaged=("file-2",)), 2)
+    known = advance({}, _report(1, 3, range(2)), 2)
+    known = advance(known, _report(2, 5, range(2)), 2)
+    known = advance(known, _report(3, 7, range(2), damaged=("file-2",)), 2)
     assert [b.name for b in known[0]] == ["file-3", "file-1"]
 
 
 def test_handles_and_generations_are_inverse() -> None:
-    known = advanced({}, _report(1, 3, range(4)), 2)
-    known = advanced(known, _report(2, 5, range(1), ((1, 1), (2, 1), (3, 1))), 2)
+    known = advance({}, _report(1, 3, range(4)), 2)
+    known = advance(known, _report(2, 5, range(1), ((1, 1), (2, 1), (3, 1))), 2)
     handles = handles_of({"op": known})
     assert generations_of(handles) == {"op": known}
     assert live_bytes(known.values()) == {"file-1": 40, "file-2": 10}

@@ -9,7 +9,7 @@ from materializer.restore.progress import (
     ProgressMetrics,
     RestoreProgress,
     RestoreStatus,
-    combined,
+    combine,
     describe,
 )
 from worlds.materialization import EAGER, World
@@ -87,13 +87,13 @@ async def test_a_restore_reports_every_byte_it_expects(seed: int) -> None:
 def test_several_restores_together_end_with_the_last() -> None:
     first = RestoreStatus(50, 100, 2.0, 25.0, 2.0, {"a": (50, 100)}, False)
     second = RestoreStatus(30, 60, 3.0, 10.0, 3.0, {"a": (10, 20), "b": (20, 40)}, False)
-    both = combined([first, second])
+    both = combine([first, second])
     assert both == RestoreStatus(80, 160, 3.0, 35.0, 3.0, {"a": (60, 120), "b": (20, 40)}, False)
     unknown = RestoreStatus(0, 60, 0.1, 0.0, None, {"b": (0, 60)}, False)
-    assert combined([first, unknown]).eta_s is None
+    assert combine([first, unknown]).eta_s is None
     done = RestoreStatus(60, 60, 4.0, 15.0, 0.0, {"b": (60, 60)}, True)
-    assert combined([first, done]).eta_s == 2.0
-    assert combined([done, done]).finished
+    assert combine([first, done]).eta_s == 2.0
+    assert combine([done, done]).finished
 
 
 def test_progress_is_kept_as_gauges() -> None:

@@ -44,7 +44,7 @@ async def scrape(driver: Driver) -> dict[str, list[Any]]:
     metrics = DriverMetrics(
         "s3://b/<job>", driver.recorder, await driver.service.task_manager_metrics(), driver.service.fleet.wanted
     )
-    text = Exposition(metrics.labelled).render().decode()
+    text = Exposition(metrics.labelled_samples).render().decode()
     found: dict[str, list[Any]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

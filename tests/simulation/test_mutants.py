@@ -76,7 +76,7 @@ def driver_starts_without_a_fence(patch: Patch) -> None:
 
 def broadcast_rows_as_the_shuffle_has_them(patch: Patch) -> None:
     """Two partitions come to different broadcast states, and one of them is stored."""
-    patch.setattr(broadcast_rows, "_sorted", lambda table: table)
+    patch.setattr(broadcast_rows, "_sort", lambda table: table)
 
 
 def broadcast_state_is_written_by_the_last_partition(patch: Patch) -> None:
@@ -194,7 +194,7 @@ def old_batch_voids_newer_checkpoints(patch: Patch) -> None:
 
 def second_action_need_not_agree(patch: Patch) -> None:
     """State belongs to the first action's output, and Spark has kept another one of the second's."""
-    patch.setattr(Acknowledgements, "_differing", lambda self, own, ack: iter(()))
+    patch.setattr(Acknowledgements, "_differences", lambda self, own, ack: iter(()))
 
 
 def failed_read_back_taken_for_failed_commit(patch: Patch) -> None:
@@ -249,7 +249,7 @@ def fired_timer_stays(patch: Patch) -> None:
 
 def expired_value_is_read(patch: Patch) -> None:
     """A value outlives its time."""
-    patch.setattr(TimeToLive, "expired", lambda self, values: [])
+    patch.setattr(TimeToLive, "find_expired", lambda self, values: [])
     patch.setattr(TimeToLive, "is_dead", lambda self, value: False)
 
 

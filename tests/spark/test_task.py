@@ -94,7 +94,7 @@ class Answer:
         self.reply, self.taken = reply, taken
 
     def result(self):
-        self.taken()
+        self.take()
         return self.reply
 
 

@@ -314,4 +314,4 @@ def test_rows_come_by_their_columns_whatever_the_types(seed: int) -> None:
         orders.append([repr(each) for each in found.rows.to_pylist()])
     assert all(order == orders[0] for order in orders)
     (found,) = rows_of_streams([pa.RecordBatch.from_arrays([carried], ["c"])], [stream])
-    assert [each.f for each in found.taken("row", None)][::4][2:4] == [2.0, 10.0]  # type: ignore[arg-type]
+    assert [each.f for each in found.take("row", None)][::4][2:4] == [2.0, 10.0]  # type: ignore[arg-type]

@@ -136,7 +136,7 @@ class BlockTable(Sequence[BlockEntry]):
     def __iter__(self) -> Iterator[BlockEntry]:
         return iter(self._entries(np.arange(len(self))))
 
-    def meeting(self, key_groups: KeyGroupRange | None, sqns: SequenceNumberRange) -> list[BlockEntry]:
+    def find_blocks(self, key_groups: KeyGroupRange | None, sqns: SequenceNumberRange) -> list[BlockEntry]:
         """Return the blocks that may hold changes of these key groups (None: all) and numbers, and metadata."""
         base, rows = self._base_sqn, self.rows
         wanted = (rows["from_delta"] + np.int64(base) < sqns.to_sqn) & (

@@ -198,7 +198,7 @@ def _select_blocks(
     for log in index.logs:
         sqns = log.sqns if logs is None else logs.get(log.log_id)
         if sqns is not None:
-            for entry in log.blocks.meeting(key_groups, sqns):
+            for entry in log.blocks.find_blocks(key_groups, sqns):
                 yield log, entry
 
 

@@ -322,7 +322,7 @@ class Fleet:
         if not resumed.resumed:
             restore = self._call(member, Restore(member.key_groups, body))
             try:
-                restored = await watch.watched(member.member_id, member.connection.address, restore)
+                restored = await watch.watch(member.member_id, member.connection.address, restore)
             except TimeoutError as error:
                 self._lose(member)
                 raise TaskManagerLost(f"{error}: restart the query") from None

@@ -115,7 +115,7 @@ class ResourceManager:
         peer.on_lost = lost
         return Done()
 
-    async def staffed(self, peer: Peer, call: Begin, run_id: str) -> str | None:
+    async def wait_for_fleet(self, peer: Peer, call: Begin, run_id: str) -> str | None:
         """Wait until the fleet is complete, or until the asking task's host shall launch a TaskManager.
 
         Args:

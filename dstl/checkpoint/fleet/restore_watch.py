@@ -12,7 +12,7 @@ from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.fleet_messages import ReadRestoreStatus
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
-from materializer.restore.progress import ProgressListener, RestoreStatus, combined
+from materializer.restore.progress import ProgressListener, RestoreStatus, combine
 
 __all__ = ["RestoreWatch"]
 
@@ -42,7 +42,7 @@ class RestoreWatch:
         self._latest: dict[str, RestoreStatus] = {}
         self._moved: dict[str, float] = {}
 
-    async def watched(self, member_id: str, address: Address, restore: Coroutine[Any, Any, _T]) -> _T:
+    async def watch(self, member_id: str, address: Address, restore: Coroutine[Any, Any, _T]) -> _T:
         """Await a TaskManager's restore, and ask meanwhile how far it has come.
 
         Raises:
@@ -102,6 +102,6 @@ class RestoreWatch:
         if self._tell is None:
             return
         try:
-            self._tell(combined(self._latest.values()))
+            self._tell(combine(self._latest.values()))
         except Exception:
             _log.exception("a listener of a restore's progress raised")

@@ -93,7 +93,7 @@ class ManifestReader:
         together = 1
         while waiting and waiting[-1] >= boundary:
             numbers, waiting = waiting[-together:], waiting[:-together]
-            for sequence, found in zip(numbers, await asyncio.gather(*map(self._found, numbers)), strict=True):
+            for sequence, found in zip(numbers, await asyncio.gather(*map(self._find, numbers)), strict=True):
                 if isinstance(found, DstlError):
                     damaged[sequence] = found
                 elif found is not None:
@@ -169,7 +169,7 @@ class ManifestReader:
             except ObjectNotFound:
                 return listed
 
-    async def _found(self, sequence: int) -> ManifestRecord | DstlError | None:
+    async def _find(self, sequence: int) -> ManifestRecord | DstlError | None:
         try:
             return await self.read(sequence)
         except ObjectNotFound:

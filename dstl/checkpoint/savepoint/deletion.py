@@ -88,7 +88,7 @@ async def list_savepoints(store: ObjectStore, runtime: Runtime) -> list[Savepoin
         by_name.setdefault(info.name[len(SAVEPOINTS) :].split("/")[0], []).append(info)
     if not by_name and not await ManifestReader(store, runtime).tail():
         raise Invalid(f"{store.location} is not a location of DSTL: it holds neither a savepoint nor a manifest")
-    return [await _listing(objects, name, infos) for name, infos in sorted(by_name.items())]
+    return [await _list_savepoint(objects, name, infos) for name, infos in sorted(by_name.items())]
 
 
 async def delete_savepoint(
@@ -120,7 +120,7 @@ async def delete_savepoint(
             f"{directory_of(name)} in {store.location} holds what is not a savepoint's: {_some(foreign)}; nothing is "
             "deleted. Move those away first, if the rest is a savepoint of DSTL"
         )
-    listing = await _listing(objects, name, infos)
+    listing = await _list_savepoint(objects, name, infos)
     own = EndMarker(kind="delete", put_id=runtime.new_id(), created_at=runtime.clock.wall())
     now = runtime.clock.wall()
     won = False
@@ -130,7 +130,7 @@ async def delete_savepoint(
         now = next((i.modified for i in infos if i.name == marker_name(name)), now)
         if not won:
             # A job may have claimed it since it was listed.
-            listing = await _listing(objects, name, infos)
+            listing = await _list_savepoint(objects, name, infos)
     try:
         await _check_deletable(objects, listing, infos, now, grace_s, ours=won)
     except DstlError:
@@ -164,7 +164,7 @@ async def _begin(objects: SavepointObjects, own: EndMarker, name: str) -> bool:
         return False
 
 
-async def _listing(objects: SavepointObjects, name: str, infos: list[ObjectInfo]) -> SavepointListing:
+async def _list_savepoint(objects: SavepointObjects, name: str, infos: list[ObjectInfo]) -> SavepointListing:
     names = {info.name for info in infos}
     savepoint: Savepoint | None = None
     marker: EndMarker | None = None

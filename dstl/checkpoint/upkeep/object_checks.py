@@ -139,7 +139,7 @@ def _check_use(index: SegmentIndex, use: SegmentUse) -> None:
     for log in index.logs:
         if log.log_id != use.log_id:
             continue
-        for block in log.blocks.meeting(None, use.sqns):
+        for block in log.blocks.find_blocks(None, use.sqns):
             groups = (block.first_key_group, block.last_key_group)
             if block.first_key_group != META_KEY_GROUP and not all(g in use.key_groups for g in groups):
                 raise CorruptData(

@@ -60,7 +60,7 @@ class Monitor:
         self._recorder = recorder
         self._restoring: RestoreStatus | None = None
         self._reader = StoreReader(store, runtime, _STORE_FRESH_S)
-        exposition = Exposition(lambda: self.metrics().labelled())
+        exposition = Exposition(lambda: self.metrics().labelled_samples())
         routes: dict[str, Route] = {"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}
         if importlib.util.find_spec("jinja2") is None:
             routes["/"] = lambda _: Reply(

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 
 __all__ = ["LOOPBACK", "active_run", "batch_watermarks", "driver_host", "executor_hosts", "is_local", "session_of"]
 
@@ -28,7 +28,7 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     if session is None:
         raise Invalid("there is no active Spark session: make one first, or pass spark=")
     if not isinstance(session, SparkSession):
-        raise Invalid(f"spark={shown(session)} is {type(session).__name__}, not a SparkSession")
+        raise Invalid(f"spark={brief(session)} is {type(session).__name__}, not a SparkSession")
     return session
 
 

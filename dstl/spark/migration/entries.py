@@ -23,7 +23,7 @@ from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from materializer.tables.base import ENTRY_SCHEMA
 
-__all__ = ["EntryEncoder", "StateFrame", "pack_key_groups", "packed", "state_frame", "timer_frame"]
+__all__ = ["EntryEncoder", "StateFrame", "pack", "pack_key_groups", "state_frame", "timer_frame"]
 
 _ENTRIES = "key_group int, state int, key binary, user_key binary, value binary"
 _FILES = "key_group int, entries long, data binary"
@@ -102,7 +102,7 @@ def timer_frame(spark: SparkSession, location: str, batch_id: int, number: int, 
     return StateFrame(rows, key, None, StructType([]))
 
 
-def packed(frames: Sequence[tuple[StateDescriptor, StateFrame]], max_parallelism: int) -> DataFrame:
+def pack(frames: Sequence[tuple[StateDescriptor, StateFrame]], max_parallelism: int) -> DataFrame:
     """Return the key groups of an operator that have entries, each as a base file, in ascending order.
 
     Rows are ``(key_group, entries, data)``. Memory: in a task one key group, in the driver one partition's files.
@@ -189,9 +189,9 @@ class EntryEncoder:
         if not self._descriptor.ttl_ms:
             return found
         ends = batch.column(_ENDS).to_pylist()
-        return pa.array(map(self._ending, found.to_pylist(), ends), pa.binary())
+        return pa.array(map(self._with_write_time, found.to_pylist(), ends), pa.binary())
 
-    def _ending(self, value: bytes, ends_ms: int | None) -> bytes:
+    def _with_write_time(self, value: bytes, ends_ms: int | None) -> bytes:
         """Return an encoded value with its write time: Spark keeps when a value ends, if it does, we when it began."""
         content = value[1 + WRITE_TIME.size :]
         if ends_ms is None:

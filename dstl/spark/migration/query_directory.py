@@ -101,7 +101,7 @@ class QueryDirectory:
         self.location = location.rstrip("/")
         self._jvm: Any = spark._jvm
         self._conf = spark._jsparkSession.sessionState().newHadoopConf()
-        self._root, self._files = self._opened(self.location)
+        self._root, self._files = self._open(self.location)
 
     def position(self) -> Position:
         """Return how far the query has come.
@@ -125,7 +125,7 @@ class QueryDirectory:
         Raises:
             Invalid: It has, or the session knows no such scheme.
         """
-        root, files = self._opened(target)
+        root, files = self._open(target)
         if files.exists(root) and len(files.listStatus(root)):
             raise Invalid(f"{target} is not empty: name a new directory for the query to go on with")
 
@@ -140,7 +140,7 @@ class QueryDirectory:
             Invalid: The target is not empty, or the session knows no such scheme.
         """
         self.check_empty(target)
-        root, files = self._opened(target)
+        root, files = self._open(target)
         files.mkdirs(root)
         for name in self._names(""):
             if name not in (_STATE, _OURS, _COMMITS):
@@ -177,7 +177,7 @@ class QueryDirectory:
     def _path(self, parent: Any, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(parent, name)
 
-    def _opened(self, location: str) -> tuple[Any, Any]:
+    def _open(self, location: str) -> tuple[Any, Any]:
         try:
             path = self._jvm.org.apache.hadoop.fs.Path(location)
             return path, path.getFileSystem(self._conf)

@@ -15,11 +15,11 @@ from pyspark.sql.types import StructType
 from dstl.checkpoint.savepoint.creation import write_savepoint
 from dstl.checkpoint.savepoint.file_writer import SavepointFileWriter
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name, directory_of
-from dstl.errors import Invalid, clipped
+from dstl.errors import Invalid, clip
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.session import session_of
-from dstl.spark.migration.entries import StateFrame, packed, state_frame, timer_frame
+from dstl.spark.migration.entries import StateFrame, pack, state_frame, timer_frame
 from dstl.spark.migration.query_directory import Position, QueryDirectory
 from dstl.spark.migration.spark_operator import SparkOperator, name_operators, operators_of
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -128,14 +128,14 @@ def migrate_state(
     if new_checkpoint:
         directory.check_empty(new_checkpoint)
     moving = [
-        _moving(session, directory.location, position, each, names[each.number], ttl_ms or {}, max_parallelism)
+        _move(session, directory.location, position, each, names[each.number], ttl_ms or {}, max_parallelism)
         for each in found
     ]
     store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
     try:
         made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
     except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read the state of {directory.location}: {clipped(error)}") from error
+        raise Invalid(f"Spark cannot read the state of {directory.location}: {clip(error)}") from error
     finally:
         try:
             loop.run(store.close())
@@ -159,10 +159,10 @@ def _rows(spark: SparkSession, source: str, location: str) -> list[dict[str, obj
     try:
         return [row.asDict() for row in spark.read.format(source).load(location).collect()]
     except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read the operators of {location}: {clipped(error)}") from error
+        raise Invalid(f"Spark cannot read the operators of {location}: {clip(error)}") from error
 
 
-def _moving(
+def _move(
     spark: SparkSession,
     location: str,
     position: Position,
@@ -181,7 +181,7 @@ def _moving(
             frame = state_frame(spark, location, position.batch_id, operator.number, state, max_parallelism)
             frames.append((state.kind, state.name, frame, ttl_ms[state.name] if state.has_ttl else 0))
     except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read operator {operator.number} of {location}: {clipped(error)}") from error
+        raise Invalid(f"Spark cannot read operator {operator.number} of {location}: {clip(error)}") from error
     if not frames:
         raise Invalid(f"operator {operator.number} of {location} has neither states nor timers: start it anew")
     key: StructType = frames[0][2].key
@@ -196,7 +196,7 @@ def _moving(
         registry=registry.to_wire(),
         watermark_ms=position.watermark_ms,
     )
-    return _Moving(entry, packed(described, max_parallelism), tuple(name for _, name, _, _ in frames))
+    return _Moving(entry, pack(described, max_parallelism), tuple(name for _, name, _, _ in frames))
 
 
 async def _write(

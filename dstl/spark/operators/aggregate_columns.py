@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, clipped
+from dstl.errors import Invalid, clip
 from dstl.spark.operators.input_checks import SESSION_WINDOW, WATERMARK_DELAY
 from dstl.state.vectorised.keyed_functions import Aggregate
 from dstl.state.vectorised.time_windows import TimeWindows
@@ -118,7 +118,7 @@ def analyse(df: DataFrame, cols: Sequence[Any], exprs: Sequence[Column], what: s
         schema: StructType = native.schema
     except PySparkException as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise Invalid(f"{what}: Spark does not take this aggregation: {clipped(reason)}") from None
+        raise Invalid(f"{what}: Spark does not take this aggregation: {clip(reason)}") from None
     execution = native._jdf.queryExecution()
     written, analysed = execution.logical(), execution.analyzed()
     jvm: Any = df.sparkSession._jvm
@@ -220,7 +220,7 @@ def _microseconds(text: str, jvm: Any, what: str) -> int:
     try:
         interval = jvm.org.apache.spark.sql.catalyst.util.IntervalUtils.stringToInterval(utf8)
     except Exception as error:
-        raise Invalid(f"{what}: {text!r} is no duration: {clipped(error)}") from None
+        raise Invalid(f"{what}: {text!r} is no duration: {clip(error)}") from None
     if get_field(interval, "months"):
         raise Invalid(f"{what}: the duration {text!r} has months, which differ in length: give days")
     return int(get_field(interval, "days")) * 86_400_000_000 + int(get_field(interval, "microseconds"))

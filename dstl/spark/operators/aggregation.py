@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.operators.aggregate_columns import AnalysedAggregation, GroupingWindow, analyse, moment_of
 from dstl.spark.operators.input_checks import SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
 from dstl.spark.query.plan import watermark_follows
@@ -91,7 +91,7 @@ def define_grouped_aggregation(
     modes: tuple[OutputMode, ...] = get_args(OutputMode)
     chosen = next((each for each in modes if isinstance(mode, str) and mode.lower() == each), None)
     if chosen is None:
-        raise Invalid(f"{what}: output mode {shown(mode)} is none of {', '.join(modes)}")
+        raise Invalid(f"{what}: output mode {brief(mode)} is none of {', '.join(modes)}")
     found = analyse(df, cols, exprs, what)
     return _Defined(df, found, chosen, place).result()
 
@@ -126,7 +126,7 @@ class _Defined:
                 "the column itself; or choose outputMode='update'"
             )
         others, keys, position = self._others(marked)
-        aggregation = self._windowed(position, marked)
+        aggregation = self._with_event_time(position, marked)
         aggregates = {}
         for at, (each, result) in enumerate(zip(self._found.aggregates, self._results, strict=True)):
             if each.argument is None:
@@ -188,7 +188,7 @@ class _Defined:
             keys.append(StructField(field.name, field.dataType))
         return names, keys, position
 
-    def _windowed(self, position: int | None, marked: Sequence[StructField]) -> Aggregation:
+    def _with_event_time(self, position: int | None, marked: Sequence[StructField]) -> Aggregation:
         """Return the part of the definition that concerns event time."""
         window = self._found.window
         expires: str | None = None

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from handles.operator_uid import is_operator_uid
 
 __all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within", "flag", "with_signature_of"]
@@ -33,7 +33,7 @@ def count_within(name: str, value: Any, highest: int, why: str = "") -> int:
         Invalid: Another type, or out of range.
     """
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise Invalid(f"{name}={shown(value)} is not a whole number but {type(value).__name__}")
+        raise Invalid(f"{name}={brief(value)} is not a whole number but {type(value).__name__}")
     found = operator.index(value)
     if not 1 <= found <= highest:
         raise Invalid(f"{name}={found} is not in [1, {highest}]{', ' if why else ''}{why}")
@@ -50,7 +50,7 @@ def choice(name: str, value: Any, choices: Collection[T]) -> T:
     if found is None:
         near = get_close_matches(value, choices, 1) if isinstance(value, str) else []
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise Invalid(f"{name}={shown(value)} is none of {', '.join(map(repr, choices))}{meant}")
+        raise Invalid(f"{name}={brief(value)} is none of {', '.join(map(repr, choices))}{meant}")
     return found
 
 
@@ -61,7 +61,7 @@ def flag(name: str, value: Any) -> bool:
         Invalid: It is something that only counts as one.
     """
     if not isinstance(value, bool):
-        raise Invalid(f"{name}={shown(value)} is neither True nor False")
+        raise Invalid(f"{name}={brief(value)} is neither True nor False")
     return value
 
 
@@ -78,10 +78,10 @@ def column_names(by: Any, what: str) -> list[str]:
     if isinstance(by, str):
         return [by]
     if not isinstance(by, (list, tuple)):
-        raise Invalid(f"{what}: by={shown(by)} is {type(by).__name__}: give a column's name or a list of names")
+        raise Invalid(f"{what}: by={brief(by)} is {type(by).__name__}: give a column's name or a list of names")
     for each in by:
         if not isinstance(each, str):
-            raise Invalid(f"{what}: by holds {shown(each)}, which is {type(each).__name__} and not a column's name")
+            raise Invalid(f"{what}: by holds {brief(each)}, which is {type(each).__name__} and not a column's name")
     return list(by)
 
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.query.ticks import nulls_for
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.broadcast_rows import BroadcastStream
@@ -50,7 +50,7 @@ def check_broadcast(
         )
     streams = []
     for number, (name, rows) in enumerate(broadcast.items()):
-        where = f"{what}: broadcast stream {shown(name)}"
+        where = f"{what}: broadcast stream {brief(name)}"
         if not isinstance(name, str) or not name or name.startswith("$"):
             raise Invalid(f"{where}: a name is a text that is not empty and does not begin with '$'")
         if not isinstance(rows, DataFrame):

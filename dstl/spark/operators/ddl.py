@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql.types import DataType, StructType
 
-from dstl.errors import Invalid, clipped, shown
+from dstl.errors import Invalid, brief, clip
 
 __all__ = ["parse_ddl"]
 
@@ -15,13 +15,13 @@ def parse_ddl(text: str) -> StructType:
     Raises:
         Invalid: Spark does not take it, or it is one type without a name.
     """
-    wrong = f"not a schema that Spark can read: {shown(text)}; write it as 'page string, n long', or give a StructType"
+    wrong = f"not a schema that Spark can read: {brief(text)}; write it as 'page string, n long', or give a StructType"
     try:
         found = DataType.fromDDL(text)
     except Exception as error:
         # Any kind: text nested very deep does not even come back as a ParseException.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise Invalid(f"{wrong} ({clipped(reason)})") from None
+        raise Invalid(f"{wrong} ({clip(reason)})") from None
     if not isinstance(found, StructType):
         raise Invalid(wrong)
     return found

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.operators.input_checks import WATERMARK_DELAY, check_hashable, check_names, check_stream
 from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
@@ -79,7 +79,7 @@ def define_deduplication(
     what = place.label
     check_stream(df, what)
     check_names(df, df.columns, place)
-    names = _resolved(df, subset, what)
+    names = _resolve(df, subset, what)
     marked = [field for field in df.schema.fields if WATERMARK_DELAY in (field.metadata or {})]
     if len(marked) > 1:
         raise Invalid(
@@ -132,12 +132,12 @@ def define_deduplication(
     return definition
 
 
-def _resolved(df: DataFrame, subset: Any, what: str) -> list[str]:
+def _resolve(df: DataFrame, subset: Any, what: str) -> list[str]:
     """Return the names of the columns that tell rows apart, as the DataFrame has them."""
     if subset is None:
         return list(df.columns)
     if not isinstance(subset, (list, tuple)) or not subset or not all(isinstance(each, str) for each in subset):
-        raise Invalid(f"{what}: {shown(subset)} is no list of columns: give names, or nothing for all columns")
+        raise Invalid(f"{what}: {brief(subset)} is no list of columns: give names, or nothing for all columns")
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     found = []
     for name in subset:

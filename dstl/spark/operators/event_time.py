@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime
 
@@ -44,7 +44,7 @@ def check_event_time_column(name: Any, output: StructType, what: str) -> None:
     """
     if name not in output.names:
         raise Invalid(
-            f"{what}: eventTimeColumnName={shown(name)} is no column of the output, which has {', '.join(output.names)}"
+            f"{what}: eventTimeColumnName={brief(name)} is no column of the output, which has {', '.join(output.names)}"
         )
     kind = output[name].dataType
     if not isinstance(kind, (TimestampType, TimestampNTZType)):

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.operators.arguments import with_signature_of
 from dstl.spark.operators.processor import Style
 
@@ -109,7 +109,7 @@ class GroupedStream:
             elif isinstance(each, dict) and len(exprs) == 1:
                 columns += [F.call_function(function, F.col(column)) for column, function in each.items()]
             else:
-                raise Invalid(f"agg({shown(each)}): give aggregate columns such as F.sum('amount').alias('total')")
+                raise Invalid(f"agg({brief(each)}): give aggregate columns such as F.sum('amount').alias('total')")
         return self._aggregate(self._df, self._by, columns, outputMode, **operator)
 
     def __getattr__(self, name: str) -> Any:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.spark.operators.arguments import check_ships
 from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.input_checks import check_input, check_names
@@ -130,7 +130,7 @@ def _define(
     place: OperatorPlace, function: KeyedFunction, input_schema: StructType, ttl_ms: int | None
 ) -> FunctionDefinition:
     if ttl_ms is not None and (isinstance(ttl_ms, bool) or not isinstance(ttl_ms, int) or ttl_ms <= 0):
-        raise Invalid(f"{place.label}: ttl_ms={shown(ttl_ms)} is no number of milliseconds above 0")
+        raise Invalid(f"{place.label}: ttl_ms={brief(ttl_ms)} is no number of milliseconds above 0")
     arrow_schema_of(input_schema, f"{place.label}: the input")
     definition = FunctionDefinition(
         **place._asdict(),

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.errors import Invalid, UserCodeError, shown
+from dstl.errors import Invalid, UserCodeError, brief
 from dstl.spark.operators.arguments import check_ships, choice
 from dstl.spark.operators.broadcast import check_broadcast
 from dstl.spark.operators.ddl import parse_ddl
@@ -143,7 +143,7 @@ def define_processor(
     check_input(df, place, or_batch=True)
     modes = _OUTPUT_MODES if df.isStreaming else _BATCH_OUTPUT_MODES
     if not isinstance(output_mode, str) or output_mode.lower() not in modes:
-        raise Invalid(f"{what}: output mode {shown(output_mode)} is none of {', '.join(modes)}")
+        raise Invalid(f"{what}: output mode {brief(output_mode)} is none of {', '.join(modes)}")
     try:
         mode = TimeMode.parse(time_mode)
     except Invalid as error:

@@ -248,7 +248,7 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: A column does not exist, a type is not supported, or a name is taken: refused here, not in a task.
         """
-        return self._deduplicated(df, subset, name, parallelism, within_watermark=False)
+        return self._deduplicate(df, subset, name, parallelism, within_watermark=False)
 
     def dropDuplicatesWithinWatermark(
         self,
@@ -275,9 +275,9 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: There is no watermark, a column does not exist, or as :meth:`dropDuplicates`.
         """
-        return self._deduplicated(df, subset, name, parallelism, within_watermark=True)
+        return self._deduplicate(df, subset, name, parallelism, within_watermark=True)
 
-    def _deduplicated(
+    def _deduplicate(
         self,
         df: DataFrame,
         subset: Sequence[str] | None,
@@ -287,9 +287,9 @@ class StatefulOperators(ABC):
         within_watermark: bool,
     ) -> DataFrame:
         place = self._next_place(name, (), parallelism)
-        return self._placed(df, define_deduplication(df, subset, place, within_watermark=within_watermark))
+        return self._place(df, define_deduplication(df, subset, place, within_watermark=within_watermark))
 
-    def _placed(self, rows: DataFrame, definition: TaskDefinition) -> DataFrame:
+    def _place(self, rows: DataFrame, definition: TaskDefinition) -> DataFrame:
         keyed = keyed_input(rows, definition)
         if definition.needs_marks:
             keyed = with_marks(keyed, definition.parallelism)
@@ -306,7 +306,7 @@ class StatefulOperators(ABC):
         parallelism: int | None = None,
     ) -> DataFrame:
         place = self._next_place(name, (), parallelism)
-        return self._placed(*define_grouped_aggregation(df, cols, exprs, mode, place))
+        return self._place(*define_grouped_aggregation(df, cols, exprs, mode, place))
 
     def map_states(
         self,

@@ -37,7 +37,7 @@ def watch_queries(mark: int, backend: Checkpointed, operator: str) -> None:
     for gone in [each for each, (home, _) in list(_backends.items()) if home() is None]:
         _backends.pop(gone, None)
     _backends[mark] = weakref.ref(backend), operator
-    for name, replacement in (("start", _checking), ("toTable", _checking), ("foreachBatch", _completing)):
+    for name, replacement in (("start", _check_before), ("toTable", _check_before), ("foreachBatch", _complete_after)):
         original = getattr(DataStreamWriter, name)
         if not hasattr(original, "__dstl_original__"):
             replaced = functools.wraps(original)(replacement(original))
@@ -94,7 +94,7 @@ def check_start(df: DataFrame, trigger: str, options: Mapping[str, Any]) -> None
             )
 
 
-def _checking(original: Callable[..., Any]) -> Callable[..., Any]:
+def _check_before(original: Callable[..., Any]) -> Callable[..., Any]:
     def start(self: DataStreamWriter, *args: Any, **options: Any) -> Any:
         df = self._df
         if _backends:
@@ -105,7 +105,7 @@ def _checking(original: Callable[..., Any]) -> Callable[..., Any]:
     return start
 
 
-def _completing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _complete_after(original: Callable[..., Any]) -> Callable[..., Any]:
     def foreach_batch(self: DataStreamWriter, func: Any) -> Any:
         if callable(func) and _backends:
             homes = [weakref.ref(backend) for backend in operators_of(self._df)]

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
 try:
@@ -108,7 +108,7 @@ def interval_ms(text: str, what: str) -> int:
     unit = _UNITS.get(found[2]) or _UNITS.get(found[2].removesuffix("s")) if found else None
     if found is None or unit is None or int(found[1]) == 0:
         raise Invalid(
-            f"{what}: tick={shown(text)} is not a time between batches: write '10 seconds', '1 minute' or '500 ms'"
+            f"{what}: tick={brief(text)} is not a time between batches: write '10 seconds', '1 minute' or '500 ms'"
         )
     return int(found[1]) * unit
 

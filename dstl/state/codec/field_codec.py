@@ -40,7 +40,7 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from dstl.errors import Invalid, shown
+from dstl.errors import Invalid, brief
 from dstl.state.codec.type_groups import TEXT, is_small_decimal
 
 __all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain", "values_by_name"]
@@ -161,9 +161,9 @@ def _integer(kind: type[DataType]) -> FieldCodec:
     def encode(value: Any) -> int:
         value = plain(value)
         if not isinstance(value, int):
-            raise TypeError(f"{shown(value)} ({type(value).__name__}) is not an integer")
+            raise TypeError(f"{brief(value)} ({type(value).__name__}) is not an integer")
         if not low <= value <= high:
-            raise ValueError(f"{shown(value)} is outside [{low}, {high}]")
+            raise ValueError(f"{brief(value)} is outside [{low}, {high}]")
         return int(value)
 
     return FieldCodec(int, encode, None)
@@ -172,7 +172,7 @@ def _integer(kind: type[DataType]) -> FieldCodec:
 def _float(value: Any) -> float:
     value = plain(value)
     if not isinstance(value, (float, int)):
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a number")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a number")
     return float(value)
 
 
@@ -187,14 +187,14 @@ def _float32(value: Any) -> float:
 def _boolean(value: Any) -> bool:
     value = plain(value)
     if value is not True and value is not False:
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a boolean")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a boolean")
     return bool(value)
 
 
 def _text(value: Any) -> str:
     value = plain(value)
     if not isinstance(value, str):
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a string")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a string")
     return str(value)
 
 
@@ -205,13 +205,13 @@ def _binary(value: Any) -> bytes:
 
 
 def _null(value: Any) -> None:
-    raise TypeError(f"{shown(value)} in a void column: only None fits")
+    raise TypeError(f"{brief(value)} in a void column: only None fits")
 
 
 def _date(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.date):
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a date")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a date")
     return value.toordinal() - _EPOCH_ORDINAL
 
 
@@ -222,7 +222,7 @@ def _to_date(days: int) -> datetime.date:
 def _timestamp(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.datetime):
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a datetime")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a datetime")
     # A naive datetime is local time, as it is for PySpark.
     aware = value.astimezone(datetime.UTC) if value.tzinfo is None else value
     return (aware - _EPOCH_UTC) // _MICROSECOND
@@ -236,9 +236,9 @@ def _to_timestamp(micros: int) -> datetime.datetime:
 def _timestamp_ntz(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.datetime):
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a datetime")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a datetime")
     if value.tzinfo is not None:
-        raise ValueError(f"{shown(value)} has a time zone; a timestamp_ntz has none")
+        raise ValueError(f"{brief(value)} has a time zone; a timestamp_ntz has none")
     return (value - _EPOCH) // _MICROSECOND
 
 
@@ -249,7 +249,7 @@ def _to_timestamp_ntz(micros: int) -> datetime.datetime:
 def _day_time(value: Any) -> int:
     value = plain(value)
     if not isinstance(value, datetime.timedelta):
-        raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a timedelta")
+        raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a timedelta")
     return value // _MICROSECOND
 
 
@@ -280,12 +280,12 @@ def _decimal(data_type: DecimalType) -> FieldCodec:
         if isinstance(value, int) and not isinstance(value, bool):
             value = decimal.Decimal(value)
         if not isinstance(value, decimal.Decimal):
-            raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a Decimal")
+            raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a Decimal")
         if value.is_nan():
             return None
         unscaled = int(value.scaleb(scale, _DECIMAL_CONTEXT).to_integral_value(decimal.ROUND_HALF_UP))
         if not -bound < unscaled < bound:
-            raise ValueError(f"{shown(value)} does not fit {data_type.simpleString()}")
+            raise ValueError(f"{brief(value)} does not fit {data_type.simpleString()}")
         return unscaled if is_small else unscaled.to_bytes(16, "little", signed=True)
 
     def decode(wire: int | bytes) -> decimal.Decimal:
@@ -302,7 +302,7 @@ def _array(data_type: ArrayType) -> FieldCodec:
 
     def encode(value: Any) -> list[Any]:
         if isinstance(value, (str, bytes, dict)) or not hasattr(value, "__iter__"):
-            raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a list")
+            raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a list")
         return [encode_one(one) for one in value]
 
     if decode_one is None:
@@ -339,7 +339,7 @@ def _struct(data_type: StructType) -> FieldCodec:
         elif not isinstance(value, (tuple, list)):
             held = getattr(value, "__dict__", None)
             if held is None:
-                raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a struct")
+                raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a struct")
             value = [held.get(name) for name in names]
         if len(value) != len(names):
             raise ValueError(f"{len(value)} values for the {len(names)} fields of {data_type.simpleString()}")
@@ -367,7 +367,7 @@ def _by_name(data_type: DataType) -> FieldCodec:
 
         def encode_time(value: Any) -> int:
             if not isinstance(value, datetime.time):
-                raise TypeError(f"{shown(value)} ({type(value).__name__}) is not a time")
+                raise TypeError(f"{brief(value)} ({type(value).__name__}) is not a time")
             return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
 
         return FieldCodec(None, encode_time, lambda micros: (_EPOCH + micros * _MICROSECOND).time())

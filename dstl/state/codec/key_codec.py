@@ -32,7 +32,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dstl.errors import CorruptData, Invalid, clipped
+from dstl.errors import CorruptData, Invalid, clip
 from dstl.rpc.messages import ExpiryPlace
 from dstl.state.codec.column_buffers import empty_values, fixed_width_of, from_int64, lengths_of, rows_of, to_int64
 from dstl.state.codec.field_codec import FieldCodec, field_codec
@@ -99,7 +99,7 @@ class KeyCodec:
         try:
             return _NULL_TEXT if wire[0] is None else wire[0].encode()
         except UnicodeEncodeError as error:
-            raise Invalid(f"{self.what} has a string that is not one of Unicode: {clipped(error)}") from error
+            raise Invalid(f"{self.what} has a string that is not one of Unicode: {clip(error)}") from error
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Return the key that :meth:`encode` was given, with the Python types that PySpark's state API returns.
@@ -121,7 +121,7 @@ class KeyCodec:
             return self._rows.decode_wire([wire])
         except Exception as error:
             raise CorruptData(
-                f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {clipped(error)}"
+                f"{len(data)} bytes are not {self.what} ({self.schema.simpleString()}): {clip(error)}"
             ) from error
 
     def encode_columns(self, columns: Sequence[pa.Array], count: int) -> list[bytes]:
@@ -180,7 +180,7 @@ class KeyCodec:
             return [split.column(i, kind) for i, kind in enumerate(kinds)]
         except Exception as error:
             raise CorruptData(
-                f"{len(keys)} keys are not {self.what} ({self.schema.simpleString()}): {clipped(error)}"
+                f"{len(keys)} keys are not {self.what} ({self.schema.simpleString()}): {clip(error)}"
             ) from error
 
     def place_of(self, column: str) -> ExpiryPlace:

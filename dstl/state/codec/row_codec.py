@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.errors import Invalid, clipped
+from dstl.errors import Invalid, clip
 from dstl.state.codec.field_codec import FieldCodec, field_codec, values_by_name
 from dstl.state.codec.flat_row import Converter, FlatRow
 
@@ -64,7 +64,7 @@ class RowCodec:
             try:
                 encoded = None if one is None else codec.encode(one)
             except (TypeError, ValueError, OverflowError, AssertionError) as error:
-                raise Invalid(f"column {field.name!r} of {owner}: {clipped(error)}") from error
+                raise Invalid(f"column {field.name!r} of {owner}: {clip(error)}") from error
             if encoded is None and not field.nullable:
                 raise Invalid(f"column {field.name!r} of {owner} is declared NOT NULL and got None")
             wire.append(encoded)
@@ -93,7 +93,7 @@ class RowCodec:
             try:
                 data = write(wire)
             except UnicodeEncodeError as error:
-                raise Invalid(f"{owner} has a string that is not one of Unicode: {clipped(error)}") from error
+                raise Invalid(f"{owner} has a string that is not one of Unicode: {clip(error)}") from error
             if len(data) > max_bytes:
                 raise Invalid(
                     f"a value of {owner} has {len(data)} bytes, above the limit of {max_bytes}: split it over a map or "

@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructType, UserDefinedType
 
-from dstl.errors import CorruptData, Invalid, clipped, shown
+from dstl.errors import CorruptData, Invalid, brief, clip
 
 __all__ = ["MAX_DEPTH", "plain_schema", "schema_from_json", "schema_to_json", "with_user_types"]
 
@@ -48,7 +48,7 @@ def schema_to_json(schema: StructType) -> str:
         text: str = plain_schema(schema).json()
         schema_from_json(text, "the schema")
     except (CorruptData, RecursionError) as error:
-        raise Invalid(f"a schema cannot be stored: {clipped(error)}") from None
+        raise Invalid(f"a schema cannot be stored: {clip(error)}") from None
     return text
 
 
@@ -70,15 +70,15 @@ def schema_from_json(text: str, what: str) -> StructType:
         _check_json_depth(data, what)
         _check(data, what)
         if data["type"] != "struct":
-            raise _refused(what, f"it is the type {shown(data['type'])}, not a struct")
+            raise _refusal(what, f"it is the type {brief(data['type'])}, not a struct")
         return StructType.fromJson(data)
     except CorruptData:
         raise
     except RecursionError:
-        raise _refused(what, f"its types are nested more than {MAX_DEPTH} deep") from None
+        raise _refusal(what, f"its types are nested more than {MAX_DEPTH} deep") from None
     except Exception as error:
         # What is plain enough for us and still not for Spark, such as an interval from second to day.
-        raise _refused(what, f"{type(error).__name__}: {shown(str(error))}") from error
+        raise _refusal(what, f"{type(error).__name__}: {brief(str(error))}") from error
 
 
 def plain_schema(schema: StructType) -> StructType:
@@ -90,13 +90,13 @@ def with_user_types(stored: StructType, declared: StructType) -> StructType:
     """Return a stored schema with the user-defined types of the declared one, where their columns are the same."""
     types = {f.name: f.dataType for f in declared.fields}
 
-    def typed(field: StructField) -> StructField:
+    def with_type(field: StructField) -> StructField:
         wanted = types.get(field.name)
         if wanted is None or _plain(wanted).simpleString() != field.dataType.simpleString():
             return field
         return StructField(field.name, wanted, field.nullable, field.metadata)
 
-    return stored if plain_schema(declared) == declared else StructType([typed(f) for f in stored.fields])
+    return stored if plain_schema(declared) == declared else StructType([with_type(f) for f in stored.fields])
 
 
 def _plain(data_type: DataType) -> DataType:
@@ -115,7 +115,7 @@ def _check(data: Any, what: str) -> None:
     while waiting:
         one, depth = waiting.pop()
         if depth > MAX_DEPTH:
-            raise _refused(what, f"its types are nested more than {MAX_DEPTH} deep")
+            raise _refusal(what, f"its types are nested more than {MAX_DEPTH} deep")
         if isinstance(one, str):
             _check_name(one, what)
             continue
@@ -128,7 +128,7 @@ def _check(data: Any, what: str) -> None:
         elif kind == "map" and isinstance(one.get("valueContainsNull"), bool):
             waiting += [(one.get("keyType"), depth + 1), (one.get("valueType"), depth + 1)]
         else:
-            raise _refused(what, f"it holds the type {shown(kind if isinstance(kind, str) else one)}")
+            raise _refusal(what, f"it holds the type {brief(kind if isinstance(kind, str) else one)}")
 
 
 def _check_name(name: str, what: str) -> None:
@@ -137,7 +137,7 @@ def _check_name(name: str, what: str) -> None:
         found["precision"] is not None
         and not (1 <= int(found["precision"]) <= _MAX_DIGITS and abs(int(found["scale"])) <= _MAX_DIGITS)
     ):
-        raise _refused(what, f"it holds the type {shown(name)}")
+        raise _refusal(what, f"it holds the type {brief(name)}")
 
 
 def _field_type(field: Any, what: str) -> Any:
@@ -147,7 +147,7 @@ def _field_type(field: Any, what: str) -> Any:
         or not isinstance(field.get("nullable", True), bool)
         or not isinstance(field.get("metadata", {}), (dict, type(None)))
     ):
-        raise _refused(what, f"it has the field {shown(field)}")
+        raise _refusal(what, f"it has the field {brief(field)}")
     return field.get("type")
 
 
@@ -163,10 +163,10 @@ def _check_json_depth(data: Any, what: str) -> None:
         ]
         if not level:
             return
-    raise _refused(what, f"its types are nested more than {MAX_DEPTH} deep")
+    raise _refusal(what, f"its types are nested more than {MAX_DEPTH} deep")
 
 
-def _refused(what: str, why: str) -> CorruptData:
+def _refusal(what: str, why: str) -> CorruptData:
     return CorruptData(
         f"{what} is not one that DSTL has stored: {why}. Only plain SQL types are read from a checkpoint; use one that "
         "you trust, or the version of DSTL that wrote it"

@@ -20,7 +20,7 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.errors import CorruptData, Invalid, clipped
+from dstl.errors import CorruptData, Invalid, clip
 from dstl.state.codec.flat_row import FlatRow
 from dstl.state.codec.row_codec import RowCodec
 from dstl.state.codec.schema_evolution import conversion
@@ -86,7 +86,7 @@ class ValueCodec:
             found = data[0] & ~HAS_WRITE_TIME if data else None
             raise CorruptData(
                 f"a value of state {self._name!r} ({len(data)} bytes, schema version {found}) cannot be decoded: "
-                f"{clipped(error)}; was it written by a newer version of the processor?"
+                f"{clip(error)}; was it written by a newer version of the processor?"
             ) from error
 
     def _decode_older(self, data: bytes) -> tuple[Any, ...]:

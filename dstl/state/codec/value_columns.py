@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.errors import CorruptData, Invalid, clipped
+from dstl.errors import CorruptData, Invalid, clip
 from dstl.state.codec.column_buffers import content_of, lengths_of
 from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
@@ -98,12 +98,12 @@ class ValueColumns:
         """
         present = values.drop_null() if values.null_count else values
         try:
-            found = self._decoded(present)
+            found = self._decode(present)
         except CorruptData:
             raise
         except Exception as error:
             raise CorruptData(
-                f"values of state {self._name!r} cannot be decoded: {clipped(error)}; were they written by a newer "
+                f"values of state {self._name!r} cannot be decoded: {clip(error)}; were they written by a newer "
                 "version of the query?"
             ) from error
         if not values.null_count:
@@ -112,7 +112,7 @@ class ValueColumns:
         where = pa.array(np.cumsum(valid) - 1, mask=~valid)
         return pa.RecordBatch.from_arrays([c.take(where) for c in found.columns], schema=self.schema)
 
-    def _decoded(self, values: pa.Array) -> pa.RecordBatch:
+    def _decode(self, values: pa.Array) -> pa.RecordBatch:
         if not len(values):
             return _empty(self.schema)
         data, offsets = content_of(values)

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from dstl.errors import Invalid, clipped
+from dstl.errors import Invalid, clip
 from dstl.state.codec.type_groups import FLOATS, INTEGERS
 from dstl.state.frames.frame_blocks import join_frames
 from dstl.state.frames.null_checks import forbids_nulls, refuse_null
@@ -76,7 +76,7 @@ class FrameWriter:
             except (pa.ArrowException, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
                 raise Invalid(
                     f"operator {self._operator!r} yielded a frame whose column {name!r} is not "
-                    f"{data_type.simpleString()}: {clipped(error)}"
+                    f"{data_type.simpleString()}: {clip(error)}"
                 ) from error
             if self._forbids[position]:
                 refuse_null(array, self._types[name], self._operator)

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
 
-from dstl.errors import Invalid, clipped, shown
+from dstl.errors import Invalid, brief, clip
 from dstl.state.frames.null_checks import forbids_nulls, refuse_null
 
 __all__ = ["RowWriter", "arrow_schema", "arrow_schema_of"]
@@ -90,7 +90,7 @@ class RowWriter:
             except (pa.ArrowException, TypeError, ValueError, AttributeError, AssertionError, OverflowError) as error:
                 raise Invalid(
                     f"operator {self._operator!r} yielded a row whose column {name!r} is not "
-                    f"{self._types[name].dataType.simpleString()}: {clipped(error)}"
+                    f"{self._types[name].dataType.simpleString()}: {clip(error)}"
                 ) from error
             if forbids:
                 refuse_null(array, self._types[name], self._operator)
@@ -144,7 +144,7 @@ def _converter(data_type: DataType) -> Callable[[Any], Any] | None:
             elif isinstance(value, (tuple, list)) and len(value) == len(inner):
                 parts = list(value)
             else:
-                raise TypeError(f"{shown(value)} is not a struct of {len(inner)} fields")
+                raise TypeError(f"{brief(value)} is not a struct of {len(inner)} fields")
             return {
                 name: part if convert is None or part is None else convert(part)
                 for (name, convert), part in zip(inner, parts, strict=True)

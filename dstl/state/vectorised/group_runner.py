@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dstl.errors import Invalid, clipped
+from dstl.errors import Invalid, clip
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, latest_ms
@@ -64,7 +64,7 @@ class GroupRunner(ABC):
             try:
                 yield from self._with_rows(rows, task, handled)
             except Invalid as error:
-                raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
+                raise Invalid(f"operator {self._operator!r}: {clip(error)}") from error
         if self._aggregation.mode == "complete":
             yield from self._untouched(task, handled)
         elif self._states.place is not None:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import OP_DELETE, OP_PUT
-from dstl.errors import Invalid, UserCodeError, clipped
+from dstl.errors import Invalid, UserCodeError, clip
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_columns import ValueColumns, without_expired
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -204,7 +204,7 @@ class VectorisedRunner:
         except UserCodeError:
             raise
         except Invalid as error:
-            raise Invalid(f"operator {self._operator!r}: {clipped(error)}") from error
+            raise Invalid(f"operator {self._operator!r}: {clip(error)}") from error
         if update.states is not None:
             columns = conform(update.states, self._values.schema, f"operator {self._operator!r}: the new states")
             if columns.num_rows != keys.num_rows:
@@ -257,7 +257,7 @@ def conform(found: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordBat
                 column = column.cast(field.type)
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise Invalid(
-                    f"{what} has column {field.name!r} as {column.type}, not {field.type}: {clipped(error)}"
+                    f"{what} has column {field.name!r} as {column.type}, not {field.type}: {clip(error)}"
                 ) from None
         if column.null_count and not field.nullable:
             raise Invalid(f"{what} has a null in column {field.name!r}, which is NOT NULL")

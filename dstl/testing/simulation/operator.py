@@ -110,7 +110,7 @@ class _Runner:
         scope.open()
         for each in task.broadcast:
             scope.stream = each.stream.name
-            for row in each.taken("row", FrameLimits()):
+            for row in each.take("row", FrameLimits()):
                 rule = (rule_of(row.operation),)
                 before = rules.getValue(rule)
                 rules.updateValue(rule, ((before.value if before else b"") + encode_value([row.operation]),))
