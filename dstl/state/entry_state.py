@@ -209,22 +209,31 @@ class EntryState:
         else:
             whole[user_key] = value
 
+    def _next_number(self) -> int:
+        """Return how often this was called for the current key in this task."""
+        self._switch()
+        writes = self._writes or self._record()
+        writes.numbered += 1
+        return writes.numbered - 1
+
+    def _record(self) -> EntryWrites:
+        """Return the record of the current key's writes."""
+        index = self._at
+        writes = self._overlay.entry_writes(self._state, self._window.key_groups[index], self._window.keys[index])
+        self._writes = writes
+        return writes
+
     def _write(self, user_key: bytes, value: bytes | None) -> None:
-        writes = self._writes
-        if writes is None:
-            index = self._at
-            writes = self._overlay.entry_writes(self._state, self._window.key_groups[index], self._window.keys[index])
-            self._writes = writes
+        writes = self._writes or self._record()
         writes.entries[user_key] = value
         self._overlay.count_bytes(len(user_key) + (len(value) if value is not None else 0))
 
     def _clear(self) -> None:
         """Remove all entries of the current key."""
         index = self._switch()
-        writes = self._overlay.entry_writes(self._state, self._window.key_groups[index], self._window.keys[index])
+        writes = self._record()
         writes.cleared = True
         writes.entries.clear()
-        self._writes = writes
         self._large.discard(index)
         self._fetched.pop(index, None)
         self._points = {}

@@ -1,7 +1,8 @@
 """``ListState``: a list of tuples for each grouping key. Appending reads nothing.
 
-An element is an entry whose user key is ``u64 sequence of the batch | u32 number within the task``, big-endian: the
-order of the bytes is the order of the appends and a new element never needs the length of the list.
+An element is an entry whose user key is ``u64 sequence of the batch | u32 number within the list and batch``,
+big-endian: the order of the bytes is the order of the appends and a new element never needs the length of the list. The
+number knows nothing of other keys, for a shuffle delivers keys in another order to each attempt at a task.
 """
 
 from __future__ import annotations
@@ -49,7 +50,6 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
         self._encode = codec.encode
         self._decode = codec.decode
         self._sequence = sequence
-        self._appended = 0
 
     def exists(self) -> bool:
         """Return True where the current key's list has an element."""
@@ -116,5 +116,4 @@ class ListState(EntryState, stateful_processor.ListState):  # type: ignore[misc]
 
     def _append(self, encoded: list[bytes]) -> None:
         for value in encoded:
-            self._put(element_user_key(self._sequence, self._appended), value)
-            self._appended += 1
+            self._put(element_user_key(self._sequence, self._next_number()), value)

@@ -34,14 +34,16 @@ class EntryWrites:
         key_group: The key's group.
         cleared: Everything that the key had before is gone.
         entries: User key to new value, None for a removed one.
+        numbered: How many elements of the key's list this task has numbered, also those that are gone again.
     """
 
-    __slots__ = ("cleared", "entries", "key_group")
+    __slots__ = ("cleared", "entries", "key_group", "numbered")
 
     def __init__(self, key_group: int) -> None:
         self.key_group = key_group
         self.cleared = False
         self.entries: dict[bytes, bytes | None] = {}
+        self.numbered = 0
 
 
 class Overlay:

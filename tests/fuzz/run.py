@@ -1,7 +1,8 @@
-"""``PYTHONPATH=tests python -m fuzz.run [--target T] [--executions N] [--seed S] [--json]``: the long form of fuzzing.
+"""``PYTHONPATH=tests python -m fuzz.run [--target T] [--executions N] [--journal FILE]``: the long form of fuzzing.
 
 An input that raises anything but an error of ``dstl.errors``, takes a second or more than 256 MiB, is written to
-``tests/fuzz/corpus/TARGET/``, from where ``test_decoders.py`` runs it for ever.
+``tests/fuzz/corpus/TARGET/``, from where ``test_decoders.py`` runs it for ever. Executions come in chunks, each with
+inputs of its own; with a journal a run that was stopped goes on behind the last whole chunk, with the journal's seed.
 """
 
 import argparse
@@ -13,11 +14,14 @@ import resource
 import sys
 import time
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 from fuzz.targets import CORPUS, TARGETS, Target
 
 from dstl.errors import DstlError
+from dstl.testing.simulation.journal import code_digest
 
+CHUNK = 10_000
 MOST_SECONDS = 1.0
 MOST_MIB = 256
 
@@ -34,6 +38,42 @@ class Found:
     grown_mib: float = 0.0
     seconds: float = 0.0
     bugs: list[str] = field(default_factory=list)
+
+    def join(self, other: "Found") -> None:
+        """Take in what more executions have shown."""
+        for name in ("executions", "decoded", "refused", "seconds", "bugs"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("slowest_s", "grown_mib"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+
+
+class Journal:
+    """A file of JSON lines: the seed and the code first, then what each chunk has shown.
+
+    Args:
+        path: Made where there is none.
+        seed: Of a new journal.
+    """
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path, head = path, {"seed": seed, "code": code_digest()}
+        if not path.exists():
+            self._append(head)
+        whole = path.read_text().rpartition("\n")[0]  # a run that was killed may have torn its last line off
+        path.write_text(whole + "\n")
+        first, *lines = map(json.loads, whole.splitlines())
+        if first["code"] != head["code"]:
+            raise SystemExit(f"{path} tells of other code: name another file")
+        self.seed: int = first["seed"]
+        self.done = {(line["target"], line["chunk"]): Found(**line["found"]) for line in lines}
+
+    def add(self, target: str, chunk: int, found: Found) -> None:
+        self.done[target, chunk] = found
+        self._append({"target": target, "chunk": chunk, "found": asdict(found)})
+
+    def _append(self, line: object) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def execute(target: Target, data: bytes, found: Found) -> None:
@@ -73,6 +113,19 @@ def fuzz(target: Target, executions: int, seed: int, most_bugs: int = 5) -> Foun
     return found
 
 
+def fuzz_in_chunks(target: Target, executions: int, seed: int, journal: Journal | None = None) -> Found:
+    """Execute, chunk by chunk, what the journal does not have."""
+    whole = Found(target.name)
+    for chunk in range(-(-executions // CHUNK)):
+        found = journal.done.get((target.name, chunk)) if journal else None
+        if found is None:
+            found = fuzz(target, min(CHUNK, executions - chunk * CHUNK), seed + chunk)
+            if journal:
+                journal.add(target.name, chunk, found)
+        whole.join(found)
+    return whole
+
+
 def _peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
 
@@ -82,14 +135,17 @@ def main() -> int:
     parser.add_argument("--target", choices=sorted(TARGETS), action="append")
     parser.add_argument("--executions", type=int, default=1_000_000, help="of each target (default 1,000,000)")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--journal", type=Path, help="go on where this file ends, if it is there")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    print(f"seed {options.seed}", file=sys.stderr)
+    journal = Journal(options.journal, options.seed) if options.journal else None
+    seed = journal.seed if journal else options.seed
+    print(f"seed {seed}", file=sys.stderr)
     failed = False
     for name in options.target or TARGETS:
-        found = fuzz(TARGETS[name], options.executions, options.seed)
+        found = fuzz_in_chunks(TARGETS[name], options.executions, seed, journal)
         failed |= bool(found.bugs)
-        print(json.dumps(asdict(found)) if options.json else found)
+        print(json.dumps(asdict(found)) if options.json else found, flush=True)
     return int(failed)
 
 

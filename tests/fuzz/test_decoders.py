@@ -6,7 +6,7 @@ Whatever the bytes, a decoder returns or raises an error of ``dstl.errors``, wit
 import json
 
 import pytest
-from fuzz.run import Found, execute, fuzz
+from fuzz.run import CHUNK, Found, Journal, execute, fuzz, fuzz_in_chunks
 from fuzz.targets import TARGETS, Target
 
 EXECUTIONS = 1500
@@ -37,3 +37,18 @@ def test_a_bug_in_a_decoder_is_found_and_kept(tmp_path, monkeypatch: pytest.Monk
     found = fuzz(planted, 500, seed=1, most_bugs=3)
     assert len(found.bugs) == 3
     assert list(tmp_path.rglob("*"))
+
+
+def test_a_long_run_goes_on_where_it_was_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.run.CHUNK", CHUNK // 100)
+    target = TARGETS["name"]
+    whole = fuzz_in_chunks(target, 250, seed=7)
+    first = Journal(tmp_path / "journal", 7)
+    fuzz_in_chunks(target, 100, 7, first)
+    with (tmp_path / "journal").open("a") as torn:
+        torn.write('{"target": "name", "chu')
+    resumed = Journal(tmp_path / "journal", 8)
+    assert (resumed.seed, list(resumed.done)) == (7, [("name", 0)])
+    found = fuzz_in_chunks(target, 250, resumed.seed, resumed)
+    assert (found.executions, found.decoded, found.refused) == (250, whole.decoded, whole.refused)
+    assert list(Journal(tmp_path / "journal", 8).done) == [("name", 0), ("name", 1), ("name", 2)]
