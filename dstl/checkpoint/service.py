@@ -33,7 +33,7 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Register
-from dstl.rpc.messages import Acknowledged, Acknowledgement, Begin, Begun, TaskAttempt
+from dstl.rpc.messages import Acknowledged, Acknowledgement, Assignment, Begin, Begun, TaskAttempt
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
@@ -293,6 +293,7 @@ class CoordinatorService:
         task = await self._place(call.task)
         self._note_worker(call.pid)
         coordinator, parent, losses = None, None, 0
+        assignments: tuple[Assignment, ...] = ()
         while coordinator is None:
             self._check_run(task)
             launch = await self._resources.wait_for_fleet(peer, call, task.run_id)
@@ -303,6 +304,8 @@ class CoordinatorService:
                     raise Closed(f"attempt {task.attempt_id} of {task.operator} has gone while it waited for its turn")
                 try:
                     coordinator, parent = await self._begun(task)
+                    # Now: what is awaited from here on may bring other owners, to whom the task would be unknown.
+                    assignments = tuple(self._fleet.assignments)
                 except FleetChanged as error:
                     # This task goes on as soon as another one is there; unless the state is what kills them.
                     losses += 1
@@ -322,7 +325,7 @@ class CoordinatorService:
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             processing_time_ms=coordinator.batch_time_ms,
             registry=json.dumps(self._catalogue.registry_of(task.operator)).encode(),
-            assignments=tuple(self._fleet.assignments),
+            assignments=assignments,
         )
 
     async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:

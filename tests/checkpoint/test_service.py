@@ -22,6 +22,7 @@ from dstl.errors import (
 from dstl.options import CheckpointOptions, UploadOptions
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
+from dstl.taskmanager import service
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.manual_clock import ManualClock
 from handles.checkpoint import referenced_objects
@@ -153,6 +154,35 @@ async def test_only_the_lost_task_managers_key_groups_are_read_again(seed: int) 
             assert driver.members[member].backend.key_groups == owned[member]
             assert driver.members[member].store.totals.get.calls == reads[member]
         assert driver.members["tm-4"].backend.key_groups == owned["tm-1"]
+        await check_durable(store, model)
+
+
+async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group_without_its_owner(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), {}
+    held, go_on = asyncio.Event(), asyncio.Event()
+    restore = service.restore_tables
+
+    async def slow(*args: object, **options: object) -> object:
+        restored = await restore(*args, **options)  # type: ignore[arg-type]
+        if not go_on.is_set():
+            held.set()
+            await go_on.wait()
+        return restored
+
+    async with open_driver(store, seed, task_managers=2) as driver:
+        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
+        await driver.members["tm-1"].kill()
+        monkeypatch.setattr(service, "restore_tables", slow)
+        batch = asyncio.create_task(driver.run_batch("run-1", 1, some_events(rng, 1), model))
+        await held.wait()
+        await driver.members["tm-2"].kill()
+        while len(driver.members) < 4:
+            await asyncio.sleep(0.01)
+        go_on.set()
+        # Each task reads what the batch before has left, of all its key groups.
+        await batch
         await check_durable(store, model)
 
 

@@ -221,6 +221,9 @@ class Fleet:
             done = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
         except TaskManagerLost as error:
             raise FleetChanged(*error.args) from error
+        if not self.holds(parent_id):
+            # One that was left alone, for it held the checkpoint, was lost while others were being restored.
+            raise FleetChanged("a TaskManager was lost while others were being restored: restart the query")
         restored = [each for each in done if each is not None]
         return Restored(
             max((each.seconds for each in restored), default=0.0),
