@@ -112,8 +112,6 @@ class EntryState:
         if self._ttl.ttl_ms:
             for user_key in [u for u, value in whole.items() if self._ttl.is_dead(value)]:
                 del whole[user_key]
-                if user_key not in written:
-                    self._write(user_key, None)
         for user_key, value in written.items():
             if value is None:
                 whole.pop(user_key, None)

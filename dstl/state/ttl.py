@@ -1,8 +1,9 @@
 """Time to live: a value carries its write time, and is gone ``ttl_ms`` later.
 
 Time is the batch's processing time, fixed for the whole batch and the same when the batch runs again, so a value never
-disappears between two reads. A read of an expired value finds nothing and removes it; whoever rewrites tables in the
-background may drop others with :func:`is_expired`.
+disappears between two reads. A read of an expired value finds nothing, and removes nothing: whether it is still there
+depends on the sweep that drops such values in the background (``materializer.expiry_sweep``), and attempts at one task
+must make the same changes.
 """
 
 from __future__ import annotations

@@ -44,15 +44,9 @@ class PointState:
 
     def open_window(self, values: list[bytes | None], overlay: Overlay) -> None:
         """Take the prior values of the window's keys."""
-        if self._ttl.ttl_ms:
-            expired = self._ttl.find_expired(values)
-            dirty = bytearray(len(values))
-            for i in expired:
-                values[i] = None
-                dirty[i] = 1
-            self._dirty = dirty
-        else:
-            self._dirty = bytearray(len(values))
+        for i in self._ttl.find_expired(values):
+            values[i] = None
+        self._dirty = bytearray(len(values))
         overlay.overlay_values(self.descriptor.state_id, self._window.keys, values)
         self._slots = values
 

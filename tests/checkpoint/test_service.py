@@ -178,8 +178,9 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
         batch = asyncio.create_task(driver.run_batch("run-1", 1, some_events(rng, 1), model))
         await held.wait()
         await driver.members["tm-2"].kill()
-        while len(driver.members) < 4:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while len(driver.members) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         go_on.set()
         # Each task reads what the batch before has left, of all its key groups.
         await batch

@@ -85,7 +85,7 @@ def test_many_timers_come_in_pages(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["value", "list", "map"])
-def test_a_value_past_its_time_to_live_is_gone_and_removed(how):
+def test_a_value_past_its_time_to_live_is_gone_and_changes_nothing_whether_it_is_still_there(how):
     class Living(Seen):
         def init(self, handle):
             self.v = handle.getValueState("value", "n long", 100)
@@ -112,8 +112,9 @@ def test_a_value_past_its_time_to_live_is_gone_and_removed(how):
     if how != "value":
         assert job.run(batches_of([{**look, "op": "write", "n": 7}], 5), now=1050)[0]["n"] == 12
         assert job.run(batches_of([look], 5), now=1100)[0]["n"] == 7
+    assert job.source.content(job.ids()[how])
     assert job.run(batches_of([look], 5), now=1200)[0]["n"] == 0
-    assert job.source.content(job.ids()[how]) == {}
+    assert sum(part.num_rows for part in job.parts) == 0, "another attempt may find that it was swept away"
 
 
 def initial_batches(initial, rows, chunk):

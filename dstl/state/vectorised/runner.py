@@ -212,7 +212,7 @@ class VectorisedRunner:
                     f"operator {self._operator!r} returned {columns.num_rows} new states for {keys.num_rows} keys: one "
                     "row per key is needed, in the keys' order"
                 )
-            self._send(key_groups, encoded, stored, self._values.encode(columns, update.kept), update.kept, task)
+            self._send(key_groups, encoded, before, self._values.encode(columns, update.kept), update.kept, task)
         if update.output is not None and update.output.num_rows:
             yield conform(update.output, self._output_schema, f"operator {self._operator!r}: the output")
 
