@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,4 +61,15 @@ def application() -> typer.Typer:
     app.add_typer(savepoint, name="savepoint")
     app.add_typer(segment, name="segment")
     app.add_typer(state, name="state")
+    _flow(app)
     return app
+
+
+def _flow(app: typer.Typer) -> None:
+    """Let each paragraph of a help text fill the terminal's lines: typer keeps those of the source."""
+    for command in app.registered_commands:
+        text = command.help or inspect.getdoc(command.callback) or ""
+        command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _flow(group.typer_instance)

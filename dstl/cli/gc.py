@@ -39,8 +39,10 @@ def gc(
     """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
 
     Safe beside a running query (which cleans up by itself). Never touched: other queries' objects, names that are not
-    DSTL's, savepoints, fences. Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the
-    store did not answer: try again.
+    DSTL's, savepoints, fences.
+
+    Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the store did not answer: try
+    again.
     """
     with console.errors_as_exit(), console.progress_bar("looking for orphans", "deleting") as on_progress:
         grace_s = console.parse_duration(grace)

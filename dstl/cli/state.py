@@ -62,11 +62,11 @@ def list_(
     if as_json:
         console.print_json(found)
         return
-    names = ("operator", "state", "kind", "key", "user key", "value", "lives")
+    names = ("operator", "state", "kind", "key", "user key", "value", "time to live")
     table = console.new_table(f"states of {location}", ((name, "left") for name in names))
     for row in found:
-        lives = console.age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "for ever"
-        console.add_row(table, *(row[name.replace(" ", "_")] for name in names[:-1]), lives)
+        to_live = console.age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "none"
+        console.add_row(table, *(row[name.replace(" ", "_")] for name in names[:-1]), to_live)
     console.print_table(table, wide=wide)
 
 

@@ -71,8 +71,9 @@ def taskmanager(
     Everything but the secret it is told by the coordinator; credentials for S3 come from this host's own provider
     chain. One that the coordinator has given up, for it did not answer in time, drops its state and enlists again. Let
     a supervisor start it again when it ends: it then serves the next driver. --json prints one line when it starts and
-    one when it ends; its log goes to standard error. Exit codes: 0 the application has ended; 2 refused (arguments,
-    secret, version); 3 no coordinator answers.
+    one when it ends; its log goes to standard error.
+
+    Exit codes: 0 the application has ended; 2 refused (arguments, secret, version); 3 no coordinator answers.
     """
     logging.basicConfig(
         level=os.environ.get(_LOG_LEVEL, "INFO"),

@@ -15,7 +15,7 @@ from dstl.monitoring.page import Page, assets
 from dstl.monitoring.server import PageServer
 from dstl.monitoring.store_reader import StoreReader
 from dstl.runtime import IoLoop, system_runtime
-from dstl.store.location import absolute_location, has_scheme, open_store, split_locations
+from dstl.store.location import absolute_location, has_scheme, split_locations
 
 __all__ = ["ui"]
 
@@ -37,8 +37,10 @@ def ui(
 ) -> None:
     """Show a location's checkpoints, operators, restores, savepoints and cost as a page.
 
-    Only reads, so that it is safe beside a running job, of which the driver's own page (the option metrics.port) knows
-    more. Runs until it is interrupted; --json prints one line with the page's address. The page needs the extra ui.
+    Only reads: it is safe beside a running job. The driver's own page (the option metrics.port) knows more.
+
+    Runs until it is interrupted; --json prints one line with the page's address. The page needs the extra ui.
+
     Exit codes: 0 interrupted; 1 something is damaged; 2 refused (no such directory, arguments, credentials, the port
     is taken); 3 the store did not answer: try again.
     """
@@ -46,7 +48,7 @@ def ui(
         page = Page(console.parse_duration(poll))
         _check_directories(location)
         loop, runtime = IoLoop("dstl-ui"), system_runtime()
-        store = open_store(absolute_location(location), console.s3_options(endpoint_url))
+        store = console.open_at(absolute_location(location), endpoint_url)
         try:
             reader = StoreReader(store, runtime)
             found = loop.run(reader.overview(), _ANSWER_S)
