@@ -36,14 +36,21 @@ def test_a_page_that_is_wrong_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             reader.follow(block)
 
     follow("```python\nprint(1)\n```\n\n<!-- output -->\n```text\n1\n```\n")
+    said = "<!-- output -->\n```text\n2 __main__\n```\n"
+    program = "<!-- file: one.py -->\n```python\nimport sys\nprint(sys.argv[1], __name__)\n```\n"
+    follow(f"{program}```sh\npython one.py 2\n```\n{said}")
+    (tmp_path / "one.py").unlink()
     for wrong in (
         "```python\nassert False\n```\n",
         "```python\nprint(1)\n```\n\n<!-- output -->\n```text\n2\n```\n",
         "```sh\ndstl checkpoints list nothing\n```\n",
         "```sh\nrm x\n```\n",
+        "```sh\npython nothing.py\n```\n",
+        "<!-- file: /x -->\n```python\n```\n",
+        "<!-- file: ../x -->\n```python\n```\n",
         "<!-- setup\nassert False\n-->\n",
     ):
-        with pytest.raises(AssertionError):
+        with pytest.raises((AssertionError, FileNotFoundError)):
             follow(wrong)
     assert os.listdir(tmp_path) == []
 

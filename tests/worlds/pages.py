@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 
 from typer.testing import CliRunner
 
@@ -58,21 +61,50 @@ class Reader:
         where = f"{self.name}:{block.line}"
         if block.mark.startswith("not run: "):
             return
-        if block.language == "python":
+        if block.mark.startswith("file: "):
+            path = Path(block.mark.removeprefix("file: "))
+            assert not path.is_absolute(), f"{where}: a file of the page's own directory"
+            assert ".." not in path.parts, f"{where}: a file of the page's own directory"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.code)
+        elif block.language == "python":
             # Lines of an error are those of the page.
             code = compile("\n" * block.line + block.code, self.name, "exec")
-            said = io.StringIO()
-            with contextlib.redirect_stdout(said):
-                exec(code, self.names)
-            self.said = said.getvalue()
+            self.said = _said(code, self.names)
         elif block.language == "sh":
             for command in block.code.splitlines():
                 program, *words = command.split()
-                assert program == "dstl", f"{where}: only dstl is run; mark the block as not run"
+                if program == "python":
+                    self.said = _script(*words)
+                    continue
+                assert program == "dstl", f"{where}: only dstl and python are run; mark the block as not run"
                 done = CliRunner().invoke(application(), words)
                 assert done.exit_code == 0, f"{where}: {command}: {done.output}"
         elif block.mark == "output":
             assert self.said == block.code, where
+
+
+def _said(code: CodeType, names: dict[str, object]) -> str:
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(code, names)
+    return said.getvalue()
+
+
+def _script(name: str, *arguments: str) -> str:
+    """Run a file of this directory as ``python`` would, but in this process, whose Spark it shares."""
+    before, path, known = sys.argv, list(sys.path), set(sys.modules)
+    sys.argv, sys.path[0:0] = [name, *arguments], [str(Path.cwd())]
+    importlib.invalidate_caches()
+    try:
+        # A class of the main program travels to the workers whole.
+        return _said(compile(Path(name).read_text(), name, "exec"), {"__name__": "__main__"})
+    finally:
+        sys.argv, sys.path[:] = before, path
+        here = str(Path.cwd())
+        for each in set(sys.modules) - known:
+            if str(getattr(sys.modules[each], "__file__", None)).startswith(here):
+                del sys.modules[each]
 
 
 def follow(page: str) -> None:
