@@ -8,6 +8,8 @@ it is called, and reports all its seeds.
 
 ``--enumerate 1`` draws nothing: it runs one scenario with one fault, once for each request, message and step.
 
+``--branches`` prints, instead of figures, which branches of the deciding modules no seed has taken.
+
 Exit codes: 0, every invariant held and every fault has happened; 1, a violation; 2, bad usage; 3, a fault never
 happened, so the run proves nothing about it (only where there were enough seeds to expect all of them).
 """
@@ -24,6 +26,7 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 from dstl.testing.simulation import SeedResult, Summary, run_seed, run_seeds
+from dstl.testing.simulation.branches import untaken_branches
 from dstl.testing.simulation.enumeration import WAYS, strike_everywhere
 from dstl.testing.simulation.journal import Journal
 
@@ -56,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="K",
         help="instead of seeds: one scenario with one fault at every K-th request, message and step (1: at each)",
     )
+    parser.add_argument(
+        "--branches", action="store_true", help="print the branches of the deciding modules that no seed has taken"
+    )
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
@@ -64,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.start != _DRAWN and not options.start.isdecimal():
         parser.error(f"--start is a number or {_DRAWN}")
     start = random.SystemRandom().randrange(1 << 32) if options.start == _DRAWN else int(options.start)
+    if options.branches:
+        return _branches(range(start, start + options.seeds))
     try:
         journal = Journal(options.journal, start, options.seeds) if options.journal else None
     except Invalid as error:
@@ -102,6 +110,16 @@ def _enumerate(every: int) -> int:
                 print(f"{what} at {where} {nth}: {violation}", file=sys.stderr)
         print(f"{what!s:24}{where:20}{struck} places", flush=True)
     return int(failed > 0)
+
+
+def _branches(seeds: range) -> int:
+    """Print what is left untaken, module by module; return the exit code."""
+    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    for name, (count, untaken) in untaken_branches(seeds).items():
+        print(f"{name:44}{count - len(untaken):4} of {count}")
+        for line, to in untaken:
+            print(f"    {line} -> {to if to > 0 else 'end'}")
+    return 0
 
 
 def _explain(result: SeedResult, *, whole: bool) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.testing import simulate
-from dstl.testing.simulation import FaultPlan, journal, run_seed, run_seeds
+from dstl.testing.simulation import FaultPlan, branches, journal, run_seed, run_seeds
 from dstl.testing.simulation.journal import Journal
 
 FAILED = tomllib.loads((Path(__file__).parent / "failed_seeds.toml").read_text())["seed"]
@@ -123,3 +123,11 @@ def test_a_drawn_start_is_another_at_every_run_and_printed(capsys: pytest.Captur
         assert simulate.main(["--seeds", "1", "--start", "drawn", "--jobs", "1"]) == 0
     starts = [line for line in capsys.readouterr().err.splitlines() if line.startswith("seeds from")]
     assert len(set(starts)) == 2
+
+
+def test_branches_that_no_seed_has_taken_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(branches, "DECIDING", ("checkpoint/truncation.py", "spark/restart.py"))
+    found = branches.untaken_branches([34])
+    (count, untaken), (of_restarts, all_of_them) = found["checkpoint/truncation.py"], found["spark/restart.py"]
+    assert 0 < len(untaken) < count
+    assert len(all_of_them) == of_restarts > 0, "the simulated driver has restart strategies of its own"

@@ -42,7 +42,7 @@ class ClusterManager:
         process = world.process(f"driver-{len(self.drivers) + 1}")
         options = DriverOptions(
             operators=(*world.operators, *world.clocked),
-            parallelism=rng.randrange(1, 4) * (CROWD // 3 if world.is_crowded else 1),
+            parallelism=rng.randrange(1, 4) * (CROWD if world.is_crowded else 3) // 3,
             task_managers=rng.choice((1, 1, 2, 3)),
             secret=_SECRET,
             checkpoints=self._checkpoints,

@@ -68,6 +68,7 @@ class DriverActor:
         self._world = world
         self._rng = world.rng(process.name)
         self._spark = world.rng(f"{process.name}:actions")  # apart, so that what was drawn before it came stays
+        self._forgetful = world.rng(f"{process.name}:given-up")
         self._kept: dict[tuple[str, int], list[TaskSpec]] = {}
         self._runs = self._stages = self._attempts = self._members = self._started_workers = 0
         self._running: dict[int, _Running] = {}
@@ -333,7 +334,13 @@ class DriverActor:
     def _replace_task_manager(self, member_id: str) -> None:
         gone = self.task_managers.pop(member_id, None)
         if gone is not None:
-            gone.process.kill()
+            world = self._world
+            if not gone.process.is_dead and not world.plan.healed and self._forgetful.random() < world.plan.lives_on:
+                # Only its lifeline tells it, as soon as it runs and can be reached.
+                world.count(FaultKind.TASK_MANAGER_LIVES_ON)
+                world.trace("given-up", member_id)
+            else:
+                gone.process.kill()
             if self._members < _MOST_REPLACEMENTS:
                 self._start_task_manager()
             else:

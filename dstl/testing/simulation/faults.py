@@ -29,6 +29,7 @@ class FaultKind(StrEnum):
     SHORT_GET = f"store-{Fault.SHORT_GET}"
     PARTIAL_DELETE = "store-partial-delete"
     OUTAGE = "store-outage"
+    FULL = "store-full"
     # Network.
     CONNECTION_RESET = "connection-reset"
     PARTITION = "partition"
@@ -38,6 +39,7 @@ class FaultKind(StrEnum):
     SECOND_DRIVER = "second-driver"
     TASK_MANAGER_CRASH = "task-manager-crash"
     TASK_MANAGER_PAUSE = "task-manager-pause"
+    TASK_MANAGER_LIVES_ON = "task-manager-lives-on-when-given-up"
     WORKER_CRASH = "worker-crash"
     SAVEPOINT_CRASH = "savepoint-crash"
     WORKER_PAUSE = "worker-pause"
@@ -133,6 +135,7 @@ class FaultPlan:
         only: Part of the names whose requests fail; empty for all.
         longest_delay_s: Most seconds by which a late PUT comes late, or a process is stopped.
         saves: Chance that savepoints are made beside the query.
+        lives_on: Chance that nobody ends a TaskManager that was given up: it runs on another host, say.
         strike: One fault at one step, besides the others.
         healed: Set when the faults are over, for good.
     """
@@ -145,6 +148,7 @@ class FaultPlan:
     only: str = ""
     longest_delay_s: float = 60.0
     saves: float = 0.2
+    lives_on: float = 0.0
     strike: Strike | None = None
     healed: bool = False
 
@@ -195,4 +199,7 @@ def draw_plan(rng: random.Random) -> FaultPlan:
     plan.per_task = {**plan.per_task, **some(_LATER, 0.02, 0.10)}
     if rng.random() < 0.3:
         plan.nemesis = (*plan.nemesis, FaultKind.CLOCK_JUMP)
+    if rng.random() < 0.2:
+        plan.nemesis = (*plan.nemesis, FaultKind.FULL)
+    plan.lives_on = rng.choice((0.0, 0.0, 0.5, 1.0))
     return plan

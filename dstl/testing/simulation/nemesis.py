@@ -69,6 +69,8 @@ class Nemesis:
                     world.network.partition(first, second, self._seconds())
             case FaultKind.OUTAGE:
                 world.store.outage_until = world.loop.time() + self._seconds() / 3
+            case FaultKind.FULL:
+                world.store.full_until = world.loop.time() + self._seconds()
 
     def _crash(self, victims: list[Process], what: str, kind: FaultKind) -> None:
         if not victims:

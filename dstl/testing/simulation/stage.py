@@ -15,8 +15,8 @@ from dstl.testing.simulation.spark import CLOCKED, QueryLogs
 
 __all__ = ["CROWD", "Stage"]
 
-CROWD = 48
-"""Key groups of a crowded world, and about how many tasks its operators have."""
+CROWD = 64
+"""Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
 _MAX_PARALLELISM = 8
 
 

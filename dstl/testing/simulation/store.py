@@ -88,7 +88,7 @@ class SimulatedStore:
         self.plan = plan
         self.objects = objects
         self.in_flight: dict[int, str] = {}
-        self.outage_until = 0.0
+        self.outage_until = self.full_until = 0.0
         self.closed = False
         self._rng = rng
         self._audit = audit
@@ -161,6 +161,9 @@ class SimulatedStore:
         if self.loop.time() < self.outage_until and not self.plan.healed:
             self.count(FaultKind.OUTAGE)
             return FaultKind.UNAVAILABLE if self._rng.random() < 0.7 else FaultKind.STUCK
+        if verb == "put" and self.loop.time() < self.full_until and not self.plan.healed:
+            self.count(FaultKind.FULL)
+            return FaultKind.FULL
         kind = self.plan.request_fault(self._rng, _POSSIBLE[verb], name)
         if kind is not None:
             self.count(kind)
@@ -334,6 +337,8 @@ class ClientStore:
                 request.apply_at(now + 0.6 * (reply - now), reply_at=reply)
             case FaultKind.SLOW_DOWN:
                 refused = SlowDown(f"sim://{name}: slow down (simulated)")
+            case FaultKind.FULL:
+                refused = Unavailable(f"sim://{name}: no space left, nothing was stored (simulated)")
             case FaultKind.UNAVAILABLE:
                 refused = Unavailable(f"sim://{name}: not reached (simulated)")
             case FaultKind.RESET | FaultKind.LOST_RESPONSE | FaultKind.LATE_PUT:

@@ -1,0 +1,86 @@
+"""The frame of manifests and savepoints: what it takes, and what it finds wrong."""
+
+import struct
+
+import google_crc32c
+import pytest
+import zstandard
+
+from dstl.checkpoint.record_frame import RecordFrame
+from dstl.errors import CorruptData, Invalid
+
+FRAME = RecordFrame(b"DSTLTEST", b"TESTDONE", "a test's record", 100, "split it", 3)
+ROOMY = RecordFrame(b"DSTLTEST", b"TESTDONE", "a test's record", 100, "split it", 3, inlines=True)
+RECORD = {"a": [1, 2.5, None], "b": "ü"}
+
+
+def damaged(what: str) -> CorruptData:
+    return CorruptData(f"record x: {what}")
+
+
+def framed(body: bytes, raw: int, front: bytes = b"DSTLTEST", end: bytes = b"TESTDONE", length: int = -1) -> bytes:
+    """Frame a body with a right checksum, whatever it says of itself."""
+    data = front + body + struct.pack("<II", len(body) if length < 0 else length, raw)
+    return data + struct.pack("<I8s", google_crc32c.value(data), end)
+
+
+def test_what_was_packed_is_unpacked_with_and_without_other_bytes_before_the_body() -> None:
+    assert FRAME.unpack(FRAME.pack(RECORD), damaged) == RECORD
+    data = ROOMY.pack(RECORD, [b"one", b"two"])
+    assert data.startswith(b"DSTLTESTonetwo")
+    assert ROOMY.unpack(data, damaged) == RECORD
+    with pytest.raises(CorruptData, match=r"a body of \d+ bytes, 31 unpacked, is declared"):
+        FRAME.unpack(data, damaged)
+
+
+def test_a_record_of_the_largest_size_is_packed_and_a_larger_one_is_refused() -> None:
+    fits = {"a": "x" * 92}
+    assert FRAME.unpack(FRAME.pack(fits), damaged) == fits
+    with pytest.raises(Invalid, match="of 101 bytes is too large: split it"):
+        FRAME.pack({"a": "x" * 93})
+    with pytest.raises(ValueError, match="Out of range float"):
+        FRAME.pack({"a": float("nan")})
+
+
+def test_a_record_of_a_reader_that_takes_less_is_refused_before_it_is_unpacked() -> None:
+    raw = b'{"a":"' + b"x" * 93 + b'"}'
+    with pytest.raises(CorruptData, match="record x: "):
+        FRAME.unpack(framed(zstandard.compress(raw), len(raw)), damaged)
+
+
+def test_a_body_may_not_reach_into_the_magic() -> None:
+    body = zstandard.compress(b"{}")
+    assert ROOMY.unpack(framed(body, 2), damaged) == {}
+    assert ROOMY.unpack(framed(b"more" + body, 2, length=len(body)), damaged) == {}
+    for frame in (FRAME, ROOMY):
+        with pytest.raises(CorruptData, match="is declared"):
+            frame.unpack(framed(body, 2, length=len(body) + 1), damaged)
+    with pytest.raises(CorruptData, match="is declared"):
+        FRAME.unpack(framed(body, 2, length=len(body) - 1), damaged)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "0 bytes that do not begin like a test's record"),
+        (framed(b"", 0)[:-1], "27 bytes that do not begin like"),
+        (framed(b"", 0), "record x: "),
+        (framed(zstandard.compress(b"{}"), 2, front=b"DSTLTESU"), "do not begin like"),
+        (framed(zstandard.compress(b"{}"), 2, end=b"TESTDONF"), "checksum or end mark is wrong"),
+        (framed(zstandard.compress(b"[NaN]"), 5), "record x: "),
+        (framed(zstandard.compress(b"{}"), 3), "record x: "),
+        (framed(zstandard.compress(b"{"), 1), "record x: "),
+    ],
+)
+def test_damage_is_named(data: bytes, what: str) -> None:
+    with pytest.raises(CorruptData, match=what):
+        FRAME.unpack(data, damaged)
+
+
+def test_every_flipped_bit_is_found() -> None:
+    data = FRAME.pack(RECORD)
+    for at in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[at // 8] ^= 1 << at % 8
+        with pytest.raises(CorruptData):
+            FRAME.unpack(bytes(flipped), damaged)
