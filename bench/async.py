@@ -21,7 +21,7 @@ import numpy as np
 
 from bench._figures import add_json
 from bench._models import models
-from dstl.files.coordinated import CoordinatedDirectory
+from dstl.files.coordinated import own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.options import FileOptions
 from dstl.runtime import LoopClock, Runtime
@@ -110,7 +110,7 @@ class _Query:
         components = Components(store=self._stores[0], hedge_store=self._stores[1], runtime=runtime)
         log = FileLog(Changelog(config, components, "files"), runtime, config.batching.inline_threshold)
         root = "dstl:///bench/query"
-        self._directory = CoordinatedDirectory(root, self._stores[0], MemoryStore(), log, {}, runtime, options)
+        self._directory = own_directory(root, self._stores[0], MemoryStore(), log, {}, runtime, options)
 
     @property
     def requests(self) -> int:

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.spark_commit import CommitFiles
+from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
 from dstl.errors import Invalid, MissingState
-from dstl.files.coordinated import OWNER, CoordinatedDirectory
+from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.index import HELD, file_steps
 from dstl.files.namespace import (
@@ -23,6 +23,7 @@ from dstl.files.namespace import (
     plain_location_of,
 )
 from dstl.files.query_directory import QueryDirectory
+from dstl.files.records import OWNER
 from dstl.options import S3Options
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 from dstl.runtime import Runtime
@@ -48,9 +49,7 @@ def opened_directory(
     log = FileLog(changelog, runtime, config.batching.inline_threshold)
     if is_of_a_backend(root):
         return QueryDirectory(root, store, plain, log, _NoRuns(ManifestLog(store, runtime)), runtime)
-    return CoordinatedDirectory(
-        root, store, plain, log, {}, runtime, open_elsewhere=lambda location: open_store(location, s3)
-    )
+    return own_directory(root, store, plain, log, {}, runtime, open_elsewhere=lambda location: open_store(location, s3))
 
 
 async def fork(source: str, target: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store) -> int:
@@ -177,7 +176,7 @@ class _NoRuns:
     def __init__(self, manifests: ManifestLog) -> None:
         self._manifests = manifests
 
-    def attach(self, directory: QueryDirectory, needs: Callable[[str], bool]) -> ManifestLog:
+    def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
         return self._manifests
 
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.errors import CorruptData, Invalid, MissingState
-from dstl.files.coordinated import OWNER
 from dstl.files.forking import opened_directory
 from dstl.files.index import HELD, FileIndex, file_steps
 from dstl.files.namespace import barrier_batch, is_of_a_backend, location_of, plain_location_of
 from dstl.files.reader import FileReader
+from dstl.files.records import OWNER
 from dstl.options import S3Options
 from dstl.runtime import Runtime
 from dstl.store import open_store

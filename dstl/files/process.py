@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from dstl.errors import DstlError, Invalid
-from dstl.files.coordinated import CoordinatedDirectory
+from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.directory import Directory
 from dstl.files.file_log import FileLog
 from dstl.files.hosted import HostedDirectory
@@ -157,7 +157,7 @@ class _Coordinator(FileProcess):
         if known is None:
             store, plain, log = self.components(root)
             hosts = self._registry.hosts
-            known = CoordinatedDirectory(root, store, plain, log, hosts, self._runtime, self._options, self.elsewhere)
+            known = own_directory(root, store, plain, log, hosts, self._runtime, self._options, self.elsewhere)
             self._directories[root] = known
         return known
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dstl.errors import Fenced, OutcomeUnknown, TaskManagerLost
-from dstl.files import coordinated
+from dstl.files import barriers
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import FaultyStore
 from worlds.files import application
@@ -213,7 +213,7 @@ async def test_a_commit_whose_outcome_is_unknown_ends_its_run_and_the_next_one_f
     commit: str, stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A commit with the next offsets must not have a record of its own before.
-    monkeypatch.setattr(coordinated, "LINGER_S", 1e6)
+    monkeypatch.setattr(barriers, "LINGER_S", 1e6)
     silent = type("_Silence", (_Silent,), {})
     async with application(stores, silent, is_hasty=True, commit=commit) as app:
         driver = await app.driver("run")

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from dstl.errors import AccessDenied, Fenced, TaskManagerLost
-from dstl.files import coordinated
+from dstl.files import barriers
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import BIG, application, noise
@@ -25,7 +25,7 @@ def stores() -> dict[str, ObjectStore]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit waits as long as it takes for the next offsets, however slow the machine."""
-    monkeypatch.setattr(coordinated, "LINGER_S", 60.0)
+    monkeypatch.setattr(barriers, "LINGER_S", 60.0)
 
 
 def changelog(partition: int, version: int) -> str:
@@ -165,7 +165,7 @@ async def test_a_commit_that_was_told_and_is_lost_ends_its_run(
 ) -> None:
     for waits in (False, True):
         stores.clear()
-        monkeypatch.setattr(coordinated, "LINGER_S", 0.01 if waits else 60.0)
+        monkeypatch.setattr(barriers, "LINGER_S", 0.01 if waits else 60.0)
         async with application(stores, _Refusing, commit="with-next") as app:
             driver = await app.driver("run")
             await driver.batch(0, {changelog(0, 1): b"lost"})

@@ -10,7 +10,7 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from dstl.errors import TaskManagerLost, Unavailable
-from dstl.files.coordinated import CoordinatedDirectory
+from dstl.files.coordinated import own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.hosted import HostedDirectory
 from dstl.files.options import FileOptions
@@ -212,7 +212,7 @@ class FileServices:
         self._name = name
         self._count = 0
         log, runtime = world.log(self.process)
-        self.directory = CoordinatedDirectory(
+        self.directory = own_directory(
             ROOT, world.store.client(self.process), MemoryStore(), log, self.hosts, runtime, world.options
         )
 

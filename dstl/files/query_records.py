@@ -1,0 +1,205 @@
+"""The records of a checkpoint directory in the manifest log of the query's own checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
+from dstl.errors import Invalid, ObjectNotFound
+from dstl.files.file_run import FileRun
+from dstl.files.index import file_steps
+from dstl.files.participants import Participants
+from dstl.files.reader import FileReader
+from dstl.files.records import Barrier, NextRecord, Records
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+
+__all__ = ["METADATA", "WHOLE_EVERY", "Checkpoints", "QueryRecords", "json_field", "query_id_of"]
+
+WHOLE_EVERY = 20
+"""Such an index has no state files, so a whole one is small, and a start reads this many records at most."""
+
+METADATA = "metadata"
+"""Spark's file that names the query."""
+
+
+class Checkpoints(Protocol):
+    """The query's checkpoints: :class:`~dstl.checkpoint.committed_runs.CommittedRuns`."""
+
+    @property
+    def operators(self) -> Sequence[str]:
+        """Names of the operators."""
+        ...
+
+    def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
+        """Let the directory lie in the log; returns the log."""
+        ...
+
+    def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Awaitable[None]:
+        """Make the checkpoint of a batch and Spark's commit of it, in one record."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects that no file needs, except what checkpoints need."""
+        ...
+
+
+class QueryRecords(Records):
+    """Those of the directory of the query that a ``StateBackend`` serves: one record holds a commit and its checkpoint.
+
+    Args:
+        root: The directory's URI.
+        store: The backend's location; stays the caller's.
+        plain: Where plain files of an earlier directory are taken over from; closed with this.
+        checkpoints: The query's; the log is theirs.
+        directory: Whom the checkpoints ask about Spark's commits.
+        run: Has the index.
+        participants: This process alone.
+        reader: Reads what records name; closed with this.
+        runtime: Clock.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        store: ObjectStore,
+        plain: ObjectStore,
+        checkpoints: Checkpoints,
+        directory: SparkDirectory,
+        run: FileRun,
+        participants: Participants,
+        reader: FileReader,
+        runtime: Runtime,
+    ) -> None:
+        manifests = checkpoints.attach(directory, self._needs)
+        super().__init__(store, plain, manifests, run, participants, reader, runtime)
+        self._root = root
+        self._checkpoints = checkpoints
+        self._owner = ""
+        self._query_id = ""
+        self._whole = 0
+        self._unsettled: NextRecord | None = None
+
+    async def commit(self, batch: int, run: str, barrier: Barrier) -> None:
+        """Make the checkpoint of a batch and Spark's commit of it, in one record.
+
+        Raises:
+            Invalid: An operator was not run in the batch.
+            CheckpointDeclined: It was run in part, or the checkpoint failed.
+            DstlError: As :meth:`write`.
+        """
+        record = self._next([barrier], await self._parts(batch, run, barrier))
+        if self._checkpoints.operators:
+            await self._end(record, self._checkpoints.commit_batch(self._query_id, run, batch, record))
+        else:
+            await self._end(record, self._send(record))
+
+    def _boundary(self) -> int:
+        return self._whole
+
+    async def _fence(self, query_id: str) -> None:
+        query_id = query_id or self._query_id or await self._query_id_here()
+        self._check_owner(query_id)
+        await self._manifests.fence(query_id)
+        self._query_id = query_id
+
+    async def _query_id_here(self) -> str:
+        entry = self.run.index.find(METADATA)
+        if entry is None:
+            raise ObjectNotFound(f"{self._root}/{METADATA} is not there")
+        return query_id_of(await self.reader.read(entry))
+
+    async def _send(self, record: NextRecord) -> None:
+        step = record.step(self._manifests.next_sequence)
+        await self._manifests.commit_files(self._query_id, step.record, step.inlined)
+
+    async def _give_up(self, record: NextRecord, error: BaseException) -> None:
+        if self.is_unknown:
+            # The next fence finds out.
+            self._unsettled, self._read_at = record, None
+        else:
+            await super()._give_up(record, error)
+
+    async def _settle(self, scan: ManifestScan) -> None:
+        """Complete or reset what an unknown record was to hold: a fence has decided it."""
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is None or unsettled.made is None:
+            return
+        record = scan.records.get(unsettled.sequence)
+        if record is None:
+            # Others have cleaned it away since, and may have taken over what it named.
+            self.participants.abandon()
+        elif record.files == unsettled.made.record:
+            self.reader.keep(await self.participants.complete(unsettled.made.located, unsettled.barrier))
+        else:
+            await self.participants.reset()
+
+    def _let_go(self, whole: int) -> None:
+        self._whole = whole
+        self._checkpoints.delete(self.run.index.take_free(whole))
+
+    async def _read(self) -> None:
+        """Take over what the records say: those of the query that the location belongs to.
+
+        Raises:
+            CorruptData: One of them is damaged.
+            Invalid: The location is another query's.
+        """
+        began = self._clock.now()
+        scan = await self._manifests.scan()
+        self._owner = scan.query_id
+        index = self.run.index = type(self.run.index)()
+        for _, error in sorted(scan.damaged.items()):
+            raise error
+        # Without a whole one the query has moved out: its checkpoints have gone on, and dropped the index.
+        is_here = any(record.files is not None and record.files.is_whole for record in scan.records.values())
+        steps = file_steps(scan, self._store.location, scan.query_id) if is_here else []
+        for sequence, files in steps:
+            index.apply(files, sequence)
+        self._whole = steps[0][0] if steps else 0
+        if not steps:
+            await self._adopt()
+        index.take_free(0)
+        self._tail, self._read_at = scan.tail, began
+        if not self.is_unknown:
+            await self._settle(scan)
+
+    def _check_owner(self, query_id: str) -> None:
+        query_id = query_id or self._query_id
+        if query_id and self._owner not in ("", query_id):
+            raise Invalid(
+                f"{self._store.location} belongs to query {self._owner}; this is query {query_id}: {self._root} has no "
+                "checkpoint directory of that query. Give this query a location of its own, or copy the checkpoint "
+                f"directory that it had into {self._plain.location} first, which is taken over from there"
+            )
+
+    def _needs(self, name: str) -> bool:
+        return self.run.index.needs(name, self._whole)
+
+
+def query_id_of(metadata: bytes) -> str:
+    """Return the query's id by Spark's ``metadata`` file.
+
+    Raises:
+        Invalid: It names none.
+    """
+    found = json_field(metadata, "id")
+    if not isinstance(found, str) or not found:
+        raise Invalid("Spark's metadata file names no query: it is of another make than this DSTL knows")
+    return found
+
+
+def json_field(content: bytes, name: str) -> Any:
+    """Return a field of the first line of a file of Spark's that is a JSON object and has it; None without one."""
+    for line in content.split(b"\n"):
+        try:
+            plain = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(plain, dict) and name in plain:
+            return plain[name]
+    return None

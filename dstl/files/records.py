@@ -1,0 +1,320 @@
+"""The records of a checkpoint directory: the index that they make, the fence, and the writing of the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+
+from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.spark_commit import FilesStep
+from dstl.errors import CorruptData, Fenced, ObjectNotFound
+from dstl.files.adoption import plain_entries
+from dstl.files.file_run import FileRun, Step
+from dstl.files.index import file_steps
+from dstl.files.participants import Participants
+from dstl.files.reader import FileReader
+from dstl.rpc.file_messages import PersistedFiles
+from dstl.runtime import Runtime
+from dstl.store.background_deleter import BackgroundDeleter
+from dstl.store.base import ObjectStore
+from handles.file_record import FILES_OWNER, FileRecord
+
+__all__ = ["OWNER", "Barrier", "NextRecord", "OwnRecords", "Records"]
+
+OWNER = FILES_OWNER
+_FRESH_S = 1.0
+_FOLLOWED = 16
+
+Barrier = tuple[str, bytes]
+"""Path and bytes of a file whose record makes durable what was put before it; the path is empty where there is none."""
+
+
+class NextRecord:
+    """Barriers, ready to become a record, or a part of one.
+
+    Args:
+        run: Decides what is in it.
+        barriers: In their order.
+        parts: What each participant has persisted for it.
+        whole: Number of the newest record with the whole index.
+
+    Attributes:
+        made: The record; None until its number is known.
+        sequence: Its number.
+        barrier: Path of the last barrier.
+    """
+
+    def __init__(self, run: FileRun, barriers: Sequence[Barrier], parts: Sequence[PersistedFiles], whole: int) -> None:
+        self._run, self._barriers, self._parts, self._whole = run, barriers, parts, whole
+        self.made: Step | None = None
+        self.sequence = 0
+        self.barrier = barriers[-1][0]
+
+    def step(self, sequence: int, in_front: Sequence[int] = ()) -> FilesStep:
+        """Return the record of this number; see :class:`~dstl.checkpoint.spark_commit.CommitFiles`."""
+        *also, (barrier, content) = self._barriers
+        made = self._run.step(barrier, content, self._parts, sequence, self._whole, also, in_front)
+        self.made, self.sequence = made, sequence
+        return FilesStep(made.record, made.inlined, sequence if made.record.is_whole else self._whole)
+
+
+class Records(ABC):
+    """The records of one directory as this process reads and writes them. One event loop.
+
+    Reading takes nothing over: another driver's directory is read as its latest record leaves it.
+
+    Args:
+        store: The directory's location.
+        plain: The directory of plain files, which are adopted where there is no log yet; closed with this.
+        manifests: The log.
+        run: Has the index.
+        participants: Those who have a part in the next record.
+        reader: Reads what records name; closed with this.
+        runtime: Clock.
+
+    Attributes:
+        run: The same.
+        participants: The same.
+        reader: The same.
+        leads: True while this process has won the fence, for all that it knows.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plain: ObjectStore,
+        manifests: ManifestLog,
+        run: FileRun,
+        participants: Participants,
+        reader: FileReader,
+        runtime: Runtime,
+    ) -> None:
+        self.run, self.participants, self.reader = run, participants, reader
+        self.leads = False
+        self._store, self._plain, self._manifests = store, plain, manifests
+        self._clock = runtime.clock
+        self._opening = asyncio.Lock()
+        self._read_at: float | None = None
+        self._tail = 0
+
+    async def lead(self, query_id: str = "") -> None:
+        """Win the fence, unless this process has it, and read what the log says then.
+
+        Args:
+            query_id: The query that is to have the directory, where the caller knows it.
+
+        Raises:
+            Fenced: Somebody newer has taken over.
+            Invalid: The location is another query's.
+            DstlError: As :meth:`ManifestLog.fence` and :meth:`ManifestLog.scan`.
+        """
+        if self.leads:
+            self._check_owner(query_id)
+            return
+        async with self._opening:
+            if self.leads:
+                return
+            if self._read_at is None:
+                await self._read()
+            await self._fence(query_id)
+            await self._read()
+            self._check_owner(query_id)
+            self.leads = True
+
+    async def open(self) -> None:
+        """Read the log: once where this process leads it, else whenever it was read a while ago."""
+        if self.leads:
+            return
+        now = self._clock.now()
+        if self._read_at is not None and now - self._read_at < _FRESH_S:
+            return
+        async with self._opening:
+            if not self.leads and (self._read_at is None or now >= self._read_at):
+                await self._read()
+
+    async def check_leads(self) -> None:
+        """Look whether the log is still this process's, where it leads.
+
+        Raises:
+            Fenced: A newer driver has taken it over.
+            Unavailable: The store did not answer.
+        """
+        if self.leads:
+            await self._manifests.check_leads()
+
+    def step_down(self) -> None:
+        """Another driver has the directory, or nobody knows: the next write reads what has become, and fences anew."""
+        self.leads, self._read_at = False, None
+
+    @property
+    def is_unknown(self) -> bool:
+        """True where nobody knows what became of the latest record."""
+        return self._manifests.is_unknown
+
+    async def write(self, barriers: Sequence[Barrier], parts: Sequence[PersistedFiles]) -> None:
+        """Write the record of barriers, and tell those that have a part in it.
+
+        Raises:
+            DstlError: As :meth:`ManifestLog.commit`; they were told that too.
+        """
+        record = self._next(barriers, parts)
+        await self._end(record, self._send(record))
+
+    async def commit(self, batch: int, run: str, barrier: Barrier) -> None:
+        """Have all participants make what they have durable, and write the record of a batch's commit.
+
+        Raises:
+            TaskManagerLost: A host is gone, and what it held is lost.
+            DstlError: As :meth:`write`.
+        """
+        await self.write([barrier], await self._parts(batch, run, barrier))
+
+    async def close(self) -> None:
+        """End what is under way. Idempotent."""
+        await self.reader.close()
+        await self._plain.close()
+
+    async def _parts(self, batch: int, run: str, barrier: Barrier) -> list[PersistedFiles]:
+        self.participants.begin(barrier[0], run)
+        return await self.participants.persist(batch + 1)
+
+    def _next(self, barriers: Sequence[Barrier], parts: Sequence[PersistedFiles]) -> NextRecord:
+        return NextRecord(self.run, barriers, parts, self._boundary())
+
+    async def _end(self, record: NextRecord, sending: Awaitable[None]) -> None:
+        """Wait for a record, and take it over or give it up."""
+        try:
+            await sending
+        except BaseException as error:
+            await self._give_up(record, error)
+            raise
+        made = record.made
+        assert made is not None
+        self.run.index.apply(made.record, record.sequence)
+        self._tail = record.sequence
+        self.reader.keep(await self.participants.complete(made.located, record.barrier))
+        if made.record.is_whole:
+            self._let_go(record.sequence)
+
+    async def _give_up(self, record: NextRecord, error: BaseException) -> None:
+        """A record was not written, or nobody knows."""
+        # Whoever was fenced may have written the record before it, without hearing of it.
+        if self.is_unknown or isinstance(error, Fenced):
+            self.participants.abandon()
+        else:
+            await self.participants.reset()
+
+    async def _adopt(self) -> None:
+        """Take over the plain files that are there; the first record will be a whole one, and have them."""
+        self.run.index.apply(FileRecord.of("", "", await plain_entries(self._plain), is_whole=True), 0)
+
+    @abstractmethod
+    def _boundary(self) -> int:
+        """Return the number of the newest record with the whole index; 0 for none."""
+
+    @abstractmethod
+    def _check_owner(self, query_id: str) -> None:
+        """Refuse a query that the location does not belong to."""
+
+    @abstractmethod
+    async def _fence(self, query_id: str) -> None:
+        """Win the fence."""
+
+    @abstractmethod
+    async def _read(self) -> None:
+        """Take over what the records say."""
+
+    @abstractmethod
+    async def _send(self, record: NextRecord) -> None:
+        """Write a record of files."""
+
+    @abstractmethod
+    def _let_go(self, whole: int) -> None:
+        """Delete what no reader needs any more: there is a new record with the whole index."""
+
+
+class OwnRecords(Records):
+    """Those of a directory that has a log of its own.
+
+    Args:
+        store: The directory's location; closed with this.
+        plain: The directory of plain files; closed with this.
+        run: Has the index.
+        participants: Those who have a part in the next record.
+        reader: Reads what records name; closed with this.
+        runtime: Clock, jitter and ids.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        plain: ObjectStore,
+        run: FileRun,
+        participants: Participants,
+        reader: FileReader,
+        runtime: Runtime,
+    ) -> None:
+        super().__init__(store, plain, ManifestLog(store, runtime), run, participants, reader, runtime)
+        self._deleter = BackgroundDeleter(store, deleted="filesDeleted", left="filesLeftToCleaner")
+
+    async def close(self) -> None:
+        """End what is under way. Idempotent."""
+        await self._deleter.close()
+        await super().close()
+        await self._store.close()
+
+    def _boundary(self) -> int:
+        return self._manifests.boundary
+
+    def _check_owner(self, query_id: str) -> None:
+        pass  # the first reading has refused a location of checkpoints
+
+    async def _fence(self, query_id: str) -> None:
+        await self._manifests.fence(OWNER)
+
+    async def _send(self, record: NextRecord) -> None:
+        sequence = self._manifests.next_sequence
+        step = record.step(sequence)
+        await self._manifests.commit_files(
+            OWNER, step.record, step.inlined, oldest=sequence if step.record.is_whole else 0
+        )
+
+    def _let_go(self, whole: int) -> None:
+        self._deleter.delete(self.run.index.take_free(self._manifests.boundary))
+
+    async def _read(self) -> None:
+        """Take over what the records say.
+
+        Raises:
+            CorruptData: One of them is damaged.
+            Invalid: The location is another query's.
+        """
+        began = self._clock.now()
+        if self._tail and await self._follow():
+            self._read_at = began
+            return
+        scan = await self._manifests.scan()
+        index = self.run.index
+        steps = file_steps(scan, self._store.location, OWNER)
+        for sequence, files in steps:
+            index.apply(files, sequence)
+        if not steps:
+            await self._adopt()
+        index.take_free(0)
+        self._tail, self._read_at = scan.tail, began
+
+    async def _follow(self) -> bool:
+        """Read the records behind those that are known; False where too much has happened since."""
+        tail = await self._manifests.tail()
+        if tail - self._tail > _FOLLOWED:
+            return False
+        for sequence in range(self._tail + 1, tail + 1):
+            try:
+                record = await self._manifests.read(sequence)
+            except (ObjectNotFound, CorruptData):
+                return False
+            if record.files is not None:
+                self.run.index.apply(record.files, sequence)
+            self._tail = sequence
+        return True
