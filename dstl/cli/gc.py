@@ -9,6 +9,7 @@ import typer
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.cli import console
+from dstl.files.namespace import SCHEME, location_of
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
@@ -38,8 +39,9 @@ def gc(
 ) -> None:
     """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
 
-    Safe beside a running query (which cleans up by itself). Never touched: other queries' objects, names that are not
-    DSTL's, savepoints, fences.
+    LOCATION may be a checkpoint directory, dstl://bucket/path, where nobody else deletes what crashed uploads left.
+    Safe beside a running query (a StateBackend's cleans up by itself). Never touched: other queries' objects, names
+    that are not DSTL's, savepoints, fences.
 
     Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the store did not answer: try
     again.
@@ -62,7 +64,8 @@ def gc(
                 on_progress=on_progress,
             )
 
-        report = console.run_at(location, endpoint_url, work)
+        store = location_of(location) if location.startswith(f"{SCHEME}://") else location
+        report = console.run_at(store, endpoint_url, work)
     if as_json:
         console.print_json(_describe(location, report))
     else:

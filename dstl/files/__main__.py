@@ -1,7 +1,8 @@
 """A file process: ``python -m dstl.files``, started by Spark's plugin, an invitation on its input.
 
 It says on its output where it listens. A coordinator ends when its input closes (the driver has ended), a host's
-service when its coordinator does.
+service when its coordinator does. SIGTERM, as a pod gets it that is to go, ends a host's service when what it has is
+stored and told to the coordinator.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from dstl.store import open_store
 __all__ = ["main"]
 
 _log = logging.getLogger("dstl.files")
+
+_HAND_OVER_S = 25.0
+"""Kubernetes kills half a minute after it has asked."""
 
 
 def _say(line: bytes) -> None:
@@ -54,9 +58,11 @@ async def _run(open_store: OpenStore) -> int:
                 _say(answer_line(socket))
                 await _first_of(asyncio.ensure_future(_input_closed(reader)), stopped)
         else:
-            async with hosting(invitation, config, runtime, open_store) as (socket, orphaned):
-                _say(answer_line(socket))
-                await _first_of(orphaned, stopped)
+            async with hosting(invitation, config, runtime, open_store) as host:
+                _say(answer_line(host.socket))
+                await _first_of(host.orphaned, stopped)
+                if stopped.done():
+                    await asyncio.wait([asyncio.ensure_future(host.hand_over())], timeout=_HAND_OVER_S)
     except DstlError as error:
         _log.error("the file process ends: %s", error)
         _say(answer_line("", described(error)))

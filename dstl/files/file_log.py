@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 _PART = 32 << 20
 _KEY_GROUPS = 32_000
 _SMALL = 256 << 10
+_ANSWER_S = 10.0
+_LOOK_S = 0.02
+"""So long a process that is about to end waits for the record that is being made, looking so often."""
 
 
 class Lane(StrEnum):
@@ -226,6 +229,21 @@ class FileLog:
             await self._persist(added, allow_inline=False)
             assert added.result is not None
             return _told(added.riders, added.result)
+
+    async def hand_over(self) -> list[tuple[str, PersistedFiles]]:
+        """Store all files that no record holds, and return them by run: this process is about to end.
+
+        Raises:
+            DstlError: The store did not take them.
+        """
+        began = self._runtime.clock.now()
+        while any(each.is_asked for each in self._open) and self._runtime.clock.now() < began + _ANSWER_S:
+            await self._runtime.clock.sleep(_LOOK_S)
+        self.abandon()
+        for run in self.riders.runs():
+            await self.store(run, ALL_LANES)
+        stored = [each for each in self._open if each.result is not None]
+        return [(max(r.run for r in each.riders), _told(each.riders, each.result)) for each in stored if each.result]
 
     def complete(self, located: Mapping[str, SegmentHandle]) -> list[tuple[str, SequenceNumber, bytes]]:
         """The record of the persists since the last one is durable.

@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
@@ -60,6 +60,7 @@ class FileRun:
         self._serving: set[tuple[str, str]] = set()
         self._lost: set[tuple[str, str]] = set()
         self._stored: dict[str, list[tuple[str, PersistedFiles]]] = {}
+        self._left: set[str] = set()
 
     def is_new(self, run: str) -> bool:
         """Return True for a run that nobody has met yet; what belongs to no run is never new."""
@@ -117,23 +118,32 @@ class FileRun:
         """
         self.admit(run)
         self._stored.setdefault(member, []).append((run, part))
+        self._serving.add((member, run))
 
     def stored_by(self, member: str) -> list[PersistedFiles]:
         """Return what a host that is gone has stored for the next commit."""
         return [part for run, part in self._stored.get(member, ()) if run not in self._over]
 
+    def leave(self, member: str) -> None:
+        """A host is about to end, and has stored all that it had."""
+        self._left.add(member)
+
+    def outlives(self, member: str) -> bool:
+        """Return True where nothing is lost with a host."""
+        return self.outlives_hosts or member in self._left
+
     def lose(self, member: str) -> None:
         """A host is gone, and with it what neither a record has nor it has stored."""
-        if not self.outlives_hosts:
+        if not self.outlives(member):
             self._lost.update(each for each in self._serving if each[0] == member)
 
-    def take_hosts(self, barrier: str) -> frozenset[str]:
-        """Return the hosts that a commit asks: those that have taken files since the last one, which this ends.
+    def take_hosts(self, barrier: str) -> frozenset[tuple[str, str]]:
+        """Return the hosts that a commit asks, each with a run: those that have taken files since the last one.
 
         Raises:
             TaskManagerLost: One of them is gone; the next commit may go well.
         """
-        taken = frozenset(member for member, run in self._serving if run not in self._over)
+        taken = frozenset((member, run) for member, run in self._serving if run not in self._over)
         lost = sorted(member for member, run in self._lost if run not in self._over)
         self._serving.clear()
         self._lost.clear()
@@ -144,9 +154,9 @@ class FileRun:
             )
         return taken
 
-    def keep_hosts(self, members: Collection[str], run: str) -> None:
-        """Hosts have still files of a run for a later commit."""
-        self._serving.update((member, run) for member in members)
+    def keep_hosts(self, holders: Iterable[tuple[str, str]]) -> None:
+        """Hosts have still files of runs for a later commit."""
+        self._serving.update(holders)
 
     def count_stored(self, member: str) -> int:
         """Return how often a host has told what it had stored."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from dstl.errors import Invalid
+from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.namespace import barrier_batch
@@ -20,6 +21,8 @@ from handles.file_record import FileEntry
 from handles.segment_handle import SegmentHandle
 
 __all__ = ["CoordinatorLink", "HostedDirectory"]
+
+_log = logging.getLogger(__name__)
 
 _TOGETHER_S = 0.005
 """Tasks that end within so long share a request."""
@@ -77,11 +80,23 @@ class HostedDirectory(Directory):
         self._asks_always = asks_always
         log.stores_in_background = not stores_at_once
         self._storing = asyncio.Lock()
+        self._putting = 0
+        self._is_ending = False
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
         """Take a file of a task."""
         if barrier_batch(path) is not None:
             raise Invalid(f"{self.root}/{path} is written by the driver alone")
+        if self._is_ending:
+            # Until the connection ends: the task's next attempt finds the host's next service.
+            await asyncio.Event().wait()
+        self._putting += 1
+        try:
+            await self._put(path, run, attempt, content)
+        finally:
+            self._putting -= 1
+
+    async def _put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
         await self._serve(run)
         if is_late(path, self._committed):
             return
@@ -140,6 +155,21 @@ class HostedDirectory(Directory):
     def committing(self, batch: int) -> None:
         """The commit of a batch has begun: the next file belongs to another one."""
         self._serves, self._committed = "", batch
+
+    async def hand_over(self) -> None:
+        """Store what no record holds and tell the coordinator: this process is about to end, and takes no more files.
+
+        Raises:
+            DstlError: The store did not take it, or the coordinator does not answer.
+        """
+        self._is_ending = True
+        while self._putting:
+            await self._runtime.clock.sleep(_TOGETHER_S)
+        for run, part in await self._log.hand_over():
+            try:
+                await self._coordinator.call(StoredFiles(self._member, self.root, run, part.files, part.segments))
+            except (Fenced, TaskManagerLost) as error:
+                _log.info("%s: %s", self.root, error)
 
     async def close(self) -> None:
         """End what is under way. Idempotent."""

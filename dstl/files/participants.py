@@ -55,6 +55,7 @@ class Participants:
         self._hosts = hosts
         self._run = run
         self._asked: dict[str, FileHost] = {}
+        self._holders: frozenset[tuple[str, str]] = frozenset()
         self._taken: frozenset[str] = frozenset()
         self._of = ""
         self._stored: dict[str, int] = {}
@@ -65,10 +66,11 @@ class Participants:
         Raises:
             TaskManagerLost: One is gone, and what it held is lost.
         """
-        self._of, self._taken = run, self._run.take_hosts(barrier)
+        self._of, self._holders = run, self._run.take_hosts(barrier)
+        self._taken = frozenset(member for member, _ in self._holders)
         self._stored = {member: self._run.count_stored(member) for member in self._taken}
-        gone = sorted(self._taken - self._hosts.keys())
-        if gone and not self._run.outlives_hosts:
+        gone = sorted(each for each in self._taken - self._hosts.keys() if not self._run.outlives(each))
+        if gone:
             raise TaskManagerLost(f"the file service {gone[0]} is gone with files of {barrier}: restart the query")
         self._asked = {each: self._hosts[each] for each in self._taken if each in self._hosts}
 
@@ -95,7 +97,7 @@ class Participants:
             await self.reset()
             raise failed[0]
         told = [each for each in parts if isinstance(each, PersistedFiles)]
-        self._run.keep_hosts([m for m, part in zip(self._asked, told[1:], strict=True) if part.has_more], self._of)
+        self._run.keep_hosts((m, self._of) for m, part in zip(self._asked, told[1:], strict=True) if part.has_more)
         for member in self._taken - self._asked.keys():
             told += self._run.stored_by(member)
         return told
@@ -118,22 +120,24 @@ class Participants:
     async def reset(self) -> None:
         """The record was certainly not written: all keep what they have for the next one."""
         self._log.reset()
-        self._run.keep_hosts(self._taken, self._of)
+        self._run.keep_hosts(self._holders)
         await asyncio.gather(*(host.reset(self._root) for host in self._asked.values()), return_exceptions=True)
         self._forget()
 
     def abandon(self) -> None:
-        """Nobody knows whether the record was written: the run is over."""
+        """Nobody knows whether the record was written: the run is over; what is of no run waits for the next record."""
         self._log.abandon()
+        # They are not told: whoever is asked again knows that nobody will answer for the last time.
+        self._run.keep_hosts(self._holders)
         self._forget()
 
     async def _ask(self, member: str, host: FileHost, version: int) -> PersistedFiles:
         try:
             return await host.persist(self._root, self._of, version)
         except TaskManagerLost:
-            if not self._run.outlives_hosts:
+            if not self._run.outlives(member):
                 raise
             return joined(self._run.stored_by(member))
 
     def _forget(self) -> None:
-        self._asked, self._taken, self._stored = {}, frozenset(), {}
+        self._asked, self._holders, self._taken, self._stored = {}, frozenset(), frozenset(), {}

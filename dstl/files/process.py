@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from dstl.errors import DstlError, Invalid
 from dstl.files.coordinated import CoordinatedDirectory, own_directory
@@ -26,6 +27,7 @@ from dstl.rpc.file_messages import (
     EnlistFiles,
     FindFile,
     FoundFile,
+    LeavingHost,
     PersistedFiles,
     PersistFiles,
     PlacedFiles,
@@ -46,7 +48,7 @@ from dstl.taskmanager.task_manager import Changelog, Components
 from handles.segment_handle import SegmentHandle
 from materializer.scratch_directory import ScratchDirectory
 
-__all__ = ["FileProcess", "OpenStore", "configuration", "coordinating", "hosting"]
+__all__ = ["FileProcess", "HostLife", "OpenStore", "configuration", "coordinating", "hosting"]
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +139,7 @@ class _Coordinator(FileProcess):
                 EnlistFiles: self._enlist,
                 ServeRoot: self._serve,
                 StoredFiles: self._store,
+                LeavingHost: self._leave,
                 FindFile: self._find,
             },
         )
@@ -184,6 +187,11 @@ class _Coordinator(FileProcess):
         await self._opened(call.root).store(call.member, call.run, part)
         return Done()
 
+    async def _leave(self, peer: Peer, call: LeavingHost) -> Done:
+        for directory in self._directories.values():
+            directory.run.leave(call.member)
+        return Done()
+
     async def _find(self, peer: Peer, call: FindFile) -> FoundFile:
         path = FilePath.parse(call.path)
         entry = await self._opened(path.root).entry(path.inner)
@@ -213,6 +221,15 @@ class _Host(FileProcess):
             invitation.secret,
             {PersistFiles: self._persist, CompleteFiles: self._complete, ResetFiles: self._reset},
         )
+
+    async def hand_over(self) -> None:
+        """Store all that no record holds, and tell the coordinator that nothing is lost with this service."""
+        try:
+            for directory in self._directories.values():
+                await directory.hand_over()
+            await self._coordinator.call(LeavingHost(self.invitation.member))
+        except DstlError as error:
+            _log.error("what this host's tasks have put since the last commit is lost: %s", error)
 
     async def close(self) -> None:
         await self.service.server.close()
@@ -244,6 +261,8 @@ class _Host(FileProcess):
 
     async def _persist(self, peer: Peer, call: PersistFiles) -> PersistedFiles:
         directory = self._opened(call.root)
+        # Whoever asks anew cannot say what became of the last record: its word was lost, or there was none.
+        directory.log.abandon()
         directory.committing(call.version - 1)
         directory.log.end_other_runs(call.run)
         return await directory.log.persist(call.run, version=call.version)
@@ -256,6 +275,21 @@ class _Host(FileProcess):
     async def _reset(self, peer: Peer, call: ResetFiles) -> Done:
         self._opened(call.root).log.reset()
         return Done()
+
+
+@dataclass(frozen=True, slots=True)
+class HostLife:
+    """A host's service at work.
+
+    Attributes:
+        socket: Where it listens.
+        orphaned: Done when the coordinator has ended.
+        hand_over: Stores all that the service has and leaves it to the coordinator, so that the service may end.
+    """
+
+    socket: str
+    orphaned: asyncio.Future[None]
+    hand_over: Callable[[], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -279,8 +313,8 @@ async def coordinating(
 @asynccontextmanager
 async def hosting(
     invitation: FileInvitation, config: TaskManagerConfig, runtime: Runtime, open_store: OpenStore = open_store
-) -> AsyncIterator[tuple[str, asyncio.Future[None]]]:
-    """Be a host's service; yield its socket, and a future that is done when the coordinator has ended.
+) -> AsyncIterator[HostLife]:
+    """Be a host's service.
 
     Raises:
         Unavailable: No coordinator answers.
@@ -299,7 +333,7 @@ async def hosting(
             port = await host.service.server.listen_tcp(invitation.host)
             lifeline = await AsyncConnection.open(where, secret, role=Role.TASK_MANAGER)
             await lifeline.call(EnlistFiles(invitation.member, Address(invitation.host, port, socket)))
-            yield socket, asyncio.ensure_future(lifeline.wait_closed_by_peer())
+            yield HostLife(socket, asyncio.ensure_future(lifeline.wait_closed_by_peer()), host.hand_over)
         finally:
             await host.close()
     finally:

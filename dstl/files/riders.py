@@ -90,6 +90,10 @@ class Riders:
         """Return those of a run and of no run whose path is wanted, in the order of their coming."""
         return [rider for rider in self.seen_by(run) if wanted(rider.path)]
 
+    def runs(self) -> list[str]:
+        """Return the runs that have any; no run is the first of them."""
+        return sorted(run for run, riders in self._by_run.items() if riders)
+
     def remove(self, riders: list[Rider]) -> None:
         """Forget riders, but not what came in their place since."""
         for rider in riders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dstl.errors import Invalid, ObjectNotFound, TaskManagerLost
@@ -11,7 +12,6 @@ from dstl.files.namespace import FilePath
 from dstl.rpc.codec import Call, Payload
 from dstl.rpc.file_messages import (
     DeleteFile,
-    DropStaged,
     FileList,
     FileStat,
     ListFiles,
@@ -48,12 +48,12 @@ class FileService:
         self._directory_of = directory_of
         self._staged: dict[str, list[Payload]] = {}
         self._staged_bytes = 0
+        self._leases: dict[Peer, list[str]] = {}
         self.server = RpcServer(
             secret,
             {
                 PutFile: self._put,
                 StagePart: self._stage,
-                DropStaged: self._drop,
                 DeleteFile: self._delete,
                 StatFile: self._stat,
                 ListFiles: self._list,
@@ -66,8 +66,8 @@ class FileService:
         content = [*self._unstaged(call.token), call.content]
         if (came := sum(map(len, content))) != call.size:
             raise TaskManagerLost(
-                f"{came} of {call.size} bytes of {call.path} are here: the file service of this host has ended while "
-                "they were written; the task has to run again"
+                f"{came} of {call.size} bytes of {call.path} are here: the file service of this host, or the "
+                "connection to it, has ended while they were written; the task has to run again"
             )
         directory, path = await self._file(call.path)
         if not call.overwrite:
@@ -78,12 +78,12 @@ class FileService:
     async def _stage(self, peer: Peer, call: StagePart) -> Done:
         if self._staged_bytes + len(call.content) > _MOST_STAGED:
             raise Invalid(f"files of more than {_MOST_STAGED} bytes are being written at once: write fewer")
+        if call.token not in self._staged:
+            # Its connection is its lease: a JVM that has died, or given the file up, will not come for them.
+            self._leases.setdefault(peer, []).append(call.token)
+            peer.on_lost = partial(self._forget, peer)
         self._staged.setdefault(call.token, []).append(call.content)
         self._staged_bytes += len(call.content)
-        return Done()
-
-    async def _drop(self, peer: Peer, call: DropStaged) -> Done:
-        self._unstaged(call.token)
         return Done()
 
     async def _delete(self, peer: Peer, call: DeleteFile) -> Done:
@@ -125,6 +125,10 @@ class FileService:
                 "and nothing else"
             )
         return await self._directory_of(path.root), path.inner
+
+    def _forget(self, peer: Peer) -> None:
+        for token in self._leases.pop(peer, ()):
+            self._unstaged(token)
 
     def _unstaged(self, token: str) -> list[Payload]:
         parts = self._staged.pop(token, []) if token else []

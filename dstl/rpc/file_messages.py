@@ -18,13 +18,13 @@ from dstl.rpc.messages import Done, Fetched
 __all__ = [
     "CompleteFiles",
     "DeleteFile",
-    "DropStaged",
     "EnlistFiles",
     "EnlistedFiles",
     "FileList",
     "FileStat",
     "FindFile",
     "FoundFile",
+    "LeavingHost",
     "ListFiles",
     "PersistFiles",
     "PersistedFile",
@@ -69,21 +69,15 @@ class PutFile(Call[Done]):
 
 @dataclass(frozen=True, slots=True)
 class StagePart(Call[Done]):
-    """Bytes of a file that is not whole yet, in their order."""
+    """Bytes of a file that is not whole yet, in their order.
+
+    Those of one file come over one connection, and are dropped when it ends before the file is put.
+    """
 
     name: ClassVar[str] = "stage_part"
     role: ClassVar[Role | None] = Role.WORKER
     token: str
     content: Payload
-
-
-@dataclass(frozen=True, slots=True)
-class DropStaged(Call[Done]):
-    """A file will not become whole."""
-
-    name: ClassVar[str] = "drop_staged"
-    role: ClassVar[Role | None] = Role.WORKER
-    token: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +328,9 @@ class ResetFiles(Call[Done]):
 
 @dataclass(frozen=True, slots=True)
 class StoredFiles(Call[Done]):
-    """A host has stored files of tasks that end only now (``durability=task``); refused when the run is over.
+    """A host has stored files before their record asks for them; refused when the run is over.
+
+    They are those of tasks that end only now (``durability=task``), or of a service that is about to end.
 
     Attributes:
         member: The host's service.
@@ -351,3 +347,16 @@ class StoredFiles(Call[Done]):
     run: str
     files: tuple[PersistedFile, ...]
     segments: tuple[tuple[str, str, int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingHost(Call[Done]):
+    """A host's service is about to end, and has told by :class:`StoredFiles` all that it had: nothing is lost with it.
+
+    Attributes:
+        member: The host's service.
+    """
+
+    name: ClassVar[str] = "leaving_host"
+    role: ClassVar[Role | None] = Role.TASK_MANAGER
+    member: str

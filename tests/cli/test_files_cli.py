@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -76,13 +77,20 @@ def test_rollback_forgets_the_batches_behind(place: Path) -> None:
     assert (result.exit_code, "0 to 0" in result.stderr) == (1, True)
 
 
-def test_what_is_none_is_refused_and_gc_leaves_files_alone(place: Path, tmp_path: Path) -> None:
+def test_what_is_none_is_refused_and_gc_takes_what_no_file_needs(place: Path, tmp_path: Path) -> None:
     assert run("files", "list", f"dstl://{tmp_path}/nothing").exit_code == 1
     assert run("files", "list", str(place)).exit_code == 2
     before = sorted(path for path in place.rglob("*") if path.is_file())
-    result = run("gc", place / "_dstl", "--commit")
-    assert result.exit_code == 2, result.output
+    (segment,) = place.rglob("*.seg")
+    orphan = segment.with_name(f"{'0' * 32}.seg")
+    shutil.copy(segment, orphan)
+    for each in (segment, orphan):
+        os.utime(each, (1_700_000_000,) * 2)
+    told = json.loads(run("gc", f"dstl://{place}", "--commit", "--json").stdout)
+    assert [each["object"].rpartition("/")[2] for each in told["orphans"]] == [orphan.name]
+    assert told["deleted"] == 1
     assert sorted(path for path in place.rglob("*") if path.is_file()) == before
+    assert json.loads(run("gc", place / "_dstl", "--stopped", "--grace", "0s", "--json").stdout)["orphans"] == []
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,18 @@ def test_a_host_that_is_gone_fails_the_commit_that_it_had_a_part_in_and_no_other
     run = FileRun()
     run.serve("one", "r")
     run.lose("two")
-    assert run.take_hosts("commits/0") == {"one"}
+    assert run.take_hosts("commits/0") == {("one", "r")}
     run.serve("one", "r")
     run.lose("one")
     with pytest.raises(TaskManagerLost, match="one"):
         run.take_hosts("commits/1")
     assert not run.take_hosts("commits/2")
+    # One that has handed its files over is asked no more, and nothing is lost with it.
+    run.serve("three", "r")
+    run.leave("three")
+    run.lose("three")
+    assert run.outlives("three")
+    assert run.take_hosts("commits/2") == {("three", "r")}
     # Of a run that is over nobody waits for a host.
     run.serve("one", "r")
     run.lose("one")

@@ -19,7 +19,8 @@ from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import FencesBehind
+from handles.file_record import FILES_OWNER
+from worlds.files import FencesBehind, LaterClock
 from worlds.one_commit import QUERY, Query, open_query
 from worlds.service import Events, Model, retained, state_of, without_empty
 
@@ -229,7 +230,8 @@ async def test_two_drivers_of_one_location_do_not_mix(seed: int, place: Path) ->
 
 
 async def test_retained_objects_are_what_either_half_needs(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    clock = LaterClock()
+    rng, store, model = random.Random(seed), MemoryStore(clock=clock), Model()
     big = random.Random(seed).randbytes(400 << 10)
     options = CheckpointOptions(retained=2, clean_interval_s=0)
     async with open_query(store, TWO, place, checkpoints=options) as query:
@@ -248,6 +250,10 @@ async def test_retained_objects_are_what_either_half_needs(seed: int, place: Pat
     assert len([name for name in held if name.startswith("manifests/")]) < 60 + 20 + 15
     report = await clean(store, runtime, ManifestLog(store, runtime), grace_s=0, dry_run=False)
     assert not [each for each in report.plan.deletions if not each.info.name.startswith("manifests/")]
+    # What a driver that has crashed had stored of Spark's files goes once another one has taken the log over.
+    orphan = f"0000/{FILES_OWNER}/{'a' * 32}/{'b' * 32}.seg"
+    await store.put(orphan, b"x")
+    clock.ahead_s = 3600.0
     async with open_query(store, TWO, place, 2, checkpoints=options) as query:
         assert await query.start("run-2") == 60
         assert await query.jvm.read("sources/0/30") == big
@@ -256,6 +262,8 @@ async def test_retained_objects_are_what_either_half_needs(seed: int, place: Pat
         assert sorted(map(int, await query.jvm.names("offsets"))) == list(range(39, 60))
         await query.run_batch(60, some_events(rng, 60), model)
         await check_durable(store, model, 60)
+    report = await clean(store, runtime, ManifestLog(store, runtime), grace_s=0, dry_run=False)
+    assert [each.info.name for each in report.plan.deletions if each.info.name.endswith(".seg")] == [orphan]
     assert not (await verify_location(store, runtime)).problems
 
 

@@ -1,12 +1,14 @@
 """Rows of the table of failures in ``dstl/DESIGN.md`` for ``dstl://``, each on the real services."""
 
+import asyncio
+
 import pytest
 
-from dstl.errors import Fenced, OutcomeUnknown, TaskManagerLost
-from dstl.files import barriers
+from dstl.errors import AccessDenied, Fenced, Invalid, OutcomeUnknown, TaskManagerLost, Unavailable
+from dstl.files import barriers, service
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.testing.faulty_store import FaultyStore
-from worlds.files import application
+from worlds.files import BIG, application, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -106,6 +108,103 @@ async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(
         assert await driver.read(changelog(0, 1)) == b"first half, second half"
 
 
+async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(
+    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_MOST_STAGED", 100)
+    async with application(stores) as app:
+        driver, dying = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await dying.stage("first", bytes(80))
+        with pytest.raises(Invalid, match="100 bytes"):
+            await dying.stage("second", bytes(80))
+        dying.close()
+        task = await app.executor(HOST, "run")
+
+        async def room() -> None:
+            while True:
+                try:
+                    return await task.stage("third", bytes(80))
+                except Invalid:
+                    await asyncio.sleep(0.01)  # the service has not heard of the end yet
+
+        await asyncio.wait_for(room(), 10)
+        await task.put(changelog(0, 1), b"end", token="third", staged=80)
+        await driver.commit(0)
+        assert await driver.read(changelog(0, 1)) == bytes(80) + b"end"
+
+
+@pytest.mark.parametrize("commit", ["now", "with-next"])
+async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, stores: dict[str, ObjectStore]) -> None:
+    """As Kubernetes asks a pod that is to go: with SIGTERM."""
+    async with application(stores, commit=commit) as app:
+        driver, far, near = await app.driver("run"), await app.executor(HOST, "run"), await app.executor(OTHER, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"small", attempt=1)
+        await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG), attempt=1)
+        await far.put("state/0/1/1.zip", noise(BIG, 1), attempt=2)
+        await near.put(changelog(1, 1), b"stays", attempt=2)
+        await app.dismiss_host(HOST)
+        # The task that had not ended yet runs again, and finds the host's next service.
+        with pytest.raises(Unavailable):
+            await far.put(changelog(2, 1), b"lost", attempt=3)
+        again = await app.executor(HOST, "run")
+        await again.put(changelog(2, 1), b"again", attempt=4)
+        await driver.commit(0)
+        await driver.offsets(1)
+        await driver.commit(1)
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["0", "1"]
+        assert [await driver.read(changelog(p, 1)) for p in range(3)] == [b"small", b"stays", b"again"]
+        assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
+        assert await driver.read("state/0/1/1.zip") == noise(BIG, 1)
+
+
+async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(stores: dict[str, ObjectStore]) -> None:
+    class Refusing(FaultyStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            if name.endswith(".seg"):
+                raise AccessDenied("the role may not write today")
+            return await super().put(name, data, if_absent=if_absent)
+
+    async with application(stores, Refusing) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        await far.put(changelog(0, 1), b"lost", attempt=1)
+        await app.dismiss_host(HOST)
+        with pytest.raises(TaskManagerLost):
+            await driver.commit(0)
+
+
+async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(stores: dict[str, ObjectStore]) -> None:
+    """As those of batch jobs that write state."""
+    silent = type("_Silence", (_Silent,), {"drops": True})
+    async with application(stores, silent, is_hasty=True) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "")
+        await driver.offsets(0)
+        await far.put("state/0/0/1.zip", b"of no run")
+        await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG))
+        await driver.put(changelog(1, 1), b"a")
+        silent.silent = True
+        with pytest.raises(OutcomeUnknown):
+            await driver.commit(0)
+        silent.silent = False
+        again = await app.driver("next")
+        assert await again.names("commits") == [], "its record was never stored"
+        await again.put(changelog(1, 1), b"b")
+        await again.commit(0)
+        assert await again.read("state/0/0/1.zip") == b"of no run"
+        await far.put("state/0/0/2.zip", b"later")
+        await again.batch(1, {})
+    async with application(stores) as app:
+        driver = await app.driver("last")
+        assert await driver.names("commits") == ["0", "1"]
+        assert await driver.read("state/0/0/1.zip") == b"of no run"
+        assert await driver.read("state/0/0/2.zip") == b"later"
+        assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
+
+
 async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_it_costs_one_batch(
     stores: dict[str, ObjectStore],
 ) -> None:
@@ -192,11 +291,14 @@ async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_agai
 
 
 class _Silent(FaultyStore):
-    """Stores these PUTs and answers neither to them nor to anything that is asked about them, until it is healed."""
+    """Stores these PUTs, or drops them; answers neither to them nor to what is asked about them, until it is healed."""
 
     silent = False
+    drops = False
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if type(self).silent and type(self).drops and name.startswith("manifests/"):
+            raise OutcomeUnknown("no answer")
         stored = await super().put(name, data, if_absent=if_absent)
         if type(self).silent and name.startswith("manifests/"):
             raise OutcomeUnknown("no answer")

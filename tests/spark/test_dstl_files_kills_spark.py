@@ -1,5 +1,6 @@
 """Driver, tasks and coordinator of a query on ``dstl://`` are killed at random moments: every key's count is exact."""
 
+import contextlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -64,13 +66,24 @@ class Job:
     def descendants(self) -> list[tuple[int, str]]:
         return _children(self._process.pid)
 
-    def kill_service(self) -> None:
+    def kill_service(self) -> bool:
         """Kill the coordinator of files, and the TaskManager where there is one."""
-        for pid, command in self.descendants():
-            if ("dstl.files" in command or "dstl.taskmanager" in command) and "java" not in command:
-                os.kill(pid, signal.SIGKILL)
+        return self._kill(lambda line: ("dstl.files" in line or "dstl.taskmanager" in line) and "java" not in line)
 
-    def kill(self) -> None:
+    def kill_executor(self) -> bool:
+        """Kill an executor's JVM, whose host's service outlives it."""
+        return self._kill(lambda line: "CoarseGrainedExecutorBackend" in line, most=1)
+
+    def _kill(self, is_one: Callable[[str], bool], most: int = 100) -> bool:
+        """Kill descendants by their command; returns whether there was one."""
+        found = [pid for pid, command in self.descendants() if is_one(command)][:most]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(found)
+
+    def kill(self) -> bool:
+        """Kill the driver, and all that it has started."""
         pids = [pid for pid, _ in self.descendants()]
         for pid in [self._process.pid, *pids]:
             try:
@@ -81,6 +94,7 @@ class Job:
         self._reader.join(10)
         assert self._process.stdout is not None
         self._process.stdout.close()
+        return True
 
 
 def _expected(directory: Path, seed: int) -> Counter[int]:
@@ -96,13 +110,22 @@ def _expected(directory: Path, seed: int) -> Counter[int]:
     return expected
 
 
-def _survives(directory: Path, version: int, seed: int, kills: int, master: str = "local[2]") -> list[str]:
-    """Run the job to its end through so many kills; returns what it has said."""
+def _survives(
+    directory: Path,
+    version: int,
+    seed: int,
+    kills: int,
+    master: str = "local[2]",
+    limit_s: float = LIMIT_S,
+    kinds: tuple[Callable[["Job"], bool], ...] = (),
+) -> list[str]:
+    """Run the job to its end through so many kills, of these kinds in turn; returns what it has said."""
+    kinds = kinds or (Job.kill_service, Job.kill)
     expected = _expected(directory, seed)
     rng = random.Random(seed)
     commit = rng.choice(("now", "with-next"))
     said = [f"{commit}\n"]
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + limit_s
     manifests = directory / "query" / ("_dstl" if version else "") / "manifests"
     while time.monotonic() < deadline:
         job = Job(directory, version, master, {"SPARK_LOCAL_IP": "127.0.0.2", "FILES_COMMIT": commit})
@@ -112,11 +135,7 @@ def _survives(directory: Path, version: int, seed: int, kills: int, master: str 
                     before = len(list(manifests.iterdir()))
                     time.sleep(rng.uniform(0.0, 1.5))
                     if len(list(manifests.iterdir())) > before:
-                        kills -= 1
-                        if kills % 2:
-                            job.kill_service()
-                        else:
-                            job.kill()
+                        kills -= kinds[kills % len(kinds)](job)
                 time.sleep(0.02)
         finally:
             job.kill()
@@ -125,7 +144,7 @@ def _survives(directory: Path, version: int, seed: int, kills: int, master: str 
         if counted:
             assert counted[-1] == f"counted {sorted(expected.items())}\n", f"seed {seed}: {said}"
             return said
-    pytest.fail(f"seed {seed}: the job did not end within {LIMIT_S} s: {said}")
+    pytest.fail(f"seed {seed}: the job did not end within {limit_s} s: {said}")
 
 
 def test_counts_are_exact_after_driver_and_coordinator_were_killed(tmp_path: Path, seed: int) -> None:
@@ -138,7 +157,17 @@ def test_counts_are_exact_after_driver_and_coordinator_were_killed(tmp_path: Pat
 @pytest.mark.parametrize("version", [0, 1, 2])
 @pytest.mark.parametrize("number", range(4))
 def test_counts_are_exact_after_many_kills(tmp_path: Path, seed: int, version: int, number: int) -> None:
-    _survives(tmp_path, version, seed + number, kills=5)
+    _survives(tmp_path, version, seed + number, kills=5, limit_s=1200.0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("version", [1, 2])
+def test_counts_are_exact_after_executors_were_killed(tmp_path: Path, seed: int, version: int) -> None:
+    """Executors are on another host than the driver, and what they have put is in their host's service."""
+    kinds = (Job.kill_executor,)
+    said = _survives(tmp_path, version, seed, 4, "local-cluster[2,1,1024]", limit_s=1200.0, kinds=kinds)
+    assert said.count("started\n") == 1, f"the query needs no restart for a lost executor: {said}"
 
 
 @pytest.mark.long

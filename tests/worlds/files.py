@@ -12,7 +12,7 @@ from dstl.checkpoint.manifest.format import decode_record
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import OutcomeUnknown
 from dstl.files.invitation import FileInvitation
-from dstl.files.process import configuration, coordinating, hosting
+from dstl.files.process import HostLife, configuration, coordinating, hosting
 from dstl.options import S3Options
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StagePart, StatFile
@@ -39,6 +39,15 @@ class HastyClock(SystemClock):
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(seconds / 1000)
+
+
+class LaterClock(SystemClock):
+    """A clock that can be put forward."""
+
+    ahead_s = 0.0
+
+    def wall(self) -> float:
+        return super().wall() + self.ahead_s
 
 
 class FencesBehind(FaultyStore):
@@ -132,7 +141,7 @@ class Application:
         self.version = ""
         self._wrap = wrap
         self._stack = contextlib.AsyncExitStack()
-        self._hosts: dict[str, contextlib.AsyncExitStack] = {}
+        self._hosts: dict[str, tuple[contextlib.AsyncExitStack, HostLife]] = {}
         self._socket = ""
 
     def _open_store(self, location: str, options: S3Options) -> ObjectStore:
@@ -192,14 +201,21 @@ class Application:
             coordinator=Address(placed.coordinator_host, placed.coordinator_port),
             options=dict(placed.options),
         )
-        socket, _ = await stack.enter_async_context(
+        life = await stack.enter_async_context(
             hosting(invitation, configuration(self.options, {}), self.runtime, self._open_store)
         )
-        self._hosts[host] = stack
-        return await self._jvm(socket, run, root)
+        self._hosts[host] = stack, life
+        return await self._jvm(life.socket, run, root)
 
     async def end_host(self, host: str) -> None:
-        await self._hosts.pop(host).aclose()
+        stack, _ = self._hosts.pop(host)
+        await stack.aclose()
+
+    async def dismiss_host(self, host: str) -> None:
+        """End a host's service as SIGTERM does."""
+        _, life = self._hosts[host]
+        await life.hand_over()
+        await self.end_host(host)
 
     async def _jvm(self, socket: str, run: str, root: str) -> Jvm:
         jvm = Jvm(await AsyncConnection.open(Address(DRIVER_HOST, path=socket), self.secret), run, root)

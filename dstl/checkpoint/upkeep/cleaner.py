@@ -20,7 +20,6 @@ from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from handles.file_record import FILES_OWNER
 
 __all__ = ["CleanerReport", "clean"]
 
@@ -143,10 +142,6 @@ async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
 
 
 def _check(store: ObjectStore, log: ManifestLog, scan: ManifestScan) -> None:
-    if scan.query_id == FILES_OWNER:
-        raise Invalid(
-            f"{store.location} holds files of a checkpoint directory of Spark, which its own query cleans: dstl files"
-        )
     for _, error in sorted(scan.damaged.items(), reverse=True):
         raise CorruptData(f"nothing is deleted, for it is unknown what is needed: {error}") from error
     if not scan.query_id:

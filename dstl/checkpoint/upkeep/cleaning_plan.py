@@ -12,6 +12,8 @@ of a base file              its writer is not live; or it is a day older than th
                             a finished materialization is named by the next one, however long that takes to come
 of a checkpoint's record    it is below the cleanup boundary, or its batch was run again and it holds no files
 of a record of files        it is below the cleanup boundary
+of a segment of files       it is older than the newest fence: what a driver has put before it lost the log, or died, no
+                            record will name
 of a probe                  the grace period
 ==========================  ==========================================================================================
 
@@ -37,6 +39,7 @@ from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S
 from dstl.checkpoint.savepoint.format import SAVEPOINTS, descriptor_name, is_savepoint_object, marker_name
 from dstl.store.base import ObjectInfo
 from handles.checkpoint import referenced_objects
+from handles.file_record import FILES_OWNER
 
 __all__ = ["CleaningPlan", "Deletion", "Kept", "plan_cleaning", "subsumed_candidates"]
 
@@ -179,6 +182,10 @@ class _Proofs:
         self._retained_at = oldest.modified if oldest is not None else float("-inf")
 
     def reason(self, name: SegmentName, modified: float) -> str | Kept:
+        if self._query_id and name.query_id == FILES_OWNER != self._query_id:
+            # Spark's files in a backend's log: the driver has stored them, whom no TaskManager knows of.
+            is_over = modified + _CLOCK_MARGIN_S < self._fenced_at
+            return "no record needs it and its run has ended" if is_over else Kept.PERHAPS_PENDING
         if not self._query_id or name.query_id != self._query_id:
             return Kept.OTHER_QUERY
         if self._live is not None and name.writer_id not in self._live:

@@ -46,7 +46,14 @@ public final class DstlFileSystem extends FileSystem {
   private Path workingDirectory;
 
   /** A file that is written and not put: its last bytes, what the service has of it under a token, and whose it is. */
-  private record Written(String token, byte[] rest, long size, long attempt, long time) {}
+  private record Written(String token, Connection lease, byte[] rest, long size, long attempt, long time) {
+    /** Let go of the parts that the service holds, if any: the file has taken them, or will never be. */
+    void release() {
+      if (lease != null) {
+        lease.close();
+      }
+    }
+  }
 
   @Override
   public void initialize(URI name, Configuration configuration) throws IOException {
@@ -156,9 +163,7 @@ public final class DstlFileSystem extends FileSystem {
   public boolean delete(Path path, boolean recursive) throws IOException {
     Written written = TEMPORARY.remove(key(path));
     if (written != null) {
-      if (!written.token().isEmpty()) {
-        Service.drop(key(path), written.token());
-      }
+      written.release();
       return true;
     }
     if (TaskFile.isTemporary(path.getName())) {
@@ -274,15 +279,19 @@ public final class DstlFileSystem extends FileSystem {
   }
 
   private void put(Path target, Written written, boolean overwrite) throws IOException {
-    Service.put(
-        Map.of(
-            "path", target.toString(),
-            "run", run(),
-            "attempt", written.attempt(),
-            "overwrite", overwrite,
-            "token", written.token(),
-            "size", written.size()),
-        ByteBuffer.wrap(written.rest()));
+    try {
+      Service.put(
+          Map.of(
+              "path", target.toString(),
+              "run", run(),
+              "attempt", written.attempt(),
+              "overwrite", overwrite,
+              "token", written.token(),
+              "size", written.size()),
+          ByteBuffer.wrap(written.rest()));
+    } finally {
+      written.release();
+    }
     statistics.incrementWriteOps(1);
   }
 
@@ -293,6 +302,7 @@ public final class DstlFileSystem extends FileSystem {
     private final long attempt;
     private final ByteArrayOutputStream part = new ByteArrayOutputStream();
     private String token = "";
+    private Connection lease;
     private long size;
     private boolean closed;
 
@@ -317,10 +327,11 @@ public final class DstlFileSystem extends FileSystem {
       if (part.size() >= PART) {
         if (token.isEmpty()) {
           token = UUID.randomUUID().toString();
+          lease = Service.lease(path.toString());
         }
         ByteBuffer content = ByteBuffer.wrap(part.toByteArray());
         part.reset();
-        Service.stage(path.toString(), token, content);
+        Service.stage(lease, token, content);
       }
     }
 
@@ -331,7 +342,7 @@ public final class DstlFileSystem extends FileSystem {
       }
       closed = true;
       String name = path.getName();
-      Written written = new Written(token, part.toByteArray(), size, attempt, System.currentTimeMillis());
+      Written written = new Written(token, lease, part.toByteArray(), size, attempt, System.currentTimeMillis());
       if (TaskFile.isTemporary(name)) {
         TEMPORARY.put(path.toString(), written);
       } else {

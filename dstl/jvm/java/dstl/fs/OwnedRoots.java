@@ -65,10 +65,7 @@ public final class OwnedRoots {
 
     Connection.Reply call(String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs)
         throws IOException {
-      Connection connection = idle.poll();
-      if (connection == null || !connection.isOpen()) {
-        connection = new Connection(address);
-      }
+      Connection connection = taken();
       try {
         return connection.call(name, fields, content, timeoutMs);
       } finally {
@@ -78,6 +75,11 @@ public final class OwnedRoots {
           connection.close();
         }
       }
+    }
+
+    Connection taken() throws IOException {
+      Connection connection = idle.poll();
+      return connection != null && connection.isOpen() ? connection : new Connection(address);
     }
 
     private void close() {

@@ -61,14 +61,15 @@ public final class Service {
     return call((String) fields.get("path"), "put_file", fields, content, BARRIER_MS);
   }
 
-  /** Bring bytes of a file that is not whole yet. */
-  static void stage(String path, String token, ByteBuffer content) throws IOException {
-    call(path, "stage_part", Map.of("token", token), content, BARRIER_MS);
+  /** Return a connection for the parts of one file: they are its service's for as long as it is open. */
+  static Connection lease(String path) throws IOException {
+    OwnedRoots.Owner owner = OwnedRoots.of(path);
+    return owner != null ? owner.taken() : taken();
   }
 
-  /** Say that a file will not become whole. */
-  static void drop(String path, String token) throws IOException {
-    call(path, "drop_staged", Map.of("token", token), ByteBuffer.allocate(0), CALL_MS);
+  /** Bring bytes of a file that is not whole yet. */
+  static void stage(Connection lease, String token, ByteBuffer content) throws IOException {
+    lease.call("stage_part", Map.of("token", token), content, BARRIER_MS);
   }
 
   private static Connection.Reply call(
