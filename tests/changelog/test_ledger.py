@@ -141,6 +141,46 @@ def test_truncation_waits_for_the_checkpoint_that_references_the_range(log: Log,
     assert len(log.references) == 0
 
 
+@pytest.mark.parametrize("ends", [("confirm", "reset"), ("reset", "reset"), ("confirm", "confirm")])
+def test_truncation_waits_for_both_of_two_checkpoints_that_reference_the_range(log: Log, ends: tuple[str, str]):
+    log.add("x")
+    for _ in range(2):
+        log.ledger.ask(0, inline=False)
+    log.store(log.seal(), "obj", 1)
+    log.ledger.truncate(1)
+    how = {"confirm": lambda: log.ledger.confirm(span(0, 1), {}), "reset": lambda: log.ledger.reset(span(0, 1))}
+    for end in ends:
+        assert log.ledger._entries.keys() == {0}
+        assert log.references.take_deletable() == []
+        how[end]()
+    assert log.ledger._entries.keys() == set()
+    assert log.references.take_deletable() == ([] if "confirm" in ends else ["obj"])
+
+
+def test_a_persist_that_nobody_waits_for_is_abandoned_once(log: Log):
+    log.add("x")
+    ticket = log.ledger.ask(0, inline=False)
+    assert log.ledger.waiting
+    log.ledger.abandon(ticket, FAILURE)
+    assert not log.ledger.waiting
+    assert ticket.settled
+    assert ticket.error is FAILURE
+    log.ledger.abandon(ticket, Unavailable("again"))
+    assert ticket.error is FAILURE
+
+
+def test_an_append_is_told_its_number_and_what_is_in_flight_is_said(log: Log):
+    log.budget.take(20)
+    assert [log.ledger.add(each, 10) for each in "xy"] == [0, 1]
+    log.ledger.ask(0, inline=False)
+    seal = log.seal()
+    assert log.ledger.in_flight == (seal,)
+    log.ledger.truncate(1)
+    assert log.ledger.ownership(0) is None
+    log.store(seal, "obj", 2)
+    assert log.ledger.in_flight == ()
+
+
 def test_truncation_of_an_open_persists_range_leaves_it_its_bytes(log: Log):
     log.add("x")
     ticket = log.ledger.ask(0, inline=False)

@@ -28,9 +28,12 @@ def test_partitions_cover_every_key_group_exactly_once(share: tuple[int, int]) -
             assert partition_of(group, most, parallelism) == partition
 
 
-@pytest.mark.parametrize(("partition", "most", "parallelism"), [(0, 4, 5), (0, 4, 0), (-1, 4, 2), (2, 4, 2)])
-def test_a_partition_that_cannot_be_is_refused(partition: int, most: int, parallelism: int) -> None:
-    with pytest.raises(ValueError, match="is not in"):
+@pytest.mark.parametrize(
+    ("partition", "most", "parallelism", "what"),
+    [(0, 4, 5, "parallelism"), (0, 4, 0, "parallelism"), (-1, 4, 2, "partition"), (2, 4, 2, "partition")],
+)
+def test_a_partition_that_cannot_be_is_refused(partition: int, most: int, parallelism: int, what: str) -> None:
+    with pytest.raises(ValueError, match=f"^{what} .* is not in"):
         range_of_partition(partition, most, parallelism)
 
 
@@ -50,6 +53,12 @@ def test_ranges_behave_as_sets(a: int, b: int, c: int, d: int) -> None:
     wanted = set(range(half.from_sqn, half.to_sqn)) & set(range(rest.from_sqn, rest.to_sqn))
     assert set(range(shared.from_sqn, shared.to_sqn) if shared else ()) == wanted
     assert len(half) == half.to_sqn - half.from_sqn
+
+
+def test_all_key_groups_of_a_job_and_how_a_range_is_shown() -> None:
+    assert KeyGroupRange.all(8) == KeyGroupRange(0, 7)
+    assert KeyGroupRange.all(1) == KeyGroupRange(0, 0)
+    assert str(KeyGroupRange(3, 7)) == "3-7"
 
 
 def test_ranges_that_cannot_be_are_refused() -> None:

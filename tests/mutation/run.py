@@ -26,8 +26,12 @@ from mutation.mutants import mutants_of
 ROOT = Path(__file__).parents[2]
 SIMULATED = "critical or nobody or recording or turned_slow or other_pool or histogram or queue"
 MODULES: dict[str, list[str]] = {
-    "dstl/changelog/ledger.py": ["tests/changelog/test_ledger.py"],
-    "dstl/checkpoint/truncation.py": ["tests/checkpoint/test_assembly.py"],
+    "dstl/changelog/ledger.py": [
+        "tests/changelog/test_ledger.py",
+        "tests/changelog/test_storage.py",
+        "tests/changelog/test_flink_defects.py",
+    ],
+    "dstl/checkpoint/truncation.py": ["tests/checkpoint/test_assembly.py", "tests/handles/test_base_generations.py"],
     "dstl/checkpoint/record_frame.py": ["tests/checkpoint/test_record_frame.py"],
     "handles/key_group.py": ["tests/handles/test_ranges.py"],
     "dstl/changelog/upload/hedge_budget.py": ["tests/changelog/test_hedging.py", "-k", f"not ({SIMULATED})"],

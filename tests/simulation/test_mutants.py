@@ -177,6 +177,11 @@ def cleaner_asks_for_no_proof(patch: Patch) -> None:
     patch.setattr("dstl.checkpoint.upkeep.cleaner.plan_cleaning", hasty)
 
 
+def orphans_are_kept_for_ever(patch: Patch) -> None:
+    """Number 6: what a dead TaskManager has stored, and no checkpoint names, is never taken for an orphan."""
+    patch.setattr(cleaning_plan._Proofs, "reason", lambda self, parsed, modified: cleaning_plan.Kept.PERHAPS_PENDING)
+
+
 def old_batch_voids_newer_checkpoints(patch: Patch) -> None:
     """Found here: a driver that planned its batch long ago opens last, and its checkpoint voids all later ones."""
     real = CheckpointCoordinator._open_batch
@@ -296,6 +301,7 @@ MUTANTS = [
     Mutant(closing_deletes_what_a_checkpoint_may_name, requests=LOSSY, nemesis=TWO_DRIVERS),
     Mutant(subsuming_ignores_other_holders),
     Mutant(cleaner_asks_for_no_proof, requests={FaultKind.SLOW: 0.4}),
+    Mutant(orphans_are_kept_for_ever, nemesis=(FaultKind.TASK_MANAGER_CRASH,)),
     Mutant(old_batch_voids_newer_checkpoints, nemesis=TWO_DRIVERS, mean_s=0.3),
     Mutant(second_action_need_not_agree, tasks={FaultKind.SECOND_ACTION: 0.5, FaultKind.CHANGING_OUTPUT: 0.3}),
     Mutant(
