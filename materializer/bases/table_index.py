@@ -27,10 +27,10 @@ from dstl.errors import CorruptData, Invalid
 from dstl.store.zstd_frame import decompress
 from handles.materialized_handle import TableFile
 
-__all__ = ["TableIndex", "decode_index", "encode_index"]
+__all__ = ["FORMAT_VERSION", "TableIndex", "decode_index", "encode_index"]
 
 _MAGIC = b"DSTLTIDX"
-_FORMAT_VERSION = 1
+FORMAT_VERSION = 1
 _HEADER = struct.Struct("<8sHHII")
 _U32 = struct.Struct("<I")
 _MAX_RAW = 256 << 20
@@ -69,7 +69,7 @@ def encode_index(index: TableIndex) -> bytes:
     text = json.dumps(description, separators=(",", ":")).encode()
     raw = b"".join((_U32.pack(len(text)), text, *index.contents.values()))
     stored = zstandard.ZstdCompressor(level=1).compress(raw)
-    front = _HEADER.pack(_MAGIC, _FORMAT_VERSION, 0, len(stored), len(raw)) + stored
+    front = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, len(stored), len(raw)) + stored
     return front + _U32.pack(google_crc32c.value(front))
 
 
@@ -95,8 +95,8 @@ def decode_index(data: bytes, files: Iterable[TableFile], name: str) -> TableInd
     end = len(data) - _U32.size
     if magic != _MAGIC or google_crc32c.value(data[:end]) != _U32.unpack_from(data, end)[0]:
         raise damaged("checksum or magic is wrong")
-    if version != _FORMAT_VERSION or flags:
-        raise Invalid(f"table index {name} is of format {version}.{flags}, newer than {_FORMAT_VERSION}: upgrade DSTL")
+    if version != FORMAT_VERSION or flags:
+        raise Invalid(f"table index {name} is of format {version}.{flags}, newer than {FORMAT_VERSION}: upgrade DSTL")
     stored = data[_HEADER.size : end]
     try:
         if len(stored) != stored_size:

@@ -9,14 +9,33 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+import dstl.spark
+import dstl.testing
 from dstl import errors
+from dstl.changelog.segment.frame import FORMAT_MAJOR
+from dstl.checkpoint.manifest.format import MANIFEST_VERSION
+from dstl.checkpoint.savepoint.format import SAVEPOINT_VERSION
 from dstl.docs.references import command_reference, metric_reference, option_reference, with_references
 from dstl.option_sources import SECTIONS
+from dstl.rpc.protocol import PROTOCOL_VERSION
+from materializer.bases import table_index
+from materializer.bases.key_group_file import FORMAT_VERSION
 from worlds.pages import DOCS, PAGES, ROOT, RUN, Reader, blocks
+
+PROCESSOR = "dstl.state.handle.ProcessorHandle"
+FORMATS = {
+    "segment": FORMAT_MAJOR,
+    "manifest": MANIFEST_VERSION,
+    "savepoint": SAVEPOINT_VERSION,
+    "base file": FORMAT_VERSION,
+    "index of a table's files": table_index.FORMAT_VERSION,
+}
+"""The newest version of each format; all before it are read."""
 
 
 def test_blocks_that_are_not_run_say_why() -> None:
@@ -83,6 +102,32 @@ def test_the_reference_has_every_command() -> None:
     assert "`--grace`\n: " in found
     assert with_references("a <!-- reference: commands --> b") == f"a {found} b"
     assert metric_reference()
+
+
+def test_the_api_has_every_public_name() -> None:
+    page = (DOCS / "reference" / "api.md").read_text()
+    shown = set(re.findall(r"^\.\. auto\w+:: [\w.]+\.(\w+)$", page, re.MULTILINE))
+    members = {
+        name: set(re.findall(r"\w+", listed))
+        for name, listed in re.findall(r"^\.\. auto\w+:: ([\w.]+)\n   :members:((?:[^\n]+\n)+)", page, re.MULTILINE)
+    }
+    for listed in members.values():
+        shown |= listed
+    kinds = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
+    assert {*kinds, *dstl.spark.__all__, *dstl.testing.__all__} - shown == set()
+    # Of what a class offers, all but calls between modules of ours.
+    inside = {"dstl.spark.StateBackend": {"has_checkpoint"}, PROCESSOR: {"close_window", "end_init", "open_window"}}
+    for name in ("dstl.spark.StateBackend", "dstl.spark.operators.grouped_stream.GroupedStream", PROCESSOR):
+        module, _, kind = name.rpartition(".")
+        offered = {each for each in dir(getattr(import_module(module), kind)) if not each.startswith("_")}
+        assert offered - inside.get(name, set()) == members[name], name
+
+
+def test_the_page_of_compatibility_says_what_the_code_writes_and_reads() -> None:
+    page = (DOCS / "reference" / "compatibility.md").read_text()
+    read = {name: f"1 to {newest}" if newest > 1 else "1" for name, newest in FORMATS.items()}
+    assert dict(re.findall(r"^\| (\w[\w' ]*?) \| 1[^|]* \| (1(?: to \d+)?) \|$", page, re.MULTILINE)) == read
+    assert f"now protocol {PROTOCOL_VERSION}" in page
 
 
 def test_links_of_the_readme_and_of_pages_lead_to_files() -> None:
