@@ -172,7 +172,8 @@ def _show_one(found: dict[str, Any], wide: bool) -> None:
         left = f", the last {_SHOWN_ROWS} (all with --json)" if len(rows) > _SHOWN_ROWS else ""
         columns = list(rows[0])
         table = console.new_table(
-            f"{len(rows)} {what}{left}", ((column.replace("_", " "), _set(rows[0][column])) for column in columns)
+            f"{len(rows)} {what if len(rows) > 1 else what.removesuffix('s')}{left}",
+            ((column.removesuffix("_ms").replace("_", " "), _set(rows[0][column])) for column in columns),
         )
         for row in rows[-_SHOWN_ROWS:]:
             console.add_row(table, *(_shown(column, row[column]) for column in columns))
@@ -186,6 +187,8 @@ def _set(value: object) -> str:
 def _shown(column: str, value: Any) -> object:
     if column == "size":
         return console.size_text(value)
+    if column == "watermark_ms" and value is not None:
+        return console.time_text(value / 1000)
     if column == "states":
         return tuple(each["name"] for each in value.get("states", ())) or "none"
     return "-" if value is None else value

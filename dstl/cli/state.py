@@ -62,7 +62,7 @@ def list_(
     if as_json:
         console.print_json(found)
         return
-    names = ("operator", "state", "kind", "key", "user key", "value", "time to live")
+    names = ("operator", "state", "kind", "key", "user key", "value", "ttl")
     table = console.new_table(f"states of {location}", ((name, "left") for name in names))
     for row in found:
         to_live = console.age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "none"

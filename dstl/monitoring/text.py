@@ -29,8 +29,11 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(unix_seconds: float) -> str:
-    """Return a moment in UTC, to the second."""
-    return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    """Return a moment in UTC, to the second; one that no calendar has (a watermark may be any) as its number."""
+    try:
+        return datetime.fromtimestamp(unix_seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_seconds:.0f} s"
 
 
 def seconds_text(seconds: float | None) -> str:

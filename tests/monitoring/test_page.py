@@ -15,7 +15,7 @@ from dstl.monitoring.members import quantile
 from dstl.monitoring.page import Page, assets
 from dstl.monitoring.skew import operator_sizes
 from dstl.monitoring.store_reader import StoreReader
-from dstl.monitoring.text import seconds_text, size_text
+from dstl.monitoring.text import seconds_text, size_text, time_text
 from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.memory import MemoryStore
@@ -168,6 +168,9 @@ def test_quantiles_are_bounds_of_buckets() -> None:
 def test_numbers_are_written_as_people_write_them() -> None:
     assert [size_text(n) for n in (0, 999, 1000, 99_949, 99_951, 999_499, 999_501)] == [
         "0 B", "999 B", "1.0 kB", "99.9 kB", "100 kB", "999 kB", "1.0 MB",
+    ]  # fmt: skip
+    assert [time_text(s) for s in (0, 253_402_300_799, 253_402_300_800)] == [
+        "1970-01-01 00:00:00Z", "9999-12-31 23:59:59Z", "253402300800 s",
     ]  # fmt: skip
     assert [seconds_text(s) for s in (None, 0.0, 0.0051, 0.24, 1.25, 31.4, 300)] == [
         "-", "0 ms", "5.1 ms", "240 ms", "1.25 s", "31.4 s", "5 min",
