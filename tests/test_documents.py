@@ -24,8 +24,9 @@ OTHERS = {
     "bench.NAME.main",
     "dstl.checkpoints",
     "upload.timeout",
+    "visits.py",
 }
-"""Names of Spark, Flink and S3, of a logger, and a placeholder."""
+"""Names of Spark, Flink and S3, of a logger, a placeholder, and a reader's file."""
 
 _TICKED = re.compile(r"``([^`\n]+)``|(?<!`)`([^`\n]+)`(?!`)")
 _ROLE = re.compile(r":(?:mod|class|func|meth|data|attr):`(?:[^`<]*<)?~?([\w.]+)>?`")
