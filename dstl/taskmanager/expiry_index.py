@@ -99,11 +99,11 @@ class ExpiryIndex:
         if not taken:
             return pa.array([], pa.binary()), pa.array([], pa.binary())
         found = _merge(taken)
-        held = self._table.get_many(self._state, [key_group] * len(found), found.keys.to_pylist())
+        held = self._table.get_values(self._state, np.full(len(found), key_group, np.uint16), found.keys)
         if self._place.in_key:
-            is_there = np.fromiter((value is not None for value in held), np.bool_, len(held))
+            is_there = held.is_valid().to_numpy(zero_copy_only=False)
         else:
-            is_there = expiries_of(pa.array([value or b"" for value in held], pa.binary()), self._place) == found.times
+            is_there = expiries_of(held.fill_null(b""), self._place) == found.times
         # What went and came again is here twice.
         first = np.unique(np.asarray(found.keys.dictionary_encode().indices)[is_there], return_index=True)[1]
         kept = np.flatnonzero(is_there)[np.sort(first)]
@@ -112,7 +112,7 @@ class ExpiryIndex:
         self._runs[key_group] = [run for run in (*rest, found) if len(run)]
         if not with_values:
             return found.keys, _empty(len(kept))
-        return found.keys, pa.array([held[row] for row in kept.tolist()], pa.binary())
+        return found.keys, held.take(pa.array(kept))
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Take in entries that were put: columns of ``CHANGE_SCHEMA``, sorted by key group."""

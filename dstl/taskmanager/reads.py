@@ -47,8 +47,12 @@ def values_of(table: StateTable, state: int, wanted: memoryview, max_bytes: int 
         Invalid: Not such a stream.
     """
     key_groups, keys = read_columns(wanted, KEY_COLUMNS)
-    found = table.get_many(state, np.asarray(key_groups), keys.to_pylist())
-    return write_columns(VALUE_COLUMN, [pa.array(found[: count_within([found], max_bytes)], pa.binary())])
+    found = table.get_values(state, np.asarray(key_groups), keys)
+    offsets = value_offsets(found)
+    if int(offsets[-1]) - int(offsets[0]) > max_bytes:
+        fitting = int(np.searchsorted(offsets[1:], int(offsets[0]) + max_bytes, side="right"))
+        found = found.slice(0, max(1, fitting))
+    return write_columns(VALUE_COLUMN, [found])
 
 
 def count_within(columns: Sequence[Sequence[bytes | None]], max_bytes: int) -> int:

@@ -14,6 +14,7 @@ import random
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dstl.changelog.change_set import OP_META
@@ -23,6 +24,11 @@ from dstl.testing.table_snapshot_contract import TableSnapshotContract
 from materializer.tables.base import StateTable
 
 __all__ = ["TableContract"]
+
+
+def _group_of(key: bytes) -> int:
+    """Return a key group for a key: one of sixteen."""
+    return sum(key) % 16
 
 
 class TableContract(TableSnapshotContract):
@@ -67,12 +73,41 @@ class TableContract(TableSnapshotContract):
         groups = [truth.get(key, (5, b""))[0] for key in asked]
         assert table.get_many(3, groups, asked) == [truth[key][1] if key in truth else None for key in asked]
 
+    @pytest.mark.parametrize("width", [None, 1, 17])
+    def test_get_values_answers_as_get_many(self, table: StateTable, seed: int, width: int | None) -> None:
+        """Values of one length and of several, in a table that is new, changed, and changed beside a snapshot."""
+        rng = random.Random(seed)
+        names = [b"k%d" % i for i in range(300)]
+        asked = sorted((*names, *(b"absent%d" % i for i in range(50))), key=lambda key: (_group_of(key), rng.random()))
+        groups = [_group_of(key) for key in asked]
+
+        def agree() -> None:
+            found = table.get_values(3, groups, pa.array(asked, pa.binary()))
+            found.validate(full=True)
+            assert found.to_pylist() == table.get_many(3, groups, asked)
+
+        agree()
+        snapshots = []
+        for turn in range(6):
+            named = rng.sample(names, 120)
+            puts = [put(_group_of(k), 3, k, b"", rng.randbytes(width or rng.randrange(9))) for k in named[20:]]
+            deletes = [delete(_group_of(k), 3, k) for k in named[:20]]
+            for rows in (puts, deletes) if turn % 2 else ([*puts, *deletes],):
+                table.apply(changes(*sorted(rows, key=lambda row: row[0])))
+            agree()
+            if turn == 2:
+                snapshots.append(table.snapshot())
+            elif snapshots and turn == 4:
+                snapshots.pop().close()
+
     def test_one_key_group_for_each_key(self, table: StateTable) -> None:
         """A shorter list of key groups is refused, not guessed at."""
         with pytest.raises(Invalid, match="2 key groups for 1 keys"):
             table.get_many(0, [1, 2], [b"a"])
         with pytest.raises(Invalid, match="1 key groups for 2 keys"):
             table.get_entries(0, [1], [b"a", b"b"])
+        with pytest.raises(Invalid, match="2 key groups for 1 keys"):
+            table.get_values(0, [1, 2], pa.array([b"a"], pa.binary()))
 
     def test_the_last_change_of_a_key_wins(self, table: StateTable) -> None:
         """Order inside a batch, also when other owners' changes stand between."""

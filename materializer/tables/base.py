@@ -242,6 +242,19 @@ class StateTable(Protocol):
         """
         ...
 
+    def get_values(self, state: int, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
+        """Return what :meth:`get_many` does as a binary column, null where there is no value.
+
+        Args:
+            state: State id in ``[0, 65536)``.
+            key_groups: One per key. Fastest when equal key groups stand together.
+            keys: Binary, without nulls.
+
+        Raises:
+            Invalid: The lengths differ.
+        """
+        ...
+
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order; an empty list where there is none."""
         ...

@@ -14,8 +14,18 @@ from dstl.changelog.value_offsets import common_width, value_offsets
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
+from materializer.tables.value_slots import FixedValues
 
-__all__ = ["ChangeRun", "PageBuilder", "binary_column", "change_runs", "is_all_empty", "key_group_runs"]
+__all__ = [
+    "ChangeRun",
+    "PageBuilder",
+    "binary_column",
+    "change_runs",
+    "fixed_column",
+    "fixed_items",
+    "is_all_empty",
+    "key_group_runs",
+]
 
 _CHUNK = 1 << 10
 
@@ -40,8 +50,8 @@ class ChangeRun:
         ops: Operation of each; None when all are puts.
         keys: Key of each.
         user_keys: User key of each; None when all are empty.
-        values: Value of each; meaningless unless the operation is a put.
-        value_width: Length of every value of the batch that the run is of; None where they differ.
+        stored: Value of each, side by side where all have one length; meaningless unless the operation is a put.
+        value_width: Length of every value; None where they differ.
         deletes: All are deletions.
     """
 
@@ -50,9 +60,14 @@ class ChangeRun:
     ops: list[int] | None
     keys: list[bytes]
     user_keys: list[bytes] | None
-    values: list[bytes]
+    stored: list[bytes] | FixedValues
     value_width: int | None = None
     deletes: bool = False
+
+    @property
+    def values(self) -> list[bytes]:
+        """Value of each."""
+        return self.stored if isinstance(self.stored, list) else self.stored.tolist()
 
 
 def change_runs(changes: pa.RecordBatch) -> Iterator[ChangeRun]:
@@ -90,10 +105,12 @@ def _runs(
     value_column: pa.Array,
 ) -> Iterator[ChangeRun]:
     # Whole columns become lists at once: slicing lists is cheaper than slicing arrays when runs are short.
-    keys, values = key_column.to_pylist(), value_column.to_pylist()
+    keys = key_column.to_pylist()
     ops = op_column.tolist() if op_column.any() else None
     user_keys = None if is_all_empty(user_key_column) else user_key_column.to_pylist()
-    width = common_width(value_offsets(value_column))
+    offsets = value_offsets(value_column)
+    width = common_width(offsets)
+    values = fixed_items(value_column, width) if width else value_column.to_pylist()
     for owner, start, stop in runs:
         run_ops = None if ops is None else ops[start:stop]
         deletes = run_ops is not None and run_ops.count(OP_DELETE) == stop - start
@@ -105,7 +122,8 @@ def _runs(
             keys[start:stop],
             run_user_keys if run_user_keys is not None and any(run_user_keys) else None,
             values[start:stop],
-            width,
+            # Of puts among deletions, whose values are empty, each run is looked at by itself.
+            common_width(offsets[start : stop + 1]) if width is None and ops is not None else width,
             deletes,
         )
 
@@ -114,6 +132,33 @@ def is_all_empty(values: pa.Array) -> bool:
     """Return whether every value of a binary column without nulls has no bytes."""
     offsets = value_offsets(values)
     return bool(offsets[0] == offsets[-1])
+
+
+def fixed_items(column: pa.Array, width: int) -> FixedValues:
+    """Return the values of a binary column, which all have this length above 0, as items of an array, not copied."""
+    offsets = value_offsets(column)
+    data = np.frombuffer(column.buffers()[2], np.uint8)
+    return data[int(offsets[0]) : int(offsets[-1])].view(f"V{width}")
+
+
+def fixed_column(values: FixedValues, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return values of one length as a binary column of this type.
+
+    Args:
+        values: One item for each row.
+        kind: ``binary`` or ``large_binary``.
+        valid: False for rows that are null, whatever their item is; None: none is.
+    """
+    count = len(values)
+    dtype = np.dtype(np.int64 if pa.types.is_large_binary(kind) else np.int32)
+    bitmap = None
+    offsets = np.arange(count + 1, dtype=np.int64)
+    if valid is not None and not valid.all():
+        bitmap = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        np.cumsum(valid, out=offsets[1:])
+        values = values[valid]
+    places = (offsets * values.dtype.itemsize).astype(dtype)
+    return pa.Array.from_buffers(kind, count, [bitmap, pa.py_buffer(places), pa.py_buffer(values)])
 
 
 def binary_column(values: Sequence[bytes]) -> pa.Array:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import repeat
 
+import numpy as np
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
@@ -28,8 +29,17 @@ from materializer.tables.base import (
     StateEntry,
     TableSize,
 )
-from materializer.tables.columns import ChangeRun, PageBuilder, change_runs, is_all_empty, key_group_runs
+from materializer.tables.columns import (
+    ChangeRun,
+    PageBuilder,
+    change_runs,
+    fixed_column,
+    fixed_items,
+    is_all_empty,
+    key_group_runs,
+)
 from materializer.tables.heap_group import HeapGroup
+from materializer.tables.value_slots import ValueSlots
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "HeapStateTable", "HeapTableSnapshot"]
 
@@ -79,6 +89,23 @@ class HeapStateTable:
             part = groups.get(group)
             found.extend(repeat(None, stop - start) if part is None else part.get_all(keys[start:stop]))
         return found
+
+    def get_values(self, state: int, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
+        """Return the same as a column; where a state's values have one length, without an object for each."""
+        groups = self._groups(state, key_groups, keys)
+        runs = list(key_group_runs(key_groups))
+        names = keys.to_pylist()
+        places = {group: slots for group, _, _ in runs if (slots := _slots_of(groups.get(group))) is not None}
+        widths = {slots.width for slots in places.values()}
+        held = groups.keys() & {group for group, _, _ in runs}
+        if len(widths) != 1 or len(places) < len(held) or len(runs) * 4 > len(names) > 64:
+            return pa.array(self.get_many(state, key_groups, names), pa.binary())
+        found = np.zeros(len(names), f"V{widths.pop()}")
+        valid = np.zeros(len(names), np.bool_)
+        for group, start, stop in runs:
+            if group in places:
+                valid[start:stop] = places[group].take(names[start:stop], found[start:stop])
+        return fixed_column(found, pa.binary(), valid)
 
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order."""
@@ -138,7 +165,7 @@ class HeapStateTable:
         for run in change_runs(changes):
             content = self._writable(run.state, run.key_group)
             if run.ops is None and run.user_keys is None:
-                content.put_all(run.keys, run.values, run.value_width)
+                content.put_all(run.keys, run.stored, run.value_width)
             elif run.deletes and run.user_keys is None:
                 content.delete_all(run.keys)
             else:
@@ -169,13 +196,14 @@ class HeapStateTable:
             for state, start, stop in key_group_runs(states):
                 content = restored.setdefault(state, HeapGroup(self._epoch))
                 part = page.slice(start, stop - start)
-                keys, values = part.column("key").to_pylist(), part.column("value").to_pylist()
+                keys, values = part.column("key").to_pylist(), part.column("value")
+                width = common_width(value_offsets(values))
                 if not is_all_empty(part.column("user_key")):
                     user_keys = part.column("user_key").to_pylist()
-                    for key, user_key, value in zip(keys, user_keys, values, strict=True):
+                    for key, user_key, value in zip(keys, user_keys, values.to_pylist(), strict=True):
                         content.put(key, user_key, value)
                 else:
-                    content.put_all(keys, values, common_width(value_offsets(part.column("value"))))
+                    content.put_all(keys, fixed_items(values, width) if width else values.to_pylist(), width)
         self.drop_key_group(key_group)
         for state, content in restored.items():
             self._states.setdefault(state, {})[key_group] = content
@@ -231,7 +259,7 @@ class HeapStateTable:
         self._closed = True
         self._states, self._versions = {}, {}
 
-    def _groups(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> Mapping[KeyGroup, HeapGroup]:
+    def _groups(self, state: int, key_groups: KeyGroups, keys: Sized) -> Mapping[KeyGroup, HeapGroup]:
         self._check_open()
         if len(key_groups) != len(keys):
             raise Invalid(f"{len(key_groups)} key groups for {len(keys)} keys: one each is needed")
@@ -310,6 +338,13 @@ class HeapTableSnapshot:
         """Let the table write without copying. Idempotent, from any thread."""
         self._closed = True
         self._release()
+
+
+def _slots_of(content: HeapGroup | None) -> ValueSlots | None:
+    """Return a group's values where they all have one length and no layer is above them."""
+    if content is None or content.point_layer or not isinstance(content.points, ValueSlots):
+        return None
+    return content.points
 
 
 def _apply_one_by_one(content: HeapGroup, run: ChangeRun) -> None:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, repeat
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import repeat
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from materializer.tables.base import ExpiredValue
-from materializer.tables.columns import PageBuilder, binary_column
+from materializer.tables.columns import PageBuilder, binary_column, fixed_column
+from materializer.tables.value_slots import FixedValues, ValueSlots, as_dict, fixed_values
 
 __all__ = ["HeapGroup"]
 
 T = TypeVar("T")
 
 _NOTHING: Mapping[bytes, bytes] = {}
+
+Points = dict[bytes, bytes] | ValueSlots
 
 
 class HeapGroup:
@@ -33,7 +37,7 @@ class HeapGroup:
         3. No inner dictionary is empty.
 
     Attributes:
-        points: Values under the empty user key.
+        points: Values under the empty user key: side by side in an array while all have one length.
         elements: Values under other user keys, by key, then user key.
         point_layer: Changes to ``points``; None: there are no layers, the base is written.
         element_layer: The same for ``elements``: whole inner dictionaries, owned by this group.
@@ -57,7 +61,7 @@ class HeapGroup:
     )
 
     def __init__(self, epoch: int) -> None:
-        self.points: dict[bytes, bytes] = {}
+        self.points: Points = {}
         self.elements: dict[bytes, dict[bytes, bytes]] = {}
         self.point_layer: dict[bytes, bytes | None] | None = None
         self.element_layer: dict[bytes, dict[bytes, bytes] | None] | None = None
@@ -85,19 +89,24 @@ class HeapGroup:
     def settle(self) -> None:
         """Fold the layers into the base; only while no snapshot is open."""
         if self.point_layer:
-            self.points = _fold(self.points, self.point_layer)
+            self.points = self._with_layer(self.points, self.point_layer)
         if self.element_layer:
             self.elements = _fold(self.elements, self.element_layer)
         self.point_layer = self.element_layer = None
+        if not self.point_width:
+            self.points = as_dict(self.points)
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value under the empty user key."""
         value = self.points.get(key)
         return self.point_layer.get(key, value) if self.point_layer else value
 
-    def get_all(self, keys: Iterable[bytes]) -> Iterator[bytes | None]:
-        """Return an iterator over the values of keys under the empty user key; ``keys`` is walked twice."""
-        values = map(self.points.get, keys)
+    def get_all(self, keys: Sequence[bytes]) -> Iterable[bytes | None]:
+        """Return the values of keys under the empty user key, to be walked once."""
+        if isinstance(self.points, ValueSlots):
+            values: Iterable[bytes | None] = self.points.get_all(keys)
+        else:
+            values = map(self.points.get, keys)
         return map(self.point_layer.get, keys, values) if self.point_layer else values
 
     def elements_of(self, key: bytes) -> Mapping[bytes, bytes]:
@@ -115,7 +124,7 @@ class HeapGroup:
             found.insert(0, (b"", value))
         return found
 
-    def put_all(self, keys: Sequence[bytes], values: Sequence[bytes], width: int | None = None) -> None:
+    def put_all(self, keys: Sequence[bytes], values: Sequence[bytes] | FixedValues, width: int | None = None) -> None:
         """Set values under the empty user key; the last one of a repeated key wins.
 
         Args:
@@ -124,17 +133,22 @@ class HeapGroup:
             width: Length of every value; None where they differ, or where nobody knows.
         """
         if self.point_width != width or width is None:
-            self.point_width = width if self.point_width == -1 else None
-        if self.point_layer is None and self.point_width is not None:
-            # Values of one length: what is replaced need not be looked at to count bytes, and new keys come last.
+            self._set_width(width)
+        if self.point_layer is None and self.point_width:
+            if not isinstance(self.points, ValueSlots):
+                slots = ValueSlots(self.point_width)
+                slots.put_all(list(self.points), fixed_values(list(self.points.values()), self.point_width))
+                self.points = slots
             held = len(self.points)
-            self.points.update(zip(keys, values, strict=True))
+            self.bytes += self.points.put_all(keys, fixed_values(values, self.point_width))
             new = len(self.points) - held
             self.entries += new
-            self.bytes += new * self.point_width + sum(map(len, islice(reversed(self.points), new)))
+            self.bytes += new * self.point_width
             return
+        if not isinstance(values, list):
+            values = values.tolist() if isinstance(values, np.ndarray) else list(values)
         fresh = dict(zip(keys, values, strict=True))
-        before = list(self.get_all(fresh))
+        before = list(self.get_all(list(fresh)))
         missing = before.count(None)
         added = sum(map(len, fresh.values()))
         if missing:
@@ -153,7 +167,12 @@ class HeapGroup:
         """Remove the values of keys under the empty user key, of those that have one; a key may be named twice."""
         distinct = dict.fromkeys(keys)
         layer = self.point_layer
-        taken = map(self.points.pop, distinct, repeat(None)) if layer is None else self.get_all(distinct)
+        if layer is None and isinstance(self.points, ValueSlots):
+            left = self.points.pop_all(distinct)
+            self.entries -= len(left)
+            self.bytes -= sum(map(len, left)) + len(left) * self.points.width
+            return
+        taken = map(self.points.pop, distinct, repeat(None)) if layer is None else self.get_all(list(distinct))
         gone = list(taken)
         there = len(gone) - gone.count(None)
         if not there:
@@ -176,7 +195,7 @@ class HeapGroup:
             inner[user_key] = value
         else:
             if self.point_width != len(value):
-                self.point_width = len(value) if self.point_width == -1 else None
+                self._set_width(len(value))
             old = self.get(key)
             if self.point_layer is None:
                 self.points[key] = value
@@ -231,11 +250,10 @@ class HeapGroup:
         points, elements = self._merged_points(), self._merged_elements()
         return list(points) if not elements else list(points.keys() | elements.keys())
 
-    def expired_entries(self, keys: Iterable[bytes], expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
+    def expired_entries(self, keys: Sequence[bytes], expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
         """Return the (key, user key) of what has expired of some keys."""
         dead = []
-        for key in keys:
-            value = self.get(key)
+        for key, value in zip(keys, self.get_all(keys), strict=True):
             if value is not None and expired(value):
                 dead.append((key, b""))
             dead.extend((key, user_key) for user_key, value in self.elements_of(key).items() if expired(value))
@@ -249,7 +267,11 @@ class HeapGroup:
         """
         points, elements = self._merged_points(), self._merged_elements()
         if not elements:
-            keys, values = binary_column(list(points)), binary_column(list(points.values()))
+            keys = binary_column(list(points))
+            if isinstance(points, ValueSlots):
+                values = fixed_column(points.fixed_values(), pa.large_binary())
+            else:
+                values = binary_column(list(points.values()))
             yield from builder.add(state, keys, None, values, pc.array_sort_indices(keys).to_numpy())
             return
         rows: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
@@ -259,8 +281,23 @@ class HeapGroup:
                     column.append(field)
         yield from builder.add(state, *map(binary_column, rows))
 
-    def _merged_points(self) -> dict[bytes, bytes]:
-        return _fold(self.points.copy(), self.point_layer) if self.point_layer else self.points
+    def _merged_points(self) -> Points:
+        return self._with_layer(self.points.copy(), self.point_layer) if self.point_layer else self.points
+
+    def _with_layer(self, points: Points, layer: Mapping[bytes, bytes | None]) -> Points:
+        """Return a base with a layer written into it."""
+        if not isinstance(points, ValueSlots) or points.width != self.point_width:
+            return _fold(as_dict(points), layer)
+        points.pop_all([key for key, value in layer.items() if value is None])
+        put = {key: value for key, value in layer.items() if value is not None}
+        points.put_all(list(put), fixed_values(list(put.values()), points.width))
+        return points
+
+    def _set_width(self, width: int | None) -> None:
+        """Take notice of values of another length, or of any; what is not of one length lies in a dictionary."""
+        self.point_width = width if self.point_width == -1 else None
+        if self.point_layer is None and not self.point_width:
+            self.points = as_dict(self.points)
 
     def _merged_elements(self) -> dict[bytes, dict[bytes, bytes]]:
         return _fold(self.elements.copy(), self.element_layer) if self.element_layer else self.elements
@@ -277,7 +314,7 @@ class HeapGroup:
         return inner
 
 
-def _remove(key: bytes, base: dict[bytes, T], layer: dict[bytes, T | None] | None) -> None:
+def _remove(key: bytes, base: MutableMapping[bytes, T], layer: dict[bytes, T | None] | None) -> None:
     if layer is None:
         del base[key]
     elif key in base:

@@ -171,6 +171,10 @@ class RocksDBStateTable:
                 found += self._db.get(raw_keys[start : start + _READ_CHUNK])
         return found
 
+    def get_values(self, state: int, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
+        """Return the same as a column."""
+        return pa.array(self.get_many(state, key_groups, keys.to_pylist()), pa.binary())
+
     def get_entries(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[list[tuple[bytes, bytes]]]:
         """Return all (user key, value) of each key, in user key order."""
         self._check_addresses(key_groups, keys)

@@ -118,9 +118,9 @@ def test_the_cost_of_what_is_due_does_not_follow_what_is_held() -> None:
     class Counting(HeapStateTable):
         asked = 0
 
-        def get_many(self, state: int, key_groups: Any, keys: Any) -> Any:
+        def get_values(self, state: int, key_groups: Any, keys: Any) -> Any:
             Counting.asked += len(keys)
-            return super().get_many(state, key_groups, keys)
+            return super().get_values(state, key_groups, keys)
 
     for held in (1_000, 100_000):
         table = Counting()
