@@ -37,6 +37,8 @@ def session(args: argparse.Namespace, work: Path) -> SparkSession:
         .config("spark.local.dir", str(work / "local"))
         .config("spark.sql.warehouse.dir", str(work / "warehouse"))
         .config("spark.python.unix.domain.socket.enabled", "true")
+        # Spark adds up an Arrow batch's bytes after each row, unless this is the largest number there is.
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1))
         .config("spark.sql.shuffle.partitions", str(args.partitions))
         .config("spark.sql.streaming.stateStore.providerClass", PROVIDER)
         .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")

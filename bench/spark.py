@@ -2,7 +2,8 @@
 
 All figures of one run come from one session and the same files, one parquet file per micro-batch: for each key the
 number of its events and the sum of a value, kept over batches. Spark's own operators use RocksDB with changelog
-checkpointing; every Python task speaks over Spark's unix socket. The first batch of each query is left out.
+checkpointing; every Python task speaks over Spark's unix socket, and takes Arrow batches that are bounded by rows
+alone. The first batch of each query is left out.
 
 - ``stateless``: repartition by key, then ``mapInArrow`` with the identity: what a Python task costs without state.
 - ``spark_native``: ``groupBy(k).agg(count, sum)``.

@@ -1,8 +1,9 @@
 """``windows``: events per second of windowed aggregates and deduplication, through DSTL and through Spark's own state.
 
-All figures of one run come from one session and the same files, one parquet file per micro-batch. Spark's own operators
-use RocksDB with changelog checkpointing; every Python task speaks over Spark's unix socket. The first batch of each
-query is left out. The watermark follows event time at one minute, and a batch holds one minute: groups come and go.
+All figures of one run come from one session and the same files, one parquet file per micro-batch. Spark's own
+operators use RocksDB with changelog checkpointing; every Python task speaks over Spark's unix socket, and takes Arrow
+batches that are bounded by rows alone. The first batch of each query is left out. The watermark follows event time at
+one minute, and a batch holds one minute: groups come and go.
 
 - ``tumbling``: count and sum by key and window of five minutes; ``sliding``: by windows of five minutes, one a minute.
 - ``dedup``: ``dropDuplicatesWithinWatermark`` by key.
