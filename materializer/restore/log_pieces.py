@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.reader import Changes
+from dstl.changelog.segment.reader import JoinedChanges
 from dstl.store.look_ahead import LookAhead
 from materializer.restore.log_replay import ReplayStep
 from materializer.tables import StagedChanges
@@ -33,15 +32,14 @@ class LogPiece:
     staged: dict[str, StagedChanges] = field(default_factory=dict)
     nbytes: int = 0
 
-    def add(self, step: ReplayStep, found: list[Changes]) -> None:
+    def add(self, step: ReplayStep, found: list[JoinedChanges]) -> None:
         """Take the changes of one more segment."""
         rows = dict.fromkeys((operator for operator, _ in step.operators.values()), 0)
-        for log_id, _, key_group, batch in found:
-            operator, held = step.operators[log_id]
-            if key_group != META_KEY_GROUP and key_group not in held:
-                self.changes.setdefault(operator, []).append(batch)
-                rows[operator] += batch.num_rows
-                self.nbytes += batch.nbytes
+        for log_id, batch, nbytes in found:
+            operator, _ = step.operators[log_id]
+            self.changes.setdefault(operator, []).append(batch)
+            rows[operator] += batch.num_rows
+            self.nbytes += nbytes
         self.steps.append((step, rows))
 
     def stage(self, operator: str, staged: StagedChanges) -> None:
@@ -56,7 +54,7 @@ class LogPiece:
 
 
 async def join_segments(
-    segments: LookAhead[ReplayStep, tuple[ReplayStep, list[Changes]]], piece_bytes: int
+    segments: LookAhead[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]], piece_bytes: int
 ) -> AsyncGenerator[LogPiece]:
     """Yield segments together until they hold so many bytes, in their order; closes ``segments``."""
     async with aclosing(segments):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from dstl.changelog.segment.reader import Changes, SegmentReader
+from dstl.changelog.segment.reader import JoinedChanges, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.look_ahead import LookAhead, Share
@@ -75,8 +75,8 @@ def replay_steps(checkpoint: CompletedCheckpoint, owned: KeyGroupRange, after: R
 
 def replay(
     steps: Iterable[ReplayStep], store: ObjectStore, owned: KeyGroupRange, runtime: Runtime
-) -> LookAhead[ReplayStep, tuple[ReplayStep, list[Changes]]]:
-    """Return an iterator over the steps in order, each with its changes; the caller closes it.
+) -> LookAhead[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]]:
+    """Return an iterator over the steps in order, each with its changes that no base contains; the caller closes it.
 
     Bounded ahead are the segments, their stored bytes, and the bytes that they are decoded to.
 
@@ -88,14 +88,15 @@ def replay(
     turn = asyncio.Semaphore(_DECODERS)
     patience = Patience(runtime)
 
-    async def load(step: ReplayStep, share: Share) -> tuple[ReplayStep, list[Changes]]:
-        async def read() -> list[Changes]:
+    async def load(step: ReplayStep, share: Share) -> tuple[ReplayStep, list[JoinedChanges]]:
+        async def read() -> list[JoinedChanges]:
             share.give_back()  # what an attempt before this one has read
-            found: list[Changes] = []
+            found: list[JoinedChanges] = []
             reader = SegmentReader(store, step.entry.handle, turn=turn)
-            async with aclosing(reader.read(owned, step.wanted)) as changes:
+            without = {log_id: held for log_id, (_, held) in step.operators.items() if held}
+            async with aclosing(reader.read_joined(owned, step.wanted, without)) as changes:
                 async for each in changes:
-                    await share.take(each[3].nbytes)
+                    await share.take(each.nbytes)
                     found.append(each)
             return found
 

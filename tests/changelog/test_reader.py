@@ -308,3 +308,30 @@ async def test_random_segments_come_back_through_the_reader(seed: int) -> None:
         ]
         store, handle = await stored(encode_segment(sets, writer_id="w"))
         assert await read(SegmentReader(store, handle)) == expected(sets)
+
+
+@pytest.mark.parametrize("threads", [False, True])
+async def test_joined_changes_are_those_of_each_run_without_what_is_left_out(threads: bool, seed: int) -> None:
+    """All blocks, some key groups of all logs, and half of the numbers of one log without some key groups."""
+    sets = many_blocks(seed)
+    sets[0][2].append_metadata(b"{}")
+    store, handle = await stored(encode_segment(sets, writer_id="w"))
+    index = await SegmentReader(store, handle).index()
+    every = {log.log_id: log.sqns for log in index.logs}
+    for owned, logs, without in (
+        (KeyGroupRange(0, 15), every, {}),
+        (KeyGroupRange(3, 9), every, {"b": frozenset({4, 9})}),
+        (KeyGroupRange(0, 15), {"a": SequenceNumberRange(3, 4)}, {"a": frozenset({0, 7})}),
+    ):
+        wanted: dict[tuple[str, int], list[Row]] = {}
+        async for log_id, _, key_group, batch in SegmentReader(store, handle).read(owned, logs):
+            if key_group != META_KEY_GROUP and key_group not in without.get(log_id, ()):
+                wanted.setdefault((log_id, key_group), []).extend(rows_of(batch))
+        found: dict[tuple[str, int], list[Row]] = {}
+        reader = SegmentReader(store, handle, sizes=ReadSizes(inline=-1) if threads else ReadSizes())
+        async for log_id, batch, nbytes in reader.read_joined(owned, logs, without):
+            assert nbytes == batch.nbytes
+            for key_group, row in zip(batch.column("key_group").to_pylist(), rows_of(batch), strict=True):
+                found.setdefault((log_id, key_group), []).append(row)
+        assert len(wanted) > 5
+        assert found == wanted

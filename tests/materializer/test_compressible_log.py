@@ -70,7 +70,7 @@ async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_befo
             await asyncio.sleep(0.1)
             held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before
             most = max(most, held)
-            assert {batch.column("value")[0].as_py()[:1] for *_, batch in found} == {bytes([len(seen)])}
+            assert {batch.column("value")[0].as_py()[:1] for _, batch, _ in found} == {bytes([len(seen)])}
             seen.append(step.entry.segment[0])
     finally:
         tracemalloc.stop()
@@ -95,4 +95,4 @@ async def test_a_read_that_is_repeated_counts_its_bytes_once(seed: int) -> None:
                 break
         assert len(store.fired) == 1
         assert large.nbytes - VALUE < most < large.nbytes + VALUE
-        assert [sum(batch.num_rows for *_, batch in found) async for _, found in segments] == [1, 12]
+        assert [sum(batch.num_rows for _, batch, _ in found) async for _, found in segments] == [1, 12]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, nullcontext
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import google_crc32c
 import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.block_codec import decode_block
+from dstl.changelog.segment.block_codec import Block, decode_block
 from dstl.changelog.segment.decoder import parse_index
 from dstl.changelog.segment.frame import unpack_footer, unpack_trailer
-from dstl.changelog.segment.index import TRAILER_SIZE, SegmentIndex
+from dstl.changelog.segment.index import TRAILER_SIZE, LogIndex, SegmentIndex
 from dstl.changelog.segment.read_plan import Fetch, ReadSizes, Unit, Wanted, plan_fetches
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ByteRange, ObjectStore
@@ -22,14 +24,33 @@ from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
 
-__all__ = ["Changes", "SegmentReader"]
+__all__ = ["Changes", "JoinedChanges", "SegmentReader"]
 
 Changes = tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]
 """Log id, sequence number, key group (``META_KEY_GROUP`` for metadata) and changes in the order of their appends."""
 
+_NO_KEY_GROUPS: frozenset[KeyGroup] = frozenset()
+_Decoded = TypeVar("_Decoded")
+_Work = Callable[[bytes, int, Unit, str], list[_Decoded]]
+"""Decodes a unit out of bytes that begin at this place of the segment, which errors call by this name. Any thread."""
+
 _MAX_FETCHES = 8
 _MAX_UNITS = 4
 _SIZES = ReadSizes()
+
+
+class JoinedChanges(NamedTuple):
+    """Changes of one log, of neighbouring key groups and sequence numbers, of each key in the order of their appends.
+
+    Attributes:
+        log_id: The log.
+        batch: The changes.
+        nbytes: Of the batch, in memory.
+    """
+
+    log_id: str
+    batch: pa.RecordBatch
+    nbytes: int
 
 
 class SegmentReader:
@@ -108,6 +129,41 @@ class SegmentReader:
             ObjectNotFound: As for :meth:`index`.
             Unavailable: As for :meth:`index`.
         """
+        async with aclosing(self._units(partial(_decode_runs, key_groups, logs), key_groups, logs)) as units:
+            async for found in units:
+                for changes in found:
+                    yield changes
+
+    async def read_joined(
+        self,
+        key_groups: KeyGroupRange,
+        logs: Mapping[str, SequenceNumberRange],
+        without: Mapping[str, frozenset[KeyGroup]],
+    ) -> AsyncGenerator[JoinedChanges]:
+        """Yield what :meth:`read` does, without metadata and not cut at each key group and number.
+
+        A block is seldom cut at all then, which for small runs is most of a replay's time.
+
+        Args:
+            key_groups: Inclusive range.
+            logs: As for :meth:`read`.
+            without: By log, key groups to leave out.
+
+        Raises:
+            DstlError: As for :meth:`read`.
+        """
+        async with aclosing(self._units(partial(_decode_joined, key_groups, logs, without), key_groups, logs)) as units:
+            async for found in units:
+                for changes in found:
+                    yield changes
+
+    async def _units(
+        self,
+        work: _Work[_Decoded],
+        key_groups: KeyGroupRange | None,
+        logs: Mapping[str, SequenceNumberRange] | None,
+    ) -> AsyncGenerator[list[_Decoded]]:
+        """Yield what a function makes of each unit, in order."""
         index = await self.index()
         if logs is not None:
             self._check_holds(index, logs)
@@ -115,16 +171,15 @@ class SegmentReader:
         if self._whole is not None:
             for fetch in fetches:
                 for unit in fetch.units:
-                    for changes in await self._decode(self._whole, 0, unit, key_groups, logs):
-                        yield changes
+                    yield await self._decode(work, self._whole, 0, unit)
             return
         half = self._budget // 2
         fetched = LookAhead(fetches, self._fetch, cost=lambda f: f.size, max_bytes=half, max_count=_MAX_FETCHES)
         async with aclosing(fetched):
             async for fetch, data in fetched:
 
-                async def decode(unit: Unit, _: Share, data: bytes = data, start: int = fetch.start) -> list[Changes]:
-                    return await self._decode(data, start, unit, key_groups, logs)
+                async def decode(unit: Unit, _: Share, data: bytes = data, start: int = fetch.start) -> list[_Decoded]:
+                    return await self._decode(work, data, start, unit)
 
                 # What is decoded on the loop gains nothing by being decoded early.
                 threads = any(unit.stored > self._sizes.inline for unit in fetch.units)
@@ -132,26 +187,17 @@ class SegmentReader:
                 decoded = LookAhead(fetch.units, decode, cost=lambda u: u.cost, max_bytes=half, max_count=count)
                 async with aclosing(decoded):
                     async for found in decoded:
-                        for changes in found:
-                            yield changes
+                        yield found
 
     async def _fetch(self, fetch: Fetch, _: Share) -> tuple[Fetch, bytes]:
         return fetch, await self._get(fetch.start, fetch.stop)
 
-    async def _decode(
-        self,
-        data: bytes,
-        start: int,
-        unit: Unit,
-        key_groups: KeyGroupRange | None,
-        logs: Mapping[str, SequenceNumberRange] | None,
-    ) -> list[Changes]:
+    async def _decode(self, work: _Work[_Decoded], data: bytes, start: int, unit: Unit) -> list[_Decoded]:
         """Decode a unit out of the segment's bytes from ``start`` on."""
-        work = (data, start, unit, key_groups, logs, self._where)
         if unit.stored <= self._sizes.inline:
-            return _decode_unit(*work)
+            return work(data, start, unit, self._where)
         async with self._turn:
-            return await asyncio.get_running_loop().run_in_executor(None, _decode_unit, *work)
+            return await asyncio.get_running_loop().run_in_executor(None, work, data, start, unit, self._where)
 
     async def _index_of_whole(self) -> SegmentIndex:
         data = await self._get(0, self._handle.size)
@@ -202,20 +248,50 @@ def _select_blocks(
                 yield log, entry
 
 
-def _decode_unit(
+def _decode_runs(
+    key_groups: KeyGroupRange | None,
+    logs: Mapping[str, SequenceNumberRange] | None,
     data: bytes,
     start: int,
     unit: Unit,
-    key_groups: KeyGroupRange | None,
-    logs: Mapping[str, SequenceNumberRange] | None,
     where: str,
 ) -> list[Changes]:
     found: list[Changes] = []
-    for log, entry in unit.blocks:
-        at = entry.offset - start
-        block = decode_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)
+    for log, block in _blocks(data, start, unit, where):
         sqns = log.sqns if logs is None else logs[log.log_id]
         for key_group, sqn, batch in block.slices():
             if sqn in sqns and (key_group == META_KEY_GROUP or key_groups is None or key_group in key_groups):
                 found.append((log.log_id, sqn, key_group, batch))
     return found
+
+
+def _decode_joined(
+    key_groups: KeyGroupRange,
+    logs: Mapping[str, SequenceNumberRange],
+    without: Mapping[str, frozenset[KeyGroup]],
+    data: bytes,
+    start: int,
+    unit: Unit,
+    where: str,
+) -> list[JoinedChanges]:
+    found: list[JoinedChanges] = []
+    for log, block in _blocks(data, start, unit, where):
+        sqns, left_out = logs[log.log_id], without.get(log.log_id, _NO_KEY_GROUPS)
+
+        def wanted(
+            key_group: KeyGroup,
+            sqn: SequenceNumber,
+            sqns: SequenceNumberRange = sqns,
+            left_out: frozenset[KeyGroup] = left_out,
+        ) -> bool:
+            return sqn in sqns and key_group in key_groups and key_group not in left_out
+
+        # No range of key groups has that of metadata.
+        found.extend(JoinedChanges(log.log_id, batch, batch.nbytes) for batch in block.spans(wanted))
+    return found
+
+
+def _blocks(data: bytes, start: int, unit: Unit, where: str) -> Iterator[tuple[LogIndex, Block]]:
+    for log, entry in unit.blocks:
+        at = entry.offset - start
+        yield log, decode_block(data[at : at + entry.length], entry, log.sqns.from_sqn, where)
