@@ -12,6 +12,10 @@ alone. The first batch of each query is left out.
 - ``dstl_processor_small``, ``dstl_pandas_small``: the same two classes, unchanged, on the same small input.
 - ``stateless_small``: ``stateless`` on it. Its batches are short, so this, what Spark takes for a batch of Python
   tasks, bounds what any state backend can reach there.
+
+``cpu`` has seconds of processor for a million events by kind of process (``jvm``, ``workers``, ``task_managers``,
+``driver``) of each whole query of the last round, warm-up included: comparable on a busy machine. Workers' and JVM's by
+the TaskManager's is the number of busy slots at which its one core is full.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +43,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench._figures import add_json, print_figures
+from bench._processor_time import processor_ms
 from bench._stream import Plan, events_per_second, session, write_batches
 from dstl.spark import StateBackend, count
 from dstl.spark import sum as sum_of
@@ -118,6 +124,8 @@ class Runs:
         self._spark = spark
         self._work = work
         self._made = 0
+        self.spent: Counter[str] = Counter()
+        """Of the last query, milliseconds of processor by kind of process."""
         self._result = RESULT.format(key=args.key_type)
         self.plans: dict[str, tuple[Plan, bool]] = {
             "stateless": (self.stateless, False),
@@ -136,7 +144,19 @@ class Runs:
         self._made += 1
         place = self._work / f"run-{self._made}"
         schema = f"k {self._args.key_type}, v long"
-        return events_per_second(self._spark, schema, data.directory, place, plan, events=data.events)
+        return events_per_second(self._spark, schema, data.directory, place, self._counted(plan), events=data.events)
+
+    def _counted(self, plan: Plan) -> Plan:
+        @contextlib.contextmanager
+        def counted(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+            before = processor_ms()
+            with plan(df, place) as made:
+                yield made
+                # While its processes are there: what has ended counts for whoever has waited for it.
+                self.spent = processor_ms()
+            self.spent.subtract(before)
+
+        return counted
 
     @contextlib.contextmanager
     def stateless(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
@@ -184,6 +204,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Write the inputs, run every pipeline ``rounds`` times in turn, and return the medians."""
     work = Path(tempfile.mkdtemp(prefix="dstl-bench-spark-", dir=args.work))
     figures: dict[str, list[float]] = {}
+    cpu: dict[str, dict[str, float]] = {}
     try:
         large = write_input(work / "large", args.events, args.keys, args.batches, args.key_type, args.seed)
         small = write_input(
@@ -198,14 +219,22 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 for name in chosen:
                     plan, is_small = runs.plans[name]
                     started = time.perf_counter()
-                    rate = runs.measure(plan, small if is_small else large)
-                    print(f"{name:22} {rate:12,.0f}/s  ({time.perf_counter() - started:.1f} s)", file=sys.stderr)
+                    data = small if is_small else large
+                    rate = runs.measure(plan, data)
+                    millions = data.events * (1 + 1 / (args.small_batches if is_small else args.batches)) / 1e6
+                    spent = {kind: round(ms / 1e3 / millions, 3) for kind, ms in runs.spent.items() if ms > 0}
+                    cpu[name] = spent  # of the last round
+                    print(
+                        f"{name:22} {rate:12,.0f}/s  cpu {spent}  ({time.perf_counter() - started:.1f} s)",
+                        file=sys.stderr,
+                    )
                     figures.setdefault(name, []).append(rate)
         finally:
             spark.stop()
     finally:
         shutil.rmtree(work, ignore_errors=True)
     medians: dict[str, Any] = {name: round(statistics.median(each)) for name, each in figures.items()}
+    medians["cpu"] = cpu
     medians["small_input"] = {"events": small.events, "keys": args.small_keys, "batches": args.small_batches}
     return medians
 
