@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from dstl.files.invitation import own_version
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.file_messages import PlaceFiles
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 from worlds.files import Jvm
 
@@ -57,6 +59,38 @@ def test_it_serves_until_its_input_closes_and_leaves_no_socket(tmp_path: Path) -
     assert (process.returncode, errors) == (0, b"")
     assert not Path(told["socket"]).exists()
     assert len(list((tmp_path / "query/_dstl/manifests").iterdir())) == 4
+
+
+def test_a_host_s_process_hands_its_files_over_at_sigterm(tmp_path: Path) -> None:
+    """As a pod gets it that is to go; the tasks that it has served are through, and the batch is committed."""
+    coordinator = started(line())
+    socket, root = said(coordinator)["socket"], f"dstl://{tmp_path}/query"
+
+    async def jvm(path: str) -> Jvm:
+        return Jvm(await AsyncConnection.open(Address("h", path=path), Secret(SECRET)), "run", root)
+
+    async def use() -> None:
+        driver = await jvm(socket)
+        ask = await AsyncConnection.open(Address("h", path=socket), Secret(SECRET))
+        placed = await ask.call(PlaceFiles("127.0.0.2", ""))
+        ask.close()
+        where = {"coordinator_host": placed.coordinator_host, "coordinator_port": placed.coordinator_port}
+        host = started(line(kind="host", host="127.0.0.2", member=placed.member, **where))
+        task = await jvm(said(host)["socket"])
+        await driver.offsets(0)
+        await task.put("state/0/0/1.changelog", b"of a task")
+        host.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.to_thread(host.communicate, timeout=30)
+        assert (host.returncode, errors) == (0, b"")
+        await driver.commit(0)
+        assert await driver.read("state/0/0/1.changelog") == b"of a task"
+        task.close()
+        driver.close()
+
+    asyncio.run(use())
+    _, errors = coordinator.communicate(timeout=30)
+    assert coordinator.returncode == 0
+    assert errors.count(b"\n") == 1, "that the service is gone"
 
 
 @pytest.mark.parametrize(
