@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import cloudpickle
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from bench._state_machine import INITIAL, following
@@ -23,6 +23,7 @@ from dstl.checkpoint.report import CheckpointReport
 from dstl.options import BatchingOptions, CheckpointOptions, ClusterOptions, MaterializationOptions, S3Options
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
+from dstl.testing.driver_process import session, tell, when_told_to_stop
 
 ALERT = "address string, number long, state string, event string"
 EVENT = "address string, number long, event string"
@@ -48,24 +49,9 @@ class Watch(StatefulProcessor):
         pass
 
 
-_out = threading.Lock()
-
-
-def tell(event: str, **fields: Any) -> None:
-    with _out:
-        print(json.dumps({"event": event, **fields}), flush=True)
-
-
-def session(config: dict[str, Any]) -> SparkSession:
-    builder = SparkSession.builder.master(config["master"]).appName("dstl-chaos")
-    for name, value in config["conf"].items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
 def run(config: dict[str, Any]) -> None:
     work = Path(config["work"])
-    spark = session(config)
+    spark = session("dstl-chaos", config)
     spark.sparkContext.setLogLevel("ERROR")
     backend = StateBackend(
         config["location"],
@@ -90,7 +76,7 @@ def run(config: dict[str, Any]) -> None:
         .option("path", str(work / "out"))
         .option("checkpointLocation", str(work / "checkpoint"))
     )
-    ending = threading.Event()
+    ending = when_told_to_stop()
 
     def start() -> Any:
         # Once it ends there is no more input: whatever is there is the last.
@@ -105,11 +91,6 @@ def run(config: dict[str, Any]) -> None:
             pass
         query.stop()
 
-    def listen() -> None:
-        sys.stdin.readline()
-        ending.set()
-
-    threading.Thread(target=listen, daemon=True).start()
     tell("started")
     restarts = FixedDelay(attempts=10_000, delay_s=0.2)
     while True:

@@ -17,7 +17,6 @@ import queue
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -32,6 +31,7 @@ import pyarrow.parquet as pq
 
 from bench._figures import add_json, print_figures
 from bench._state_machine import Machines
+from dstl.testing.driver_process import DriverProcess
 from dstl.testing.s3_server import S3Server
 from dstl.testing.standalone_cluster import HOSTS, QUICK, StandaloneCluster
 
@@ -40,45 +40,6 @@ KILLS = ("worker", "taskmanager", "executor", "driver")
 FAULTS = ("error", "slow", "reset", "lost")
 _BUCKET = "chaos"
 _DRAIN_S = 600.0
-
-
-class Driver:
-    """The job's driver process; another takes its place when it is killed."""
-
-    def __init__(self, cluster: StandaloneCluster, config: dict[str, Any], log: Path) -> None:
-        environment = {**cluster.environment, "PYTHONPATH": str(ROOT)}
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(ROOT / "bench" / "_chaos_job.py"), json.dumps(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-                env=environment,
-                start_new_session=True,
-            )
-        self.events: queue.Queue[dict[str, Any]] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith('{"event"'):
-                self.events.put(json.loads(line))
-        self.events.put({"event": "ended"})
-
-    def stop(self) -> None:
-        """Say that there is no more input."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write("stop\n")
-            self.process.stdin.flush()
-
-    def kill(self) -> None:
-        """Kill the whole session: Python and its JVM."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 class Chaos:
@@ -96,7 +57,7 @@ class Chaos:
         self.checkpoints = 0
         self.starts = 0
         self._files = 0
-        self._driver: Driver | None = None
+        self._driver: DriverProcess | None = None
         self._config = {
             "master": cluster.master,
             "work": str(work),
@@ -179,7 +140,9 @@ class Chaos:
 
     def _start(self) -> None:
         self.starts += 1
-        self._driver = Driver(self._cluster, self._config, self._work / "driver.log")
+        environment = {**self._cluster.environment, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"}
+        log = self._work / "driver.log"
+        self._driver = DriverProcess(ROOT / "bench" / "_chaos_job.py", self._config, environment, log)
 
     def _hear(self, seconds: float) -> str:
         """Take what the driver tells, and start another where it has ended."""

@@ -7,7 +7,6 @@ state and closes everything.
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.report import CheckpointReport
 from dstl.options import ClusterOptions
 from dstl.spark import StateBackend
+from dstl.testing.driver_process import session, tell, when_told_to_stop
 
 
 class Totals(StatefulProcessor):
@@ -51,24 +51,9 @@ class Totals(StatefulProcessor):
         pass
 
 
-_out = threading.Lock()
-
-
-def tell(event: str, **fields: Any) -> None:
-    with _out:
-        print(json.dumps({"event": event, **fields}), flush=True)
-
-
-def session(config: dict[str, Any]) -> SparkSession:
-    builder = SparkSession.builder.master(config["master"]).appName("dstl-cluster")
-    for name, value in config["conf"].items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
 def run(config: dict[str, Any]) -> None:
     work = Path(config["work"])
-    spark = session(config)
+    spark = session("dstl-cluster", config)
     spark.sparkContext.setLogLevel("INFO")
     backend = StateBackend(
         str(work / "state"), parallelism=4, cluster=ClusterOptions(secret_file=config["secret_file"]), spark=spark
@@ -96,13 +81,7 @@ def run(config: dict[str, Any]) -> None:
         .trigger(processingTime="100 milliseconds")
         .start()
     )
-    stop = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.readline()
-        stop.set()
-
-    threading.Thread(target=listen, daemon=True).start()
+    stop = when_told_to_stop()
     seen = -1
     while not stop.is_set():
         if query.exception() is not None:

@@ -1,18 +1,12 @@
 """Drivers for a standalone Spark cluster of two hosts on one machine."""
 
-import contextlib
-import json
-import os
 import queue
-import signal
-import subprocess
-import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 from dstl.testing import standalone_cluster
+from dstl.testing.driver_process import DriverProcess
 from dstl.testing.standalone_cluster import HOSTS, QUICK, wait_for
 
 __all__ = ["HOSTS", "Driver", "StandaloneCluster", "wait_for"]
@@ -53,41 +47,19 @@ class StandaloneCluster(standalone_cluster.StandaloneCluster):
         return Driver(whole, self.environment, self.directory / f"driver-{work.name}-{time.monotonic_ns()}.log")
 
 
-class Driver:
-    """A driver process, its events, and its log."""
+class Driver(DriverProcess):
+    """A driver process whose failure fails the test."""
 
     def __init__(self, config: dict[str, Any], environment: dict[str, str], log: Path) -> None:
-        self.log = log
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("cluster_job.py")), json.dumps(config)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-                env=environment,
-                start_new_session=True,
-            )
-        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        super().__init__(Path(__file__).with_name("cluster_job.py"), config, environment, log)
         self.seen: list[dict[str, Any]] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.log.with_suffix(".out.log").open("w") as copy:
-            for line in self.process.stdout:
-                copy.write(line)
-                copy.flush()
-                if line.startswith('{"event"'):
-                    self._events.put(json.loads(line))
-        self._events.put({"event": "ended"})
 
     def until(self, event: str, **fields: Any) -> dict[str, Any]:
         """Return the next event of this kind with these fields; what fails on the way fails the test."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                got = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+                got = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise AssertionError(f"no {event} {fields} in time; see {self.log}: {tail(self.log)}") from None
             self.seen.append(got)
@@ -95,32 +67,12 @@ class Driver:
                 return got
             assert got["event"] not in ("failed", "ended"), f"{got}; see {self.log}: {tail(self.log)}"
 
-    def stop(self) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write("stop\n")
-        self.process.stdin.flush()
+    def finish(self) -> dict[str, Any]:
+        """Let it end by itself, and return what it tells at last."""
+        self.stop()
         finished = self.until("finished")
         assert self.process.wait(PATIENCE_S) == 0
         return finished
-
-    def kill(self) -> None:
-        """Kill the driver: Python and its JVM, which is its child, at once."""
-        children = subprocess.run(
-            ["ps", "-o", "pid=", "--ppid", str(self.process.pid)], capture_output=True, text=True, check=False
-        ).stdout.split()
-        os.kill(self.process.pid, signal.SIGKILL)
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
-        self.process.wait(10)
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
 
 
 def tail(log: Path) -> str:

@@ -118,7 +118,7 @@ def test_every_fault_on_a_cluster_is_masked_and_nothing_is_left(cluster: Standal
         second.until("batch", batch=job.files - 1)
         second.until("batch", batch=job.add())
         assert len(cluster.task_managers()) == 1, "there is one host left, and this run has begun on it"
-        finished = second.stop()
+        finished = second.finish()
     finally:
         second.close()
     assert finished["state"] == dict(job.totals)
