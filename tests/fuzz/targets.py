@@ -13,7 +13,7 @@ import google_crc32c
 import msgpack
 import pyarrow as pa
 import zstandard
-from fuzz.mutation import mutate, mutate_json, to_text
+from fuzz.mutator import mutate, mutate_json, to_text
 
 from dstl.changelog.segment.decoder import decode_segment, parse_index
 from dstl.changelog.segment.frame import pack_trailer

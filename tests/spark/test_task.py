@@ -94,7 +94,7 @@ class Answer:
         self.reply, self.taken = reply, taken
 
     def result(self):
-        self.take()
+        self.taken()
         return self.reply
 
 
