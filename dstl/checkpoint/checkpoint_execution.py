@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
@@ -97,7 +98,7 @@ class CheckpointExecution:
         coordinator: CheckpointCoordinator,
         trigger: Trigger,
         query_id: str,
-        sparks_ms: int | None = None,
+        sparks_ms: Mapping[str, int] = MappingProxyType({}),
         files: CommitFiles | None = None,
     ) -> CheckpointReport:
         """Make the checkpoint that is due; when this returns, it is durable and the TaskManagers know.
@@ -106,7 +107,7 @@ class CheckpointExecution:
             coordinator: Of the run; it takes the checkpoint in, or fails the batch.
             trigger: What it has said.
             query_id: Whose checkpoint it is.
-            sparks_ms: Spark's watermark of the batch, for the report.
+            sparks_ms: Spark's watermark of the batch by operator, for the report.
             files: Spark's own commit of the batch, to be in the same record; None where it goes elsewhere.
 
         Raises:

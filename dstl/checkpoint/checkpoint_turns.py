@@ -26,7 +26,7 @@ class CheckpointTurns:
     Args:
         execution: Makes one.
         log: Its history is added to.
-        sparks: Spark's watermark, for the report.
+        sparks: Spark's watermark, for the report; told of each batch.
         runtime: Clock.
         recorder: Counts the failed ones.
         on_event: Called with every report; must not block.
@@ -89,6 +89,7 @@ class CheckpointTurns:
                     error=f"{type(error).__name__}: {clip(error)}",
                 )
                 raise
+            await self._sparks.batch_done(query_id, trigger.batch_id)
             self._on_event(report)
             return True
 

@@ -25,7 +25,7 @@ from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
-from dstl.checkpoint.sparks_watermark import ReadWatermarks, SparksWatermark
+from dstl.checkpoint.sparks_watermark import SparksWatermark, WatermarkReader
 from dstl.checkpoint.state_catalogue import Follows, Registry, StateCatalogue
 from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
 from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
@@ -78,7 +78,7 @@ class CoordinatorService:
         commit_attempts: How often a request to the manifest log is tried.
         on_progress: Told how far a restore has come, on the coordinator's loop; must not block. None: nobody asks.
         recorder: The driver's metrics.
-        read_watermarks: See :class:`SparksWatermark`; asked where an operator goes by Spark's watermark.
+        spark_watermarks: See :class:`SparksWatermark`; asked where an operator goes by Spark's watermark.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CoordinatorService:
         active_run: ActiveRun | None = None,
         on_progress: ProgressListener | None = None,
         recorder: Recorder = NullRecorder(),
-        read_watermarks: ReadWatermarks | None = None,
+        spark_watermarks: WatermarkReader | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -164,7 +164,7 @@ class CoordinatorService:
         self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, self._objects.held, options)
         self._attempts = AttemptRegister(active_run)
         self._poll = MetricsPoll(secret, lambda: self._fleet.members, host)
-        self._sparks = SparksWatermark(read_watermarks)
+        self._sparks = SparksWatermark(spark_watermarks)
         self._retired: set[str] = set()
         self._tried: set[str] = set()
         self._opening = asyncio.Lock()

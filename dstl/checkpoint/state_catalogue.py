@@ -104,15 +104,15 @@ class StateCatalogue:
         """Return True where the operator's watermark is Spark's."""
         return self._follows.get(operator) == "spark"
 
-    def watermarks(self, ours_ms: int | None, sparks_ms: int | None) -> dict[str, int]:
+    def watermarks(self, ours_ms: int | None, sparks_ms: Mapping[str, int]) -> dict[str, int]:
         """Return, by operator with event time, the watermark that a batch goes by, Unix milliseconds.
 
         Args:
             ours_ms: That of the checkpoint before; None where there is none.
-            sparks_ms: Spark's for the batch; None where nothing goes by it.
+            sparks_ms: Spark's for the batch, of the operators that go by it.
         """
         timed = {**dict.fromkeys(self._delays, "operator"), **self._follows}
-        return {uid: (sparks_ms if whose == "spark" else ours_ms) or 0 for uid, whose in timed.items()}
+        return {uid: (sparks_ms.get(uid) if whose == "spark" else ours_ms) or 0 for uid, whose in timed.items()}
 
     def registry_of(self, operator: str) -> Registry:
         """Return the states of an operator in the run that was opened."""

@@ -45,7 +45,6 @@ from dstl.spark.application.savepoints import SavepointMaker, start_from_savepoi
 from dstl.spark.application.session import (
     LOOPBACK,
     active_run,
-    batch_watermarks,
     driver_host,
     executor_hosts,
     is_local,
@@ -60,6 +59,7 @@ from dstl.spark.query.placement import repartition
 from dstl.spark.query.plan import mark_of
 from dstl.spark.query.start import watch_queries
 from dstl.spark.query.watermark_batches import WatermarkFile, with_watermark_batches
+from dstl.spark.query.watermark_propagation import QueryWatermarks
 from dstl.spark.saved_state.frame import state_rows
 from dstl.spark.saved_state.reader import latest_watermark
 from dstl.spark.task import OperatorTask
@@ -235,7 +235,7 @@ class StateBackend(StatefulOperators):
                 if cluster.launch and not local
                 else None,
                 active_run=lambda query_id: asyncio.to_thread(active_run, session, query_id),
-                read_watermarks=lambda query_id: asyncio.to_thread(batch_watermarks, session, query_id),
+                spark_watermarks=QueryWatermarks(session, self._watermark),
                 allow_non_restored_state=allow_non_restored_state,
                 on_event=self._listeners.on_report,
                 on_progress=self._listeners.on_progress,

@@ -131,8 +131,11 @@ class TaskDefinition(ABC):
 
     @property
     def needs_watermark_batches(self) -> bool:
-        """True where a batch is due when the operator's own watermark has moved, also without rows."""
-        return self.event_time is not None and self.event_time.follows is None
+        """True where a batch is due when the operator's watermark has moved, also without rows.
+
+        What follows an operator of ours has those of that one.
+        """
+        return self.event_time is not None and self.event_time.follows != "operator"
 
     def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return the operator's states, given those of its checkpoint: what every task of a run is told.

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.errors import Invalid, brief
 
-__all__ = ["LOOPBACK", "active_run", "batch_watermarks", "driver_host", "executor_hosts", "is_local", "session_of"]
+__all__ = ["LOOPBACK", "active_run", "driver_host", "executor_hosts", "is_local", "session_of"]
 
 LOOPBACK = "127.0.0.1"
 """Driver, TaskManagers and tasks of a local session share a machine."""
@@ -64,18 +64,3 @@ def active_run(session: SparkSession, query_id: str) -> str | None:
     active = session._jsparkSession.sharedState().activeStreamingQueries()
     query = active.get(jvm.java.util.UUID.fromString(query_id))
     return None if query is None else str(query.runId().toString())
-
-
-def batch_watermarks(session: SparkSession, query_id: str) -> tuple[int, int] | None:
-    """Return Spark's watermarks of the batch that a query runs and of the one before, Unix milliseconds.
-
-    None where this driver does not run the query, or it has not planned a batch yet.
-    """
-    jvm: Any = session._jvm
-    query = session._jsparkSession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
-    execution = query.lastExecution() if query is not None else None
-    if execution is None:
-        return None
-    before = execution.prevOffsetSeqMetadata()
-    late_ms = before.get().batchWatermarkMs() if before.isDefined() else 0
-    return int(execution.offsetSeqMetadata().batchWatermarkMs()), int(late_ms)

@@ -25,7 +25,7 @@ _STATEFUL = frozenset(
         "UpdateEventTimeWatermarkColumn",
     )
 )
-"""Spark's operators that hand their own watermark on as it is. (A join of streams does not: it holds rows back.)"""
+"""Spark's operators with one input whose output goes by their watermark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,31 @@ def _follows(node: Any) -> Literal["operator", "spark"] | None:
         counted = _counted_input(node) if name.endswith("MapInArrow") else None
         if counted is not None:
             return _follows(counted) or "operator"
-        children = node.children()
-        if name == "Union":
-            found = {_follows(children.apply(index)) for index in range(children.size())}
-            return found.pop() if len(found) == 1 else None
-        if children.size() != 1 or name == "EventTimeWatermark":
+        if name == "EventTimeWatermark":
             return None
-        node = children.apply(0)
+        streams = [child for child in _children(node) if child.isStreaming()]
+        if name == "Join" and len(streams) > 1:
+            return "spark"
+        if name == "Union" and len(streams) > 1:
+            found = [_follows(child) for child in streams]
+            # Watermarks of several inputs: ours would go by the one that is furthest, and Spark's waits for the last.
+            own = [child for child, whose in zip(streams, found, strict=True) if whose is None]
+            if "spark" in found or sum(map(_has_watermark, own)) > 1:
+                return "spark"
+            return None if own else "operator"
+        if len(streams) != 1:
+            return None
+        node = streams[0]
+
+
+def _has_watermark(node: Any) -> bool:
+    return any(each.nodeName() == "EventTimeWatermark" for each, _ in _nodes(node))
+
+
+def _children(node: Any) -> Iterator[Any]:
+    children = node.children()
+    for index in range(children.size()):
+        yield children.apply(index)
 
 
 def _counted_input(node: Any) -> Any:
@@ -107,6 +125,5 @@ def _nodes(plan: Any, limited: bool = False) -> Iterator[tuple[Any, bool]]:
     """Yield each node of a JVM plan, and whether a limit is above it; from the top, first children first."""
     yield plan, limited
     below = limited or plan.nodeName() in _LIMITS
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _nodes(children.apply(index), below)
+    for child in _children(plan):
+        yield from _nodes(child, below)

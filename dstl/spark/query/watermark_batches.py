@@ -1,13 +1,15 @@
 """Batches without input once the watermark has moved on, as Spark makes them for its own operators.
 
 Spark looks at its own stateful operators only. So there is a source beside the input whose offset is the watermark that
-the next batch will go by: when it has risen, there is something new, and never a row. The source runs in a process of
-Spark's, on the driver's host, and reads the number in a file that the driver rewrites with each checkpoint.
+the next batch will go by, ours and Spark's: when one has risen, there is something new, and never a row. The source
+runs in a process of Spark's, on the driver's host, and reads them in a file that the driver rewrites with each
+checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -32,11 +34,11 @@ _NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 class WatermarkFile:
-    """The driver's end: a file with the watermark of the next batch, in a directory of its own that use makes."""
+    """The driver's end: a file with the watermarks of the next batch, in a directory of its own that use makes."""
 
     def __init__(self) -> None:
         self._directory = ""
-        self._written: int | None = None
+        self._marks: dict[str, int] = {}
 
     def path(self, watermark_ms: Callable[[], int | None]) -> str:
         """Return where it is, made at the first call.
@@ -51,15 +53,17 @@ class WatermarkFile:
             self.write(begin)
         return os.path.join(self._directory, _FILE)
 
-    def write(self, watermark_ms: int | None) -> None:
-        """Let the next batch go by this watermark, Unix milliseconds; None leaves it as it is."""
-        if not self._directory or watermark_ms is None or watermark_ms == self._written:
+    def write(self, watermark_ms: int | None = None, *, sparks_ms: int | None = None) -> None:
+        """Let the next batch go by these watermarks, Unix milliseconds; None leaves one as it is."""
+        told = {"watermark": watermark_ms, "sparks": sparks_ms}
+        marks = self._marks | {name: mark for name, mark in told.items() if mark is not None}
+        if not self._directory or marks == self._marks:
             return
         staged = os.path.join(self._directory, f"{_FILE}.new")
         with open(staged, "w") as file:
-            file.write(str(watermark_ms))
+            json.dump(marks, file)
         os.replace(staged, os.path.join(self._directory, _FILE))
-        self._written = watermark_ms
+        self._marks = marks
 
     def follow(self, completed: Sequence[CompletedCheckpoint]) -> None:
         """Let the next batch go by the watermark of the last of these checkpoints."""
@@ -73,7 +77,7 @@ class WatermarkFile:
 
 
 class WatermarkSource(DataSource):  # type: ignore[misc]
-    """A streaming source without rows, whose offset is the watermark in a file.
+    """A streaming source without rows, whose offset are the watermarks in a file.
 
     Options:
         path: The file.
@@ -96,7 +100,7 @@ class WatermarkSource(DataSource):  # type: ignore[misc]
 class _WatermarkReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     def __init__(self, path: str) -> None:
         self._path = path
-        self._last: int | None = None
+        self._last: dict[str, int] = {}
 
     def initialOffset(self) -> dict[str, int]:
         return {"watermark": 0}
@@ -104,10 +108,8 @@ class _WatermarkReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, int]:
         # Before a run's first batch the driver may know of none, and after its end there is no file.
         with contextlib.suppress(OSError, ValueError), open(self._path) as file:
-            self._last = int(file.read())
-        if self._last is None:
-            return start or self.initialOffset()
-        return {"watermark": self._last}
+            self._last = json.loads(file.read())
+        return {**(start or self.initialOffset()), **self._last}
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Hold nothing fast: the last rows that are there move the watermark, too."""

@@ -1,0 +1,144 @@
+"""Spark's watermark as it reaches the operators of ours, in a batch and in the one after it.
+
+Spark has one watermark for a query, and lowers it on its way up the plan: a join that waits for rows which match within
+an interval may still hand on rows as old as the interval is long. Each stateful operator of Spark's says what it hands
+on (``produceOutputWatermark``, since Spark 3.5); here they are asked as Spark's own propagator asks them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.sql import SparkSession
+
+from dstl.spark.query.watermark_batches import WatermarkFile
+
+__all__ = ["QueryWatermarks"]
+
+_log = logging.getLogger(__name__)
+
+_MARK = "CollectMetrics"
+_PREFIX = "dstl_"
+_STATEFUL = "org.apache.spark.sql.execution.streaming.operators.stateful.StateStoreWriter"
+
+_Marks = tuple[int, int]
+"""The watermarks of a batch and of the one before it, Unix milliseconds."""
+
+
+class QueryWatermarks:
+    """Reads Spark's watermarks of the query that this driver runs. One event loop; Spark is asked in a thread.
+
+    Args:
+        session: The driver's.
+        file: Told how far the next batch will be, so that there is one also where Spark itself would make none.
+    """
+
+    def __init__(self, session: SparkSession, file: WatermarkFile) -> None:
+        self._session = session
+        self._file = file
+        self._run = ""
+        self._tracker: Any = None
+
+    async def of_batch(self, query_id: str) -> dict[str, tuple[int, int]] | None:
+        """Return the watermarks of the running batch and of the one before it, by operator of ours.
+
+        None where this driver does not run the query, or it has not planned a batch yet.
+        """
+        return await asyncio.to_thread(self._read, query_id)
+
+    async def batch_done(self, query_id: str, batch_id: int) -> None:
+        """Take note that a batch's rows have all gone through."""
+        try:
+            mark = await asyncio.to_thread(self._after, query_id, batch_id)
+        except Py4JError as error:
+            # The batch is durable: all that is lost is one without rows behind it.
+            _log.warning("Spark did not tell the watermark after batch %d: %s", batch_id, error)
+            return
+        if mark is not None:
+            self._file.write(sparks_ms=mark)
+
+    def _read(self, query_id: str) -> dict[str, _Marks] | None:
+        query = self._query(query_id)
+        execution = query.lastExecution() if query is not None else None
+        if execution is None:
+            return None
+        before = execution.prevOffsetSeqMetadata()
+        late_ms = before.get().batchWatermarkMs() if before.isDefined() else 0
+        origin = int(execution.offsetSeqMetadata().batchWatermarkMs()), int(late_ms)
+        gateway = self._session.sparkContext._gateway
+        found: dict[str, _Marks] = {}
+        for node in _nodes(execution.executedPlan()):
+            if node.nodeName() == _MARK and node.name().startswith(_PREFIX):
+                uid = node.name().removeprefix(_PREFIX)
+                # An operator that the plan has twice goes by what reaches both.
+                found[uid] = _lowest([_reaching(gateway, node, origin) or origin, found.get(uid, origin)])
+        return found
+
+    def _after(self, query_id: str, batch_id: int) -> int | None:
+        """Return the watermark of the batch after this one; None where Spark is at work on another by now.
+
+        Spark works it out once it has committed the batch, which is too late for a source to say that another is due.
+        All event times have been seen before: they lie below the shuffle to our operators.
+        """
+        query = self._query(query_id)
+        execution = query.lastExecution() if query is not None else None
+        if execution is None or execution.currentBatchId() != batch_id:
+            return None
+        run = str(query.runId().toString())
+        if run != self._run:
+            jvm: Any = self._session._jvm
+            tracker = jvm.org.apache.spark.sql.execution.streaming.runtime.WatermarkTracker
+            self._tracker = tracker.apply(query.sparkSession().conf(), query.logicalPlan())
+            self._tracker.setWatermark(execution.offsetSeqMetadata().batchWatermarkMs())
+            self._run = run
+        self._tracker.updateWatermark(execution.executedPlan())
+        return int(self._tracker.currentWatermark())
+
+    def _query(self, query_id: str) -> Any:
+        jvm: Any = self._session._jvm
+        active = self._session._jsparkSession.sharedState().activeStreamingQueries()
+        return active.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def _reaching(gateway: Any, node: Any, origin: _Marks) -> _Marks | None:
+    """Return the watermarks of a node's output; None where no event time is below it."""
+    if node.nodeName() == "EventTimeWatermark":
+        return origin
+    below = [each for each in (_reaching(gateway, child, origin) for child in _children(node)) if each is not None]
+    if not below:
+        return None
+    reached = _lowest(below)
+    if not is_instance_of(gateway, node, _STATEFUL):
+        return reached
+    passed = [node.produceOutputWatermark(mark) for mark in reached]
+    return (int(passed[0].get()), int(passed[1].get())) if all(each.isDefined() for each in passed) else None
+
+
+def _lowest(each: list[_Marks]) -> _Marks:
+    return min(mark for mark, _ in each), min(late for _, late in each)
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _children(node):
+        yield from _nodes(child)
+
+
+def _children(node: Any) -> Iterator[Any]:
+    """Yield a physical node's children, of the nodes too that hide theirs."""
+    name = node.nodeName()
+    if name == "InMemoryTableScan":
+        yield node.relation().cachedPlan()
+    elif name == "AdaptiveSparkPlan":
+        yield node.executedPlan()
+    elif name.endswith("QueryStage"):
+        yield node.plan()
+    else:
+        children = node.children()
+        for index in range(children.size()):
+            yield children.apply(index)
