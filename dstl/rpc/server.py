@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ __all__ = ["Peer", "RpcServer"]
 _log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 4096
+_QUEUE = 128
+"""So many wait in the kernel to be accepted; more of them try again a second later."""
 _QUIET_S = 30.0
 """Refused strangers are logged once in so many seconds, with their number."""
 
@@ -90,8 +93,9 @@ class RpcServer:
         self._secret = secret
         self._handlers = {kind.name: (kind, handler) for kind, handler in handlers.items()}
         self._max_connections = _affordable_connections() if max_connections is None else max_connections
-        # So many are accepted at once, before anybody is asked whether there is room.
-        self._backlog = max(8, min(100, self._max_connections // 4))
+        # So many are accepted in one turn of the loop. Some seven turns pass until one that is let go has closed its
+        # file, and in that time nobody asks whether there is room for more.
+        self._accepted_at_once = max(1, min(64, self._max_connections // 16 - 1))
         self._max_strangers = max_strangers
         self._handshake_s = handshake_s
         self._patience_s = patience_s
@@ -117,7 +121,8 @@ class RpcServer:
         """
         if len(os.fsencode(path)) > 107:
             raise Invalid(f"the socket path {path!r} is too long: set a shorter TMPDIR")
-        server = await asyncio.start_unix_server(self._accept, path, limit=1 << 20, backlog=self._backlog)
+        server = await asyncio.start_unix_server(self._accept, path, limit=1 << 20, backlog=self._accepted_at_once)
+        _widen_queue(server)
         os.chmod(path, 0o600)
         self._names.add(path)
         self._servers.append(server)
@@ -131,7 +136,8 @@ class RpcServer:
             known_as: The host by which others reach this one, where it is not ``host``: they are asked what they have
                 dialled. The addresses of its sockets need not be named.
         """
-        server = await asyncio.start_server(self._accept, host, port, limit=1 << 20, backlog=self._backlog)
+        server = await asyncio.start_server(self._accept, host, port, limit=1 << 20, backlog=self._accepted_at_once)
+        _widen_queue(server)
         self._servers.append(server)
         port = int(server.sockets[0].getsockname()[1])
         self._names.update({f"{host}:{port}", f"{known_as or host}:{port}"})
@@ -295,6 +301,13 @@ class RpcServer:
         if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
         return await handler(peer, decode_call(kind, header, payload))
+
+
+def _widen_queue(server: asyncio.Server) -> None:
+    """Let more wait in the kernel than are accepted at once: asyncio has one number for both."""
+    for each in server.sockets:
+        with socket.fromfd(each.fileno(), each.family, each.type) as same:
+            same.listen(_QUEUE)
 
 
 def _affordable_connections() -> int:

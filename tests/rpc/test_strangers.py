@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -46,6 +47,14 @@ def silent(address: Address, count: int) -> Iterator[list[socket.socket]]:
         yield [
             stack.enter_context(socket.create_connection((address.host, address.port), timeout=5)) for _ in range(count)
         ]
+
+
+def knock(address: Address) -> socket.socket:
+    """Begin to connect, and wait for nothing."""
+    stranger = socket.socket()
+    stranger.setblocking(False)
+    stranger.connect_ex((address.host, address.port))
+    return stranger
 
 
 async def test_of_many_silent_strangers_those_that_came_first_are_let_go() -> None:
@@ -118,8 +127,16 @@ async def test_strangers_do_not_use_up_the_files_that_a_process_may_open() -> No
     try:
         port = json.loads(await asyncio.to_thread(process.stdout.readline))
         address = Address("127.0.0.1", port)
-        with silent(address, 200):
-            await asyncio.sleep(0.3)
+        with contextlib.ExitStack() as strangers:
+            for _ in range(8):
+                # All of a burst are there before the server sees the first.
+                process.send_signal(signal.SIGSTOP)
+                knocks = [strangers.enter_context(knock(address)) for _ in range(100)]
+                process.send_signal(signal.SIGCONT)
+                for each in knocks:
+                    each.settimeout(5.0)
+                    with contextlib.suppress(OSError):  # let go already
+                        await asyncio.to_thread(each.recv, 1)
             friend = await AsyncConnection.open(address, Secret(b"0123456789abcdef" * 2))
             assert bytes((await friend.call(Echo(1, b"here"))).data) == b"here"
             friend.close()
