@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.report import CheckpointReport
@@ -51,10 +51,29 @@ class Totals(StatefulProcessor):
         pass
 
 
+def warm_up(spark: SparkSession, hosts: list[str]) -> None:
+    """Run Python tasks until each host has had one: a host whose first task is late finds its TaskManager elsewhere."""
+
+    def where(_: int) -> str:
+        import dstl.spark.task  # noqa: F401 - what takes longest
+        from dstl.spark.executor_host import executor_host
+
+        time.sleep(0.2)
+        return executor_host()
+
+    seen: set[str] = set()
+    deadline = time.monotonic() + 100
+    while not seen.issuperset(hosts):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"tasks ran on {sorted(seen)} only")
+        seen.update(spark.sparkContext.parallelize(range(12), 12).map(where).collect())
+
+
 def run(config: dict[str, Any]) -> None:
     work = Path(config["work"])
     spark = session("dstl-cluster", config)
     spark.sparkContext.setLogLevel("INFO")
+    warm_up(spark, config.get("hosts", []))
     backend = StateBackend(
         str(work / "state"), parallelism=4, cluster=ClusterOptions(secret_file=config["secret_file"]), spark=spark
     )

@@ -100,7 +100,7 @@ def assert_the_secret_is_nowhere(cluster: StandaloneCluster) -> None:
 def test_every_fault_on_a_cluster_is_masked_and_nothing_is_left(cluster: StandaloneCluster, tmp_path: Path) -> None:
     job = Job(tmp_path / "job")
     config = {"secret_file": str(job.secret_file)}
-    first = cluster.driver(job.work, **config)
+    first = cluster.driver(job.work, hosts=list(HOSTS), **config)
     try:
         in_good_times(cluster, first, job)
         a_task_manager_dies_between_batches(cluster, first, job)
@@ -129,7 +129,8 @@ def test_every_fault_on_a_cluster_is_masked_and_nothing_is_left(cluster: Standal
 
 def in_good_times(cluster: StandaloneCluster, driver: Driver, job: Job) -> None:
     driver.until("batch", batch=job.add())
-    assert "Lost task" not in driver.log.read_text(), "a task failed for no reason"
+    lost = [line for line in driver.log.read_text().splitlines() if "Lost task" in line and "TaskKilled" not in line]
+    assert not lost, "a task failed for no reason"  # a slow machine has speculative copies, which are killed
     # A host's tasks reach the other's TaskManager by TCP and their own by its unix socket.
     members = [event for event in driver.seen if event["event"] == "checkpoint"][-1]["members"]
     assert sorted(member["host"] for member in members) == list(HOSTS)
