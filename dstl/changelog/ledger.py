@@ -347,8 +347,8 @@ class LogLedger(Generic[P]):
         """A manifest holds the entry. Bytes of one that is in flight again stay in the budget until that ends."""
         if entry.state is Ownership.BUFFERED:
             self._unbuffer(entry)
-        entry.state, entry.location, entry.changes, entry.seal = Ownership.DURABLE, place, None, None
-        entry.owned = True
+        entry.state, entry.location, entry.owned = Ownership.DURABLE, place, True
+        entry.changes = entry.seal = None
 
     def _own(self, entry: _Entry[P]) -> None:
         if not entry.owned and entry.location is not None:
@@ -368,8 +368,6 @@ class LogLedger(Generic[P]):
                 self._references.release(entry.location.name)
             case _:  # in flight: its arrival finds it gone; handed out: only a manifest may hold it
                 pass
-        if entry.state is not Ownership.IN_FLIGHT:
-            entry.changes = None
 
     def _settle_ready(self) -> list[PersistTicket]:
         settled = []

@@ -346,3 +346,68 @@ def test_an_object_of_which_a_checkpoint_has_a_part_is_never_deleted():
     references.release("obj")
     assert references.take_deletable() == []
     assert len(references) == 0
+
+
+def test_of_two_open_persists_the_earlier_start_and_the_later_end_decide_what_is_sealed(log: Log):
+    log.add("x")
+    log.ledger.ask(0, inline=False)
+    log.add("y")
+    assert log.ledger.unsealed() == [(0, 10)]
+    assert log.ledger.unsealed(everything=True) == [(0, 10), (1, 10)]
+    log.ledger.ask(1, inline=False)
+    assert log.ledger.unsealed() == [(0, 10), (1, 10)]
+
+
+def test_a_seal_is_needed_as_long_as_one_of_its_change_sets_is(log: Log):
+    log.add("x", "y")
+    seal = log.seal(everything=True)
+    log.ledger.truncate(1)
+    assert log.ledger.needs(seal)
+    log.ledger.truncate(2)
+    assert not log.ledger.needs(seal)
+
+
+def test_a_persist_that_wants_a_part_of_a_seal_decides_how_it_is_stored_and_fails_with_it(log: Log):
+    log.add("x", "y")
+    ticket = log.ledger.ask(1, inline=True)
+    seal = log.seal(everything=True)
+    assert log.ledger.may_inline(seal)
+    log.ledger.ask(1, inline=False)
+    assert not log.ledger.may_inline(seal)
+    assert log.ledger.failed(seal, FAILURE) == [ticket]
+
+
+def test_what_is_truncated_goes_with_the_failure_of_the_last_persist_that_wants_it(log: Log):
+    log.add("x")
+    first = log.ledger.ask(0, inline=False)
+    seal = log.seal()
+    second = log.ledger.ask(0, inline=False)
+    log.ledger.truncate(1)
+    assert log.ledger.failed(seal, FAILURE) == [first]
+    assert dict(log.ledger.held()) == {0: "x"}
+    assert log.ledger.failed(log.seal(), FAILURE) == [second]
+    assert dict(log.ledger.held()) == {}
+    assert log.budget.used == 0
+
+
+def test_a_change_set_that_two_checkpoints_confirm_is_given_up_once(log: Log):
+    log.add("x", "y")
+    for _ in range(2):
+        log.ledger.ask(0, inline=False)
+    log.store(log.seal(), "obj", 2)
+    log.ledger.confirm(span(0, 1), {})
+    log.ledger.confirm(span(0, 1), {})
+    log.ledger.truncate(1)
+    assert len(log.references) == 1, "the object's other change set has not ended"
+    log.ledger.confirm(span(1, 2), {})
+    assert len(log.references) == 0
+    assert log.references.take_deletable() == []
+
+
+def test_a_manifests_change_set_is_not_buffered_any_more(log: Log):
+    TestInlined().hand_out(log)
+    log.ledger.ask(0, inline=False)
+    assert log.ledger.buffered_bytes == 10
+    log.ledger.confirm(span(0, 1), {"seal-1": TestInlined.PLACE})
+    assert (log.ledger.buffered_bytes, log.budget.used) == (0, 0)
+    assert log.ledger.unsealed(everything=True) == []

@@ -5,8 +5,9 @@ import struct
 import google_crc32c
 import pytest
 import zstandard
+from pydantic import BaseModel, ValidationError
 
-from dstl.checkpoint.record_frame import RecordFrame
+from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid
 
 FRAME = RecordFrame(b"DSTLTEST", b"TESTDONE", "a test's record", 100, "split it", 3)
@@ -64,7 +65,7 @@ def test_a_body_may_not_reach_into_the_magic() -> None:
     [
         (b"", "0 bytes that do not begin like a test's record"),
         (framed(b"", 0)[:-1], "27 bytes that do not begin like"),
-        (framed(b"", 0), "record x: "),
+        (framed(b"", 0), "record x: not enough data"),
         (framed(zstandard.compress(b"{}"), 2, front=b"DSTLTESU"), "do not begin like"),
         (framed(zstandard.compress(b"{}"), 2, end=b"TESTDONF"), "checksum or end mark is wrong"),
         (framed(zstandard.compress(b"[NaN]"), 5), "record x: "),
@@ -84,3 +85,15 @@ def test_every_flipped_bit_is_found() -> None:
         flipped[at // 8] ^= 1 << at % 8
         with pytest.raises(CorruptData):
             FRAME.unpack(bytes(flipped), damaged)
+
+
+def test_a_complaint_is_the_first_field_and_what_is_wrong_with_it() -> None:
+    class Model(BaseModel):
+        one: int
+        two: int
+
+    with pytest.raises(ValidationError) as found:
+        Model.model_validate({"one": "x", "two": "y"})
+    field, wrong = complaint(found.value).split("; ")
+    assert field == "one"
+    assert wrong.startswith("Input should be a valid integer")

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from dstl.checkpoint.truncation import kept_log, recovery_work, with_reports
+from dstl.checkpoint.truncation import Bases, RecoveryWork, kept_log, recovery_work, with_reports
 from handles.base_generations import advance, generations_of, handles_of, live_bytes
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, TruncatedEntry
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
@@ -172,3 +172,40 @@ def test_a_checkpoint_whose_bases_and_log_leave_a_gap_is_refused() -> None:
     ):
         with pytest.raises(ValidationError):
             _checkpoint(**{**sound, **broken})
+
+
+def test_without_reports_and_without_a_cut_everything_stays() -> None:
+    truncated = (TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=4),)
+    materialized = (_handle(1, 4, range(4)), _handle(2, 6, range(4)))
+    parent = _checkpoint(materialized=materialized, truncated=truncated)
+    for reports in ([], [_report(3, 9, range(4))]):
+        bases = with_reports(parent, reports, 2)
+        # One that was made of the parent itself fits.
+        assert {base.materialization_id for base in bases.materialized} == ({1, 2} if not reports else {2, 3})
+        assert [entry.checkpoint for entry in bases.truncated] == ([4] if not reports else [6])
+    assert with_reports(None, [], 2) == Bases((), ())
+    logs, segments = [_log("wide", 0, 3)], [_segment("a", 1, (0, 0, 1))]
+    assert kept_log(logs, segments, (), {}) == (tuple(logs), tuple(segments))
+
+
+def test_a_log_begins_with_the_lowest_number_that_is_left_of_it_in_any_segment() -> None:
+    segments = [_segment("a", 1, (0, 0, 1)), _segment("b", 5, (0, 1, 3)), _segment("c", 6, (0, 3, 4))]
+    cut = [TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=4)]
+    (log,), kept = kept_log([_log("wide", 0, 3)], segments, cut, {})
+    assert (log.from_sqn, [each.segment[0] for each in kept]) == (1, ["b", "c"])
+
+
+def test_a_restore_reads_the_newest_bases_and_what_any_of_their_key_groups_lacks() -> None:
+    bases = (_handle(1, 4, range(4)), _handle(2, 6, range(1)))
+    cut = (TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=4),)
+    logs = (_log("wide", 0, 3, 2), _log("narrow", 0, 0, 1))
+    segments = (
+        _segment("narrow, in the newest base", 6, (1, 1, 2)),
+        _segment("wide, in the older one", 6, (0, 2, 3), (1, 2, 3)),
+        _segment("in none", 7, (0, 3, 4), (1, 3, 4)),
+        _segment("in none either", 8, (0, 4, 5)),
+    )
+    work = recovery_work(_checkpoint(materialized=bases, truncated=cut, logs=logs, segments=segments))
+    assert work == RecoveryWork(base_bytes=40, log_bytes=300, segments=3)
+    without = _checkpoint(logs=(_log("wide", 0, 3),), segments=(_segment("first", 1, (0, 0, 1)),))
+    assert recovery_work(without) == RecoveryWork(base_bytes=0, log_bytes=100, segments=1)
