@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StreamingQuery
@@ -134,6 +135,7 @@ def run_with_restarts(
     on_restart: Callable[[int, BaseException], None] | None = None,
     fruitless_runs: int = FRUITLESS_RUNS,
     clock: Clock | None = None,
+    wait: Callable[[Coroutine[Any, Any, None]], object] | None = None,
 ) -> int:
     """Start a query, wait for its end, and start it again as the strategy says.
 
@@ -146,6 +148,8 @@ def run_with_restarts(
             sooner. Batches are seen in ``query.recentProgress``, so ``spark.sql.streaming.numRecentProgressUpdates``
             must not be 0.
         clock: Time; the machine's by default.
+        wait: Runs a pause of the clock's to its end; by default on an event loop in a thread of its own. For a clock
+            whose pauses end on another loop, as a simulated one's do.
 
     Returns:
         How many restarts it took until the query ended without an error.
@@ -157,9 +161,12 @@ def run_with_restarts(
         Invalid: ``start`` returned something else than a query.
     """
     clock = clock or SystemClock()
-    waiting = IoLoop("dstl-restart")
     restarts = fruitless = 0
-    try:
+    with ExitStack() as ends:
+        if wait is None:
+            loop = IoLoop("dstl-restart")
+            ends.callback(loop.close)
+            wait = loop.run
         while True:
             query = start()
             if not hasattr(query, "awaitTermination"):
@@ -179,9 +186,7 @@ def run_with_restarts(
                 _log.warning("restart %d in %.1f s after: %s", restarts, delay, str(error).splitlines()[0])
                 if on_restart is not None:
                     on_restart(restarts, error)
-                waiting.run(clock.sleep(delay))
-    finally:
-        waiting.close()
+                wait(clock.sleep(delay))
 
 
 def is_restartable(error: BaseException) -> bool:

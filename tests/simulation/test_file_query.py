@@ -18,14 +18,16 @@ FORMER = (2003, 2007, 2009, 2010, 2019, 2036, 3185)
 
 def test_drawn_seeds_hold_every_invariant() -> None:
     faults: Counter[FaultKind] = Counter()
-    batches = 0
+    batches = handed_over = 0
     print(f"seeds 0 to 3, {FORMER} and {START} to {START + 2}")
     for seed in (*range(4), *FORMER, *range(START, START + 3)):
         result = run_file_seed(seed)
         assert not result.violations, result.violations
         faults.update(result.faults)
         batches += result.batches
+        handed_over += result.handed_over
     assert batches > 12
+    assert handed_over > 0
     assert faults[FaultKind.DRIVER_CRASH] > 0
 
 

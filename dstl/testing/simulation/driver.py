@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
+
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Fenced
 from dstl.options import CheckpointOptions
@@ -16,6 +18,7 @@ from dstl.taskmanager.config import TaskManagerConfig
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.operator import simulated_operator
 from dstl.testing.simulation.process import Process
+from dstl.testing.simulation.program import run_program
 from dstl.testing.simulation.spark import ConcurrentUpdate, TaskSpec
 from dstl.testing.simulation.taskmanager import TaskManagerActor
 from dstl.testing.simulation.worker import Worker
@@ -28,8 +31,8 @@ _HEARTBEAT_S = 60.0
 _MOST_REPLACEMENTS = 100  # then something ends every one
 
 
-class QueryFailed(Exception):
-    """A task failed too often, and its query with it."""
+class QueryFailed(StreamingQueryException):  # type: ignore[misc]
+    """A task failed too often, or another driver has written to the query's log: Spark stops the query."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class DriverActor:
         self._spark = world.rng(f"{process.name}:actions")  # apart, so that what was drawn before it came stays
         self._forgetful = world.rng(f"{process.name}:given-up")
         self._kept: dict[tuple[str, int], list[TaskSpec]] = {}
-        self._runs = self._stages = self._attempts = self._members = self._started_workers = 0
+        self._stages = self._attempts = self._members = self._started_workers = 0
         self._running: dict[int, _Running] = {}
         self._retired: list[Worker] = []
         process.on_death.append(self._died)
@@ -115,28 +118,30 @@ class DriverActor:
         for _ in range(options.task_managers):
             self._start_task_manager()
         try:
-            while True:
-                try:
-                    await self._query(f"run-{self.process.name}-{self._runs}")
-                except ConcurrentUpdate as error:
-                    world.trace("stopped", f"{self.process.name} {error}")
-                    return
-                except QueryFailed as error:
-                    fenced = isinstance(error.__cause__, Fenced)
-                    if fenced:
-                        world.check.fenced(self.process.name, error.__cause__)
-                    world.trace("query-failed", f"{self.process.name} {type(error.__cause__).__name__}")
-                    if self._rng.random() < (0.95 if fenced else 0.4):
-                        return
-                    world.count(FaultKind.RESTART_IN_DRIVER)
-                    await asyncio.sleep(self._rng.uniform(0.1, 2.0))
-                self._runs += 1
+            await world.threads.run(partial(run_program, self, world, runtime.clock))
         finally:
             await self.service.close()
             self.process.post(self.process.kill)
 
-    async def _query(self, run: str) -> None:
-        """Run batches from where Spark's log stands, until one fails."""
+    async def run_query(self, run: str, completed: Callable[[], None]) -> None:
+        """Run batches from where Spark's log stands, and tell of each that was completed, until one fails.
+
+        Raises:
+            QueryFailed: One has failed.
+        """
+        world = self._world
+        try:
+            await self._run_batches(run, completed)
+        except ConcurrentUpdate as error:
+            world.trace("stopped", f"{self.process.name} {error}")
+            raise QueryFailed(str(error)) from error
+        except QueryFailed as error:
+            if isinstance(error.__cause__, Fenced):
+                world.check.fenced(self.process.name, error.__cause__)
+            world.trace("query-failed", f"{self.process.name} {type(error.__cause__).__name__}")
+            raise
+
+    async def _run_batches(self, run: str, completed: Callable[[], None]) -> None:
         logs, world = self._world.logs, self._world
         await asyncio.sleep(self._disk())
         batch, end = logs.plan()
@@ -151,6 +156,7 @@ class DriverActor:
             await self._batch(run, batch)
             await asyncio.sleep(self._disk())
             logs.commit(batch)
+            completed()
             world.check.batch_committed(self.process.name, batch, self._kept)
             await asyncio.sleep(self._rng.uniform(0.0, 0.3))
             batch, end = batch + 1, None
@@ -196,13 +202,32 @@ class DriverActor:
             await asyncio.gather(*together, return_exceptions=True)
 
     async def _stage(self, run: str, batch: int, operator: str) -> None:
-        """Run all tasks of one operator; sometimes some of them again, as when an executor's output is lost.
+        """Run all tasks of one operator, sometimes in pieces: ``take(1)`` and then all, or ``toLocalIterator()``.
+
+        Raises:
+            QueryFailed: One of them failed too often.
+        """
+        slots = range(self.options.parallelism)
+        if not self._world.plan.task_fault(self._spark, FaultKind.CONSUMED_IN_PIECES):
+            await self._piece(run, batch, operator, slots)
+            return
+        self._world.count(FaultKind.CONSUMED_IN_PIECES)
+        if self._spark.random() < 0.5:
+            pieces = [self._spark.sample(slots, self._spark.randrange(1, len(slots) + 1)), list(slots)]
+        else:
+            size = self._spark.randrange(1, len(slots) + 1)
+            pieces = [list(slots[at : at + size]) for at in range(0, len(slots), size)]
+        for piece in pieces:
+            await self._piece(run, batch, operator, piece)
+
+    async def _piece(self, run: str, batch: int, operator: str, slots: Sequence[int]) -> None:
+        """Run one stage; sometimes some of its tasks again, as when an executor's output is lost.
 
         Raises:
             QueryFailed: One of them failed too often.
         """
         self._stages += 1
-        stage, slots = self._stages, range(self.options.parallelism)
+        stage = self._stages
         try:
             kept = await self._tasks(run, batch, operator, stage, slots)
             if self._world.plan.task_fault(self._spark, FaultKind.STAGE_RERUN):

@@ -56,6 +56,7 @@ class FaultKind(StrEnum):
     STALE_ACKNOWLEDGEMENT = "stale-acknowledgement"
     SECOND_ACTION_BESIDE = "second-action-beside-the-first"
     STAGE_RERUN = "stage-run-again-in-part"
+    CONSUMED_IN_PIECES = "output-consumed-in-pieces"
     CHANGING_OUTPUT = "changes-that-differ-by-attempt"
     RESTART_IN_DRIVER = "query-restart-in-driver"
     RESCALE = "rescale"
@@ -202,4 +203,6 @@ def draw_plan(rng: random.Random) -> FaultPlan:
     if rng.random() < 0.2:
         plan.nemesis = (*plan.nemesis, FaultKind.FULL)
     plan.lives_on = rng.choice((0.0, 0.0, 0.5, 1.0))
+    if rng.random() < 0.4:
+        plan.per_task = {**plan.per_task, FaultKind.CONSUMED_IN_PIECES: strength * rng.uniform(0.02, 0.15)}
     return plan

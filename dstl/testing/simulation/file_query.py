@@ -42,6 +42,7 @@ class FileResult:
         batches: Batches that were committed.
         runs: Runs of the query.
         faults: How often each fault has happened.
+        handed_over: Hosts that have handed over what they had before they ended.
     """
 
     seed: int
@@ -49,6 +50,7 @@ class FileResult:
     batches: int = 0
     runs: int = 0
     faults: Counter[FaultKind] = field(default_factory=Counter)
+    handed_over: int = 0
 
 
 @dataclass
@@ -229,6 +231,15 @@ async def _strike(world: FileWorld, rng: random.Random, services: FileServices) 
             services.hosts[rng.choice(names)].process.kill()
 
 
+async def _terminate(world: FileWorld, rng: random.Random, services: FileServices) -> None:
+    """Let a host be asked to end now and then, in some worlds, as a cluster that shrinks does."""
+    while world.leaves:
+        await asyncio.sleep(rng.expovariate(1 / world.plan.nemesis_mean_s))
+        names = sorted(services.hosts)
+        if names:
+            services.hosts[rng.choice(names)].terminate()
+
+
 async def _live(world: FileWorld) -> FileResult:
     rng, outside = world.rng("life"), _Outside()
     beside: list[FileServices] = []
@@ -237,9 +248,13 @@ async def _live(world: FileWorld) -> FileResult:
         for _ in range(rng.randrange(3)):
             services.host()
         driving = services.process.spawn(_drive(world, services, outside, 1000), "query")
-        striking = world.loop.create_task(_strike(world, world.rng(f"nemesis-{number}"), services))
+        striking = [
+            world.loop.create_task(strike(world, world.rng(f"{name}-{number}"), services))
+            for name, strike in (("nemesis", _strike), ("leaving", _terminate))
+        ]
         await asyncio.wait([driving], timeout=rng.uniform(1, 20))
-        striking.cancel()
+        for each in striking:
+            each.cancel()
         if rng.random() < 0.8:
             world.fired[FaultKind.DRIVER_CRASH] += 1
             services.kill()
@@ -260,7 +275,7 @@ async def _live(world: FileWorld) -> FileResult:
     else:
         check = last.process.spawn(_drive(world, FileServices(world, "reader"), outside, 0), "check")
         await asyncio.wait([check], timeout=LIMIT_S)
-    return FileResult(world.seed, world.violations, outside.committed, outside.runs, world.fired)
+    return FileResult(world.seed, world.violations, outside.committed, outside.runs, world.fired, world.handed_over)
 
 
 def run_file_seed(seed: int, options: FileOptions | None = None, plan: FaultPlan | None = None) -> FileResult:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextvars import copy_context
 from typing import Any, TypeVar
 
-from dstl.errors import TaskManagerLost, Unavailable
+from dstl.errors import DstlError, TaskManagerLost, Unavailable
 from dstl.files.coordinated import own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.hosted import HostedDirectory
@@ -21,6 +21,7 @@ from dstl.rpc.file_messages import (
     FileStat,
     FindFile,
     FoundFile,
+    LeavingHost,
     ListFiles,
     PersistedFiles,
     ServedRoot,
@@ -43,6 +44,8 @@ __all__ = ["ROOT", "FileHostProcess", "FileServices", "FileWorld"]
 ROOT = "dstl:///jobs/query"
 INLINE = 4 << 10
 """Bytes that a record holds: a few files, so that both ways are taken."""
+
+_HAND_OVER_S = 25.0  # as dstl.files.__main__
 
 T = TypeVar("T")
 
@@ -71,6 +74,10 @@ class FileWorld:
         seed: Everything follows from it.
         options: When files become durable; both sides of a link have the same.
         plan: Faults other than the seed's own.
+
+    Attributes:
+        leaves: Whether hosts are asked to end, and hand over what they have.
+        handed_over: How many have.
     """
 
     def __init__(self, loop: ProcessLoop, seed: int, options: FileOptions, plan: FaultPlan | None = None) -> None:
@@ -83,6 +90,8 @@ class FileWorld:
         self.own_rng = self.rng("world")
         self.processes: list[Process] = []
         self.violations: list[str] = []
+        self.leaves = plan is None and self.rng("leaving").random() < 0.6
+        self.handed_over = 0
         self.store = SimulatedStore(
             loop,
             self.rng("store"),
@@ -158,17 +167,33 @@ class FileHostProcess:
         self.process = world.process(name)
         self._world = world
         log, runtime = world.log(self.process)
+        self._link = _Link(world, services)
+        self._name = name
         self.directory = HostedDirectory(
             ROOT,
             name,
             world.store.client(self.process),
             MemoryStore(),
             log,
-            _Link(world, services),
+            self._link,
             runtime,
             stores_at_once=world.options.durability == "task",
             asks_always=world.options.sources == "keep",
         )
+
+    def terminate(self) -> None:
+        """Ask it to end, as ``SIGTERM`` does: it hands over what it has, if it can in time, and is gone."""
+        self.process.spawn(self._hand_over(), "hand-over")
+
+    async def _hand_over(self) -> None:
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                await self.directory.hand_over()
+                await self._link.call(LeavingHost(self._name))
+            self._world.handed_over += 1
+        except (DstlError, TimeoutError):
+            pass  # it is lost with what it has, as one that was killed
+        self.process.kill()
 
     async def persist(self, root: str, run: str, version: int) -> PersistedFiles:
         """Make what it has durable, or hand it over."""
@@ -266,6 +291,9 @@ class _Link:
             case StoredFiles():
                 part = PersistedFiles(message.files, message.segments, False, b"")
                 await directory.store(message.member, message.run, part)
+                return Done()
+            case LeavingHost():
+                directory.run.leave(message.member)
                 return Done()
             case ListFiles():
                 return FileList(tuple(await directory.listing(_inner(message.path), message.run)), False)
