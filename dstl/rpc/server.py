@@ -306,8 +306,9 @@ class RpcServer:
 def _widen_queue(server: asyncio.Server) -> None:
     """Let more wait in the kernel than are accepted at once: asyncio has one number for both."""
     for each in server.sockets:
-        with socket.fromfd(each.fileno(), each.family, each.type) as same:
-            same.listen(_QUEUE)
+        if (number := each.fileno()) >= 0:  # else a simulated one's, which has no queue
+            with socket.fromfd(number, each.family, each.type) as same:
+                same.listen(_QUEUE)
 
 
 def _affordable_connections() -> int:

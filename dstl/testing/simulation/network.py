@@ -32,6 +32,10 @@ class _Listener:
     def getsockname(self) -> tuple[str, int]:
         return "simulated", self.port
 
+    def fileno(self) -> int:
+        """Return that it is no file of the kernel's."""
+        return -1
+
     def close(self) -> None:
         self.network.listeners.pop(self.port, None)
 
