@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
+import numpy.typing as npt
 import zstandard
 
-__all__ = ["decompress"]
+__all__ = ["decompress", "decompress_array"]
 
 _MAX_WINDOW = 1 << 27
 _local = threading.local()
@@ -23,21 +25,50 @@ def decompress(stored: bytes | memoryview, size: int, *, max_size: int) -> bytes
     Raises:
         ValueError: It is not such a frame.
     """
-    if size > max_size:
-        raise ValueError(f"{size} bytes are declared where {max_size} are allowed")
+    _check_frame(stored, size, max_size)
     try:
-        # The library believes the size in the frame and ignores max_output_size then, so the frame is asked first.
-        frame = zstandard.get_frame_parameters(stored)
-        if frame.content_size != size:
-            raise ValueError(f"a frame of {frame.content_size} bytes instead of {size}")
-        if frame.window_size > _MAX_WINDOW or frame.dict_id:
-            raise ValueError("a frame with a window or dictionary that is never written")
-        decompressor = getattr(_local, "decompressor", None)
-        if decompressor is None:
-            decompressor = _local.decompressor = zstandard.ZstdDecompressor()
-        raw: bytes = decompressor.decompress(stored, max_output_size=size, allow_extra_data=False)
+        raw: bytes = _decompressor().decompress(stored, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
     if len(raw) != size:
         raise ValueError(f"{len(raw)} bytes instead of {size}")
     return raw
+
+
+def decompress_array(stored: bytes | memoryview, size: int, *, max_size: int) -> npt.NDArray[np.uint8]:
+    """Do what :func:`decompress` does, into an array that is the caller's to write.
+
+    What stands behind the frame is not looked at, so the caller has a checksum of the whole.
+    """
+    _check_frame(stored, size, max_size)
+    raw = np.empty(size, np.uint8)
+    try:
+        # There is room for the whole frame, so the library writes it there in one pass.
+        with _decompressor().stream_reader(stored) as reader:
+            length = reader.readinto(raw)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if length != size:
+        raise ValueError(f"{length} bytes instead of {size}")
+    return raw
+
+
+def _check_frame(stored: bytes | memoryview, size: int, max_size: int) -> None:
+    if size > max_size:
+        raise ValueError(f"{size} bytes are declared where {max_size} are allowed")
+    try:
+        # The library believes the size in the frame and ignores max_output_size then, so the frame is asked first.
+        frame = zstandard.get_frame_parameters(stored)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if frame.content_size != size:
+        raise ValueError(f"a frame of {frame.content_size} bytes instead of {size}")
+    if frame.window_size > _MAX_WINDOW or frame.dict_id:
+        raise ValueError("a frame with a window or dictionary that is never written")
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    decompressor: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
+    if decompressor is None:
+        decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+    return decompressor

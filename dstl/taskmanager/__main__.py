@@ -12,12 +12,24 @@ import logging
 import os
 import signal
 import sys
+from importlib.abc import MetaPathFinder
 
 from dstl.errors import DstlError
 from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.process import run
 
 _log = logging.getLogger("dstl.taskmanager")
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Finds no pandas in this process, which has no use for it.
+
+    Arrow imports it, where it is installed, before it makes its first array.
+    """
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("a TaskManager does without pandas", name=fullname)
 
 
 async def _main() -> int:
@@ -60,6 +72,7 @@ async def _main() -> int:
 
 
 if __name__ == "__main__":
+    sys.meta_path.insert(0, _WithoutPandas())
     logging.basicConfig(
         level=os.environ.get("DSTL_LOG_LEVEL", "WARNING"),
         format="%(asctime)s %(levelname)s taskmanager[%(process)d] %(message)s",

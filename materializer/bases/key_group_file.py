@@ -32,7 +32,7 @@ import zstandard
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.changelog.value_offsets import value_offsets
 from dstl.errors import CorruptData, Invalid
-from dstl.store.zstd_frame import decompress
+from dstl.store.zstd_frame import decompress_array
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS, Expired, TableSnapshot
 
@@ -147,6 +147,8 @@ def decode_key_group(
 ) -> Iterator[pa.RecordBatch]:
     """Check a base file whole and return its pages of :data:`~materializer.tables.base.ENTRY_SCHEMA`.
 
+    Each has memory of its own, which may be written.
+
     Args:
         data: The file, without anything before or behind it.
         key_group: The key group that it must hold.
@@ -238,14 +240,13 @@ def _check_file(data: bytes | memoryview, name: str) -> tuple[KeyGroupFile, list
 def _pages(blocks: list[_Block], name: str) -> Iterator[pa.RecordBatch]:
     for block in blocks:
         try:
-            raw = decompress(block.stored, block.raw_size, max_size=MAX_BLOCK_BYTES)
+            raw = decompress_array(block.stored, block.raw_size, max_size=MAX_BLOCK_BYTES)
         except ValueError as error:
             raise CorruptData(f"{name} is damaged: {error}; restore from an older base") from error
         yield _page(raw, block.rows, name)
 
 
-def _page(raw: bytes, rows: int, name: str) -> pa.RecordBatch:
-    buffer = pa.py_buffer(raw)
+def _page(raw: npt.NDArray[np.uint8], rows: int, name: str) -> pa.RecordBatch:
     lengths = np.frombuffer(raw, "<u4", 3 * rows, 2 * rows).reshape(3, rows)
     ends = np.zeros((3, rows + 1), np.int64)
     np.cumsum(lengths, axis=1, out=ends[:, 1:])
@@ -255,7 +256,7 @@ def _page(raw: bytes, rows: int, name: str) -> pa.RecordBatch:
     columns: list[pa.Array] = [pa.array(np.frombuffer(raw, "<u2", rows))]
     for offsets in ends:
         size = int(offsets[-1])
-        columns.append(_binary(offsets.astype(np.int32), buffer.slice(start, size)))
+        columns.append(_binary(offsets.astype(np.int32), pa.py_buffer(raw[start : start + size])))
         start += size
     return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
 

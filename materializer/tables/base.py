@@ -308,7 +308,9 @@ class StateTable(Protocol):
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages, in bulk.
 
-        The pages must be in the order of :data:`ENTRY_SCHEMA`, as :meth:`TableSnapshot.entries` gives them.
+        The pages must be in the order of :data:`ENTRY_SCHEMA`, as :meth:`TableSnapshot.entries` gives them. Their
+        memory is the table's afterwards, which may write there: nobody else reads them again.
+
         When ``pages`` raises, the key group is left as it was (heap) or empty (RocksDB): restore it again.
 
         Raises:

@@ -39,7 +39,7 @@ from materializer.tables.columns import (
     key_group_runs,
 )
 from materializer.tables.heap_group import HeapGroup
-from materializer.tables.value_slots import ValueSlots
+from materializer.tables.value_slots import FixedValues, ValueSlots
 
 __all__ = ["ENTRY_OVERHEAD_BYTES", "HeapStateTable", "HeapTableSnapshot"]
 
@@ -48,6 +48,7 @@ ENTRY_OVERHEAD_BYTES = 130
 
 _EMPTY: Mapping[bytes, bytes] = {}
 _EXPIRED_KEYS = 1024
+_MOST = 0.8
 
 
 class HeapStateTable:
@@ -202,8 +203,11 @@ class HeapStateTable:
                     user_keys = part.column("user_key").to_pylist()
                     for key, user_key, value in zip(keys, user_keys, values.to_pylist(), strict=True):
                         content.put(key, user_key, value)
+                elif width:
+                    fixed = fixed_items(values, width)
+                    content.put_all(keys, fixed, width, owned=part.num_rows == page.num_rows and _is_most(fixed, page))
                 else:
-                    content.put_all(keys, fixed_items(values, width) if width else values.to_pylist(), width)
+                    content.put_all(keys, values.to_pylist())
         self.drop_key_group(key_group)
         for state, content in restored.items():
             self._states.setdefault(state, {})[key_group] = content
@@ -345,6 +349,11 @@ def _slots_of(content: HeapGroup | None) -> ValueSlots | None:
     if content is None or content.point_layer or not isinstance(content.points, ValueSlots):
         return None
     return content.points
+
+
+def _is_most(values: FixedValues, page: pa.RecordBatch) -> bool:
+    """Return whether a page's values may stay where they are: what else lies there would be held with them."""
+    return values.flags.writeable and values.nbytes >= _MOST * page.nbytes
 
 
 def _apply_one_by_one(content: HeapGroup, run: ChangeRun) -> None:

@@ -124,13 +124,21 @@ class HeapGroup:
             found.insert(0, (b"", value))
         return found
 
-    def put_all(self, keys: Sequence[bytes], values: Sequence[bytes] | FixedValues, width: int | None = None) -> None:
+    def put_all(
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[bytes] | FixedValues,
+        width: int | None = None,
+        *,
+        owned: bool = False,
+    ) -> None:
         """Set values under the empty user key; the last one of a repeated key wins.
 
         Args:
             keys: The keys.
             values: Their values.
             width: Length of every value; None where they differ, or where nobody knows.
+            owned: ``values`` is an array that nobody else reads or writes: a group without values keeps it as it is.
         """
         if self.point_width != width or width is None:
             self._set_width(width)
@@ -140,7 +148,8 @@ class HeapGroup:
                 slots.put_all(list(self.points), fixed_values(list(self.points.values()), self.point_width))
                 self.points = slots
             held = len(self.points)
-            self.bytes += self.points.put_all(keys, fixed_values(values, self.point_width))
+            put = self.points.put_all if held or not owned else self.points.adopt_all
+            self.bytes += put(keys, fixed_values(values, self.point_width))
             new = len(self.points) - held
             self.entries += new
             self.bytes += new * self.point_width

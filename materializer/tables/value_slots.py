@@ -106,6 +106,8 @@ class ValueSlots(MutableMapping[bytes, bytes]):
 
     def put_all(self, keys: Sequence[bytes], values: FixedValues) -> int:
         """Set values; the last one of a repeated key wins. Return how many bytes the keys have that are new."""
+        if not self._slots:
+            return self._fill(keys, values.copy())
         slots = self._slots_of(keys)
         missing = np.flatnonzero(slots < 0)
         added = 0
@@ -119,6 +121,16 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         self._values[slots] = values
         return added
 
+    def adopt_all(self, keys: Sequence[bytes], values: FixedValues) -> int:
+        """Do what :meth:`put_all` does where there are no values yet, and go on with the array itself.
+
+        Raises:
+            ValueError: It is read-only, or there are values.
+        """
+        if self._slots or not values.flags.writeable:
+            raise ValueError("values cannot be adopted: they are read-only, or not the first")
+        return self._fill(keys, values)
+
     def pop_all(self, keys: Iterable[bytes]) -> list[bytes]:
         """Remove keys, none named twice; return those that were there."""
         named = list(keys)
@@ -130,6 +142,14 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         if len(self._values) > _FEWEST and len(self._slots) < len(self._values) // 4:
             self._gather()
         return named
+
+    def _fill(self, keys: Sequence[bytes], values: FixedValues) -> int:
+        # Of a repeated key the last place stays.
+        self._slots = dict(zip(keys, range(len(keys)), strict=True))
+        self._values = values
+        repeated = len(keys) != len(self._slots)
+        self._free = list(set(range(len(keys))).difference(self._slots.values())) if repeated else []
+        return sum(map(len, self._slots))
 
     def _slots_of(self, keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
         return np.fromiter(map(self._slots.get, keys, repeat(-1)), np.int64, len(keys))

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from dstl.testing.table_changes import changes, clear, content, delete, put
 from dstl.testing.table_contract import TableContract
+from materializer.bases.key_group_file import decode_key_group, encode_key_group
 from materializer.tables import HeapStateTable, StateTable
+from materializer.tables.value_slots import ValueSlots
 
 
 class TestHeapStateTable(TableContract):
@@ -138,3 +140,31 @@ def test_deleted_keys_leave_nothing_behind() -> None:
         table.apply(changes(*[delete(0, 0, r[3], r[4]) for r in rows]))
     group = table._states[0][0]
     assert (group.points, group.elements, table.size().entries) == ({}, {}, 0)
+
+
+def test_large_values_of_a_base_are_not_copied_and_belong_to_the_table() -> None:
+    """A restore is read and written as any other table; what it was made from is not seen again."""
+    source = HeapStateTable()
+    rows = {b"%04d" % i: b"%0200d" % i for i in range(500)}
+    source.apply(changes(*[put(1, 0, key, b"", value) for key, value in rows.items()]))
+    data = encode_key_group(source.snapshot(), 1).data
+    pages = list(decode_key_group(data, 1))
+    first, second = HeapStateTable(), HeapStateTable()
+    first.restore(1, pages)
+    second.restore(1, decode_key_group(data, 1))
+    kept = first._states[0][1].points
+    assert isinstance(kept, ValueSlots)
+    buffer = pages[0].column("value").buffers()[2]
+    assert buffer.address <= kept._values.ctypes.data < buffer.address + buffer.size
+    assert first.size() == second.size() == source.size()
+    with closing(first.snapshot()) as snapshot:
+        first.apply(
+            changes(put(1, 0, b"0007", b"", b"x" * 200), delete(1, 0, b"0008"), put(1, 0, b"new", b"", b"y" * 200))
+        )
+        assert content(snapshot, [1]) == content(source.snapshot(), [1])
+    first.apply(changes(put(1, 0, b"0009", b"", b"z" * 200)))
+    expected = rows | {b"0007": b"x" * 200, b"new": b"y" * 200, b"0009": b"z" * 200}
+    del expected[b"0008"]
+    names = [*rows, b"new"]
+    assert first.get_many(0, [1] * len(names), names) == [expected.get(name) for name in names]
+    assert second.get_many(0, [1] * len(rows), list(rows)) == list(rows.values())

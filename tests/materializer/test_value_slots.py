@@ -63,3 +63,20 @@ def test_what_is_deleted_gives_its_memory_back() -> None:
 def test_a_value_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="4 bytes among values of 3"):
         ValueSlots(WIDTH)[b"k"] = b"1234"
+
+
+def test_the_first_values_may_stay_where_they_are() -> None:
+    values = fixed_values([b"%03d" % i for i in range(50)], WIDTH).copy()
+    slots = ValueSlots(WIDTH)
+    keys = [b"%d" % (i % 40) for i in range(50)]
+    assert slots.adopt_all(keys, values) == sum(map(len, set(keys)))
+    assert np.shares_memory(slots._values, values)
+    model = dict(zip(keys, values.tolist(), strict=True))
+    assert slots == model
+    more = [b"more-%d" % i for i in range(30)]
+    slots.put_all(more, fixed_values([b"new"] * 30, WIDTH))
+    assert slots == model | dict.fromkeys(more, b"new")
+    with pytest.raises(ValueError, match="not the first"):
+        slots.adopt_all(keys, values)
+    with pytest.raises(ValueError, match="read-only"):
+        ValueSlots(WIDTH).adopt_all([b"k"], np.frombuffer(b"123", f"V{WIDTH}"))

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 import zstandard
 
-from dstl.store.zstd_frame import decompress
+from dstl.store.zstd_frame import decompress, decompress_array
 
 
 def packed(raw: bytes, **options: bool) -> bytes:
@@ -57,3 +57,18 @@ def test_nothing_is_allocated_for_a_size_that_is_refused() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_an_array_of_what_was_packed_is_the_callers_to_write(seed: int) -> None:
+    raw = random.Random(seed).randbytes(70_000)
+    frame = packed(raw)
+    found = decompress_array(memoryview(frame), len(raw), max_size=len(raw))
+    assert found.tobytes() == raw
+    found[:] = 0
+    assert decompress_array(frame, len(raw), max_size=len(raw)).tobytes() == raw
+    for wrong in (frame[:-1], frame[:50], b"\0" + frame, b""):
+        with pytest.raises(ValueError):  # noqa: PT011  (the library's own words)
+            decompress_array(wrong, len(raw), max_size=len(raw))
+    for size in (len(raw) - 1, len(raw) + 1):
+        with pytest.raises(ValueError, match="bytes"):
+            decompress_array(frame, size, max_size=1 << 20)

@@ -340,3 +340,23 @@ async def test_one_whose_coordinator_comes_late_waits_for_it_as_long_as_it_was_t
         await wait_until(lambda: not process.is_alive)
         assert process._process.returncode == 0
         process.stop()
+
+
+def test_arrow_finds_no_pandas_in_a_task_manager() -> None:
+    """Its import takes more processor than all others of the process together; what a table does goes without."""
+    code = """
+import asyncio, runpy, sys
+asyncio.run = lambda main: main.close()  # all of the process but its life
+try:
+    runpy.run_module("dstl.taskmanager", run_name="__main__")
+except SystemExit as ended:
+    assert not ended.code, ended
+import numpy as np
+from dstl.testing.table_changes import changes, put
+from materializer.tables import HeapStateTable
+table = HeapStateTable()
+table.apply(changes(put(1, 0, b"k", b"", b"v")))
+assert table.get_many(0, np.array([1]), [b"k"]) == [b"v"]
+assert not any(name.partition(".")[0] == "pandas" for name in sys.modules), "pandas was imported"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
