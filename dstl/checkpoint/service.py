@@ -62,7 +62,7 @@ class CoordinatorService:
         options: Retention and deadlines.
         materialization: How many generations of bases are kept.
         max_parallelism: Number of key groups.
-        task_managers: How many TaskManagers share them; None for one on each of the executors' hosts.
+        task_managers: How many TaskManagers share them; None for as many as the executors' hosts and slots ask for.
         host: This host's address, as others reach it.
         bind: Address to listen on, where it is another than ``host``.
         port: Port to listen on; 0 for any.
@@ -137,7 +137,7 @@ class CoordinatorService:
             timeout_s=options.task_manager_timeout_s,
             plan=LaunchPlan() if executor_hosts is not None else None,
             hosts=executor_hosts,
-            one_per_host=task_managers is None,
+            follows_hosts=task_managers is None,
             config=task_manager_config,
             shared=store if task_managers_elsewhere else None,
         )

@@ -48,6 +48,7 @@ from dstl.spark.application.session import (
     driver_host,
     executor_hosts,
     is_local,
+    local_task_managers,
     session_of,
 )
 from dstl.spark.application.shutdown import shut_down
@@ -104,8 +105,8 @@ class StateBackend(StatefulOperators):
             More: more room to grow; fewer: smaller indexes.
         table: ``heap`` (fast, state must fit the TaskManagers' memory) or ``rocksdb`` (slower, state on local disk).
         task_managers: Processes that share the key groups. More: more cores serve state; fewer: fewer objects per
-            checkpoint. By default one; on a cluster one for each host that has executors when a run begins (name the
-            number where executors come and go: another number restores all state).
+            checkpoint, less memory. By default one for eight tasks at once, begun; on a cluster so many for each host
+            that has executors when a run begins (name the number where they come and go: another restores all state).
         batching: When the log is sealed into segments.
         upload: How objects get into the store.
         hedging: When a second request is sent for a late one.
@@ -210,6 +211,7 @@ class StateBackend(StatefulOperators):
         if local:
             check_worker_python(session)
             check_table(table)
+            task_managers = task_managers or local_task_managers(session, max_parallelism)
         if not local and not cluster.launch and task_managers is None:
             raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
         self._host = LOOPBACK if local else None
@@ -225,7 +227,7 @@ class StateBackend(StatefulOperators):
                 self._secret,
                 options=checkpoints,
                 max_parallelism=max_parallelism,
-                task_managers=task_managers if not local else task_managers or 1,
+                task_managers=task_managers,
                 host=LOOPBACK if local else cluster.host or driver_host(session),
                 bind=None if local else conf.get("spark.driver.bindAddress"),
                 port=cluster.port,

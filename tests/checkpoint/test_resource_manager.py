@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dstl.checkpoint.fleet.fleet_size import SLOTS_OF_A_TASK_MANAGER, task_managers_of
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid, Unavailable
@@ -49,6 +51,7 @@ class ClusterDriver(Driver):
     ) -> None:
         super().__init__(store or MemoryStore(), seed=seed, operators={"counts": 4})
         self.hosts = hosts
+        self.slots: tuple[int, ...] = ()
         self.service = CoordinatorService(
             self.store,
             Runtime.seeded(seed, SystemClock()),
@@ -67,7 +70,7 @@ class ClusterDriver(Driver):
         self._size = 0
 
     async def _count(self) -> ExecutorHosts:
-        return ExecutorHosts(self.hosts, 60.0)
+        return ExecutorHosts(self.hosts, 60.0, self.slots)
 
     async def connect(self, role: Role = Role.TASK_MANAGER) -> AsyncConnection:
         return await AsyncConnection.open(self.service.address, self.secret, role=role)
@@ -196,6 +199,24 @@ async def test_a_run_on_more_hosts_than_the_one_before_has_more_task_managers(se
         assert [str(each.key_groups) for each in (await driver.begin(A, run="run-2")).assignments] == ["0-63", "64-127"]
         driver.hosts = 1
         assert len((await driver.begin(A, run="run-3")).assignments) == 1
+
+
+async def test_a_host_of_many_slots_has_several_task_managers(seed: int) -> None:
+    async with cluster(seed, task_managers=None) as driver:
+        driver.slots = (SLOTS_OF_A_TASK_MANAGER + 1,) * 2
+        for host in (A, B, A, B):
+            await driver.launched((await driver.begin(host)).launch, host)
+        assert Counter(each.address.host for each in (await driver.begin(A)).assignments) == {A: 2, B: 2}
+        driver.slots = (SLOTS_OF_A_TASK_MANAGER, 1)
+        assert len((await driver.begin(A, run="run-2")).assignments) == 2
+
+
+def test_the_number_follows_the_slots() -> None:
+    per = SLOTS_OF_A_TASK_MANAGER
+    assert [task_managers_of(slots) for slots in (0, 1, 2, per, per + 1, 2 * per, 2 * per + 1)] == [1, 1, 1, 1, 2, 2, 3]
+    assert ExecutorHosts(0, 60.0).task_managers == 1, "no executor has come yet"
+    assert ExecutorHosts(3, 60.0).task_managers == 3, "nobody has counted slots"
+    assert ExecutorHosts(2, 60.0, (per, per + 1)).task_managers == 3
 
 
 async def test_one_that_was_started_by_hand_counts_like_any_other(seed: int) -> None:

@@ -13,6 +13,7 @@ from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.spark import executor_host
 from dstl.spark.application.fleet_launcher import FleetLauncher
+from dstl.spark.application.session import local_slots
 from dstl.taskmanager import launcher as launcher_module
 from dstl.taskmanager.launcher import Invitation
 
@@ -137,3 +138,11 @@ def test_where_the_command_line_is_hidden_the_environment_tells_and_then_the_mac
     monkeypatch.setenv("SPARK_EXECUTOR_POD_IP", "10.1.2.3")
     assert host_seen_in(proc) == "10.1.2.3"
     assert host_seen_in(tmp_path / "nothing") == "10.1.2.3"
+
+
+@pytest.mark.parametrize(
+    ("master", "slots"),
+    [("local", 1), ("local[2]", 2), ("local[2,4]", 2), ("local[*]", 12), ("local[*, 4]", 12), ("local[16]", 16)],
+)
+def test_a_local_master_says_how_many_tasks_it_runs_at_once(master: str, slots: int) -> None:
+    assert local_slots(master, 12) == slots

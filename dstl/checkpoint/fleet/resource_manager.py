@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dstl.checkpoint.fleet.fleet import Fleet
+from dstl.checkpoint.fleet.fleet_size import task_managers_of
 from dstl.checkpoint.fleet.launch_plan import LaunchPlan
 from dstl.errors import Closed, DstlError, Invalid, Unavailable
 from dstl.rpc.fleet_messages import Enlist, Enlisted, Register
@@ -36,10 +37,17 @@ class ExecutorHosts:
     Attributes:
         count: How many there are.
         settled_s: Seconds since the latest executor came.
+        slots: Of each of them, how many tasks it runs at once; empty where nobody has counted.
     """
 
     count: int
     settled_s: float
+    slots: tuple[int, ...] = ()
+
+    @property
+    def task_managers(self) -> int:
+        """Number of TaskManagers that serve them: one at least."""
+        return max(1, self.count, sum(map(task_managers_of, self.slots)))
 
 
 class ResourceManager:
@@ -51,7 +59,7 @@ class ResourceManager:
         timeout_s: How long a task waits for the fleet to be complete.
         plan: Decides who launches; None where another party starts TaskManagers.
         hosts: Tells the hosts of the executors; asked once for each run, and while a TaskManager is missing.
-        one_per_host: The fleet's size follows the number of hosts at the beginning of a run.
+        follows_hosts: The fleet's size follows hosts and slots at the beginning of a run.
         config: What a TaskManager is told when it enlists.
         shared: The location that every TaskManager must find what this leaves in, before it registers; None where they
             run on this host.
@@ -65,7 +73,7 @@ class ResourceManager:
         timeout_s: float,
         plan: LaunchPlan | None = None,
         hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
-        one_per_host: bool = False,
+        follows_hosts: bool = False,
         config: bytes = b"",
         shared: ObjectStore | None = None,
     ) -> None:
@@ -74,7 +82,7 @@ class ResourceManager:
         self._timeout_s = timeout_s
         self._plan = plan
         self._hosts = hosts
-        self._one_per_host = one_per_host
+        self._follows_hosts = follows_hosts
         self._config = config
         self._shared = shared
         self._marks: dict[str, tuple[str, ...]] = {}
@@ -199,11 +207,11 @@ class ResourceManager:
                 return
             deadline = self._runtime.clock.now() + _LONGEST_SETTLING_S
             found = await self._hosts()
-            while self._one_per_host and found.settled_s < _SETTLED_S and self._runtime.clock.now() < deadline:
+            while self._follows_hosts and found.settled_s < _SETTLED_S and self._runtime.clock.now() < deadline:
                 await self._runtime.clock.sleep(_POLL_S)
                 found = await self._hosts()
             self._plan.hosts = max(1, found.count)
-            if self._one_per_host:
-                self._fleet.wanted = max(1, found.count)
-                _log.info("run %s has %d TaskManagers, one for each host", run_id, self._fleet.wanted)
+            if self._follows_hosts:
+                self._fleet.wanted = found.task_managers
+                _log.info("run %s has %d TaskManagers on %d hosts", run_id, self._fleet.wanted, self._plan.hosts)
             self._sized_for = run_id

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import time
+from collections import Counter
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from dstl.checkpoint.fleet.fleet_size import task_managers_of
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.errors import Invalid, brief
 
-__all__ = ["LOOPBACK", "active_run", "driver_host", "executor_hosts", "is_local", "session_of"]
+__all__ = [
+    "LOOPBACK",
+    "active_run",
+    "driver_host",
+    "executor_hosts",
+    "is_local",
+    "local_slots",
+    "local_task_managers",
+    "session_of",
+]
 
 LOOPBACK = "127.0.0.1"
 """Driver, TaskManagers and tasks of a local session share a machine."""
@@ -46,13 +58,27 @@ def driver_host(session: SparkSession) -> str:
 def executor_hosts(session: SparkSession) -> ExecutorHosts:
     """Return the number of hosts on which the application has executors, and when the last one came."""
     executors = session.sparkContext._jsc.sc().statusStore().executorList(True)
-    hosts, latest_ms = set(), 0
+    slots: Counter[str] = Counter()
+    latest_ms = 0
     for index in range(executors.length()):
         executor = executors.apply(index)
         if executor.id() != "driver":
-            hosts.add(executor.hostPort().rpartition(":")[0])
+            slots[executor.hostPort().rpartition(":")[0]] += int(executor.maxTasks())
             latest_ms = max(latest_ms, executor.addTime().getTime())
-    return ExecutorHosts(len(hosts), time.time() - latest_ms / 1000)
+    return ExecutorHosts(len(slots), time.time() - latest_ms / 1000, tuple(slots.values()))
+
+
+def local_slots(master: str, cores: int) -> int:
+    """Return how many tasks a ``local`` master runs at once on a machine of so many cores."""
+    found = re.fullmatch(r"local\[\s*(\*|\d+)\s*(?:,[^]]*)?\]", master)
+    if found is None:
+        return 1
+    return cores if found[1] == "*" else int(found[1])
+
+
+def local_task_managers(session: SparkSession, most: int) -> int:
+    """Return how many TaskManagers a local application has by default: at most one for each key group."""
+    return min(most, task_managers_of(local_slots(session.sparkContext.master, os.cpu_count() or 1)))
 
 
 def active_run(session: SparkSession, query_id: str) -> str | None:
