@@ -18,60 +18,24 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql import DataFrame, SparkSession
 
 from bench._figures import add_json
 from bench._files_process import LATENCY, REQUESTS, interpreter
+from bench._stateful_queries import stateful_queries
 from dstl.jvm.build import spark_jars
 from dstl.spark import jar_path
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 WARM_UP = 2
 SCHEMA = "k long, t timestamp, v long"
 
 
-class Sum(StatefulProcessor):
-    """One value state per key."""
-
-    def init(self, handle: Any) -> None:
-        self.total = handle.getValueState("total", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        found = self.total.get()
-        total = (found[0] if found else 0) + sum(row.v for row in rows)
-        self.total.update((total,))
-        yield Row(k=key[0], n=total)
-
-    def close(self) -> None:
-        pass
-
-
-def _join(df: DataFrame) -> DataFrame:
-    left = df.withWatermark("t", "1 minute").alias("a")
-    right = df.withWatermark("t", "1 minute").alias("b")
-    return left.join(right, F.expr("a.k = b.k AND a.v = b.v AND a.t = b.t")).select("a.k", "a.v")
-
-
-QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
-    "count": (lambda df: df.groupBy("k").count(), "update"),
-    "session": (
-        lambda df: df.withWatermark("t", "1 minute").groupBy(F.session_window("t", "10 seconds"), "k").count(),
-        "append",
-    ),
-    "join": (_join, "append"),
-    "dedup": (lambda df: df.withWatermark("t", "1 minute").dropDuplicates(["k", "v", "t"]), "append"),
-    "tws": (lambda df: df.groupBy("k").transformWithState(Sum(), "k long, n long", "update", "none"), "update"),
-}
+QUERIES = stateful_queries("long", delay="1 minute", gap="10 seconds")
 
 
 def write_input(directory: Path, batches: int, rows: int, seed: int) -> None:
@@ -143,7 +107,7 @@ class Runs:
     def measure(self, query: str, partitions: int, kind: str, place: str = "") -> dict[str, Any]:
         """Run one query over the input and return its figures of the batches behind the warm-up."""
         self._spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
-        plan, mode = QUERIES[query]
+        stateful = QUERIES[query]
         scheme = "dstl" if kind == "dstl" else "slow"
         location = f"{scheme}://{self._work}/{place or f'{query}-{partitions}'}-{kind}"
         counts: dict[int, int] = {}
@@ -153,7 +117,7 @@ class Runs:
             counts[number] = self._requests(kind)
 
         source = self._spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(self._work / "in"))
-        writer = plan(source).writeStream.outputMode(mode).foreachBatch(note)
+        writer = stateful.plan(source).writeStream.outputMode(stateful.mode).foreachBatch(note)
         running = writer.option("checkpointLocation", location).trigger(availableNow=True).start()
         try:
             running.awaitTermination()

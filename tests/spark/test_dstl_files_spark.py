@@ -3,19 +3,16 @@
 import asyncio
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql import DataFrame, SparkSession
 
+from bench._stateful_queries import stateful_queries
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.runtime import system_runtime
 from dstl.spark import jar_path
@@ -31,41 +28,12 @@ PROVIDERS = {
     "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
 }
-# Workers import no test modules.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
 MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
 
 
-class Total(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        self.total = handle.getValueState("total", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        found = self.total.get()
-        total = (found[0] if found else 0) + sum(row.v for row in rows)
-        self.total.update((total,))
-        yield Row(k=key[0], n=total)
-
-    def close(self) -> None:
-        pass
-
-
-def _join(df: DataFrame) -> DataFrame:
-    left, right = df.withWatermark("t", "10 seconds").alias("a"), df.withWatermark("t", "10 seconds").alias("b")
-    return left.join(right, F.expr("a.k = b.k AND a.v = b.v + 1 AND a.t >= b.t")).select("a.k", "a.v")
-
-
-QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
-    "count": (lambda df: df.groupBy("k").count(), "update"),
-    "session": (
-        lambda df: df.withWatermark("t", "10 seconds").groupBy(F.session_window("t", "5 seconds"), "k").count(),
-        "append",
-    ),
-    "join": (_join, "append"),
-    "dedup": (lambda df: df.withWatermark("t", "10 seconds").dropDuplicates(["k", "v", "t"]), "append"),
-    "tws": (lambda df: df.groupBy("k").transformWithState(Total(), "k string, n long", "update", "none"), "update"),
-}
+QUERIES = stateful_queries(
+    "string", delay="10 seconds", gap="5 seconds", joined="a.k = b.k AND a.v = b.v + 1 AND a.t >= b.t"
+)
 
 
 @contextmanager
@@ -88,7 +56,7 @@ def rows_of(batch: int) -> list[dict[str, Any]]:
 
 def run(stream: Any, name: str, location: str) -> list[tuple[Any, ...]]:
     """Drain a query's input in one run; returns (batch, column, ...) of everything that its sink got."""
-    plan, mode = QUERIES[name]
+    query = QUERIES[name]
     got: list[tuple[Any, ...]] = []
 
     def take(out: DataFrame, batch: int) -> None:
@@ -96,7 +64,7 @@ def run(stream: Any, name: str, location: str) -> list[tuple[Any, ...]]:
         out.count()
         got.extend((batch, *row) for row in out.collect())
 
-    writer = plan(stream.read()).writeStream.foreachBatch(take).outputMode(mode)
+    writer = query.plan(stream.read()).writeStream.foreachBatch(take).outputMode(query.mode)
     writer.option("checkpointLocation", location).trigger(availableNow=True).start().awaitTermination()
     return sorted(got, key=repr)
 
