@@ -1,4 +1,4 @@
-"""``dstl files migrate``: the state of a PySpark ``transformWithState`` query as a savepoint for ``StateBackend``."""
+"""``dstl files migrate``: the state of a query on Spark's own store as a savepoint for ``StateBackend``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from dstl.options import SealingOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dstl.state.vectorised.keyed_functions import Aggregate
+
 __all__ = ["migrate"]
 
 
@@ -34,6 +36,23 @@ def migrate(
     ttl: Annotated[
         list[str] | None, typer.Option(help="STATE=15m: the time to live of a state that has one. Repeatable.")
     ] = None,
+    aggregate: Annotated[
+        list[str] | None,
+        typer.Option(help="ID:COLUMN=FUNCTION(ARGUMENT), such as 0:total=sum(v): an aggregate, in the query's order."),
+    ] = None,
+    type_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", help="COLUMN=decimal(6,2): an aggregated column's type, of decimals of up to 11 digits."
+        ),
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="ID:COLUMN, a grouping column's name in the new query, where Spark has none. Repeatable."),
+    ] = None,
+    output_mode: Annotated[
+        str, typer.Option(help="The query's, where it has aggregations: update, append or complete.")
+    ] = "update",
     max_parallelism: Annotated[int, typer.Option(min=1, help="Key groups of the new backend.")] = 128,
     new_checkpoint: Annotated[
         str, typer.Option(help="An empty directory, which gets the old query's offsets for the new one to go on with.")
@@ -44,7 +63,7 @@ def migrate(
     endpoint_url: console.EndpointUrl = None,
     as_json: console.AsJson = False,
 ) -> None:
-    """Make a savepoint at LOCATION of the state of a stopped PySpark transformWithState query.
+    """Make a savepoint at LOCATION of the state of a stopped query of transformWithState or groupBy().agg().
 
     The old directory is only read, by a Spark session of this command. Start the processors with
     StateBackend(restore_from=...) then, at any parallelism.
@@ -61,6 +80,10 @@ def migrate(
             name=name,
             operators={int(number): uid for number, uid in operators.items()},
             ttl_ms={key: int(console.parse_duration(each) * 1000) for key, each in _pairs(ttl, "--ttl").items()},
+            aggregates=_aggregates(aggregate),
+            types=_pairs(type_, "--type"),
+            keys=_keys(key),
+            output_mode=output_mode,
             max_parallelism=max_parallelism,
             new_checkpoint=new_checkpoint,
             spark=_session(_pairs(conf, "--conf"), (checkpoint, new_checkpoint)),
@@ -87,6 +110,31 @@ def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
             raise Invalid(f"{option} {each!r} is not of the form NAME=VALUE")
         found[key] = value
     return found
+
+
+def _aggregates(given: Sequence[str] | None) -> dict[int, dict[str, Aggregate]]:
+    from dstl.state.vectorised.keyed_functions import Aggregate
+
+    found: dict[int, dict[str, Aggregate]] = {}
+    for key, text in _pairs(given, "--aggregate").items():
+        number, column = _of_operator(key, "--aggregate")
+        found.setdefault(number, {})[column] = Aggregate.of(text)
+    return found
+
+
+def _keys(given: Sequence[str] | None) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for each in given or ():
+        number, column = _of_operator(each, "--key")
+        found.setdefault(number, []).append(column)
+    return found
+
+
+def _of_operator(given: str, option: str) -> tuple[int, str]:
+    number, _, column = given.partition(":")
+    if not number.isdecimal() or not column:
+        raise Invalid(f"{option} {given!r} does not begin with ID:COLUMN, the id a number: {option} 0:total")
+    return int(number), column
 
 
 def _session(conf: dict[str, str], places: Sequence[str]) -> SparkSession:

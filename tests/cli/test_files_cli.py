@@ -101,6 +101,10 @@ def test_what_is_none_is_refused_and_gc_takes_what_no_file_needs(place: Path, tm
         ("--ttl", "n=", "NAME=VALUE"),
         ("--ttl", "n=soon", "not a duration"),
         ("--conf", "spark.x", "NAME=VALUE"),
+        ("--aggregate", "total=sum(v)", "ID:COLUMN"),
+        ("--aggregate", "0:total", "NAME=VALUE"),
+        ("--aggregate", "0:total=median(v)", "no aggregate"),
+        ("--key", "day", "ID:COLUMN"),
     ],
 )
 def test_arguments_of_a_migration_are_checked_before_spark_starts(

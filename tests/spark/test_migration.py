@@ -6,12 +6,29 @@ import json
 from typing import Any
 
 import pytest
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DayTimeIntervalType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from dstl.errors import CorruptData, DstlError, Invalid
+from dstl.spark import aggregates
+from dstl.spark.migration.aggregation import NamedAggregation, held_aggregates
 from dstl.spark.migration.query_directory import Position, position_of, without_state_ids
-from dstl.spark.migration.spark_operator import SparkState, name_operators, operators_of
+from dstl.spark.migration.spark_operator import SparkState, check_aggregates, name_operators, operators_of
+from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.descriptor import StateKind
 from dstl.state.handle import TimeMode
+from dstl.state.vectorised.aggregation import Aggregation
+from dstl.state.vectorised.keyed_functions import Aggregate
 
 PYSPARK = "transformWithStateInPySparkExec"
 
@@ -39,7 +56,6 @@ def test_operators_and_their_states_are_read_from_sparks_metadata() -> None:
         ("transformWithStateExec", "Scala or Java"),
         ("symmetricHashJoin", "a join of two streams"),
         ("sessionWindowStateStoreSaveExec", "session windows"),
-        ("stateStoreSave", "an aggregation"),
         ("dedupe", "dropDuplicates"),
         ("aNewOperator", "unknown to DSTL"),
     ],
@@ -77,6 +93,120 @@ def test_what_the_new_query_needs_to_be_told_is_asked_for(
         name_operators("place", found, names, ttl_ms)
     assert name_operators("place", found, {0: "a", 1: "b"}, {"w": 5}) == {0: "a", 1: "b"}
     assert name_operators("place", found[:1], {}, {}) == {0: "operator-1"}
+
+
+def test_aggregations_need_their_aggregates_and_nothing_else_has_some() -> None:
+    found = operators_of("place", [row(0, "stateStoreSave") | {"operatorProperties": None}, row(1, v="ValueState")])
+    assert [each.is_aggregation for each in found] == [True, False]
+    n = {"n": aggregates.count()}
+    check_aggregates("place", found, {0: n}, {0: ["day"]})
+    wrongs: list[tuple[dict[int, Any], dict[int, list[str]], str]] = [
+        ({}, {}, "operator 0 is an aggregation"),
+        ({0: {}}, {}, "operator 0 is an aggregation"),
+        ({0: n, 1: n}, {}, "operator 1 is no aggregation.*there is 0"),
+        ({0: n}, {7: ["day"]}, "operator 7 is no aggregation"),
+    ]
+    for named, keys, wrong in wrongs:
+        with pytest.raises(Invalid, match=wrong):
+            check_aggregates("place", found, named, keys)
+    with pytest.raises(Invalid, match="0 has an aggregation; 1 has v"):
+        name_operators("place", found, {}, {})
+
+
+PAID = DecimalType(34, 2)
+TYPES: dict[str, DataType] = {"fee": DecimalType(6, 2), "big": DecimalType(24, 2)}
+
+
+def held(*columns: tuple[str, DataType]) -> StructType:
+    """Return columns of Spark's state, of which several may have one name."""
+    return StructType([StructField(name, kind) for name, kind in columns])
+
+
+def test_aggregates_find_their_columns_by_their_order_and_one_that_is_there_twice_is_kept_once() -> None:
+    state = held(
+        ("count", LongType()),
+        ("sum", LongType()),
+        ("sum", PAID),
+        ("isEmpty", BooleanType()),
+        ("sum", PAID),
+        ("count", LongType()),
+        ("last", StringType()),
+        ("valueSet", BooleanType()),
+    )
+    named = {
+        "n": aggregates.count(),
+        "total": aggregates.sum("v"),
+        "paid": aggregates.sum("p"),
+        "also": aggregates.sum("v"),
+        "price": aggregates.mean("p"),
+        "known": aggregates.last("s", ignore_nulls=True),
+    }
+    found = held_aggregates("place", state, NamedAggregation(named, output_mode="append"))
+    assert [(each.position, each.may_overflow) for each in found] == [
+        *((0, False), (1, False), (2, True), (1, False), (4, True), (6, False)),
+    ]
+    # The new query's own columns, so that it can see whether it is given what it asks for.
+    schema = StructType(
+        [StructField("v", LongType()), StructField("p", DecimalType(24, 2)), StructField("s", StringType())]
+    )
+    new = Aggregation(
+        mode="append",
+        aggregates=named,
+        key_schema=StructType(),
+        others=(),
+        input_schema=schema,
+        output_schema=StructType(),
+    )
+    ours = new.state_schema()
+    assert [field for each in found for field in each.fields] == ours.fields
+    few = held(("sum", LongType()), ("sum", DoubleType()), ("count", LongType()))
+    fees = {"total": aggregates.sum("fee"), "middle": aggregates.mean("fee")}
+    found = held_aggregates("place", few, NamedAggregation(fees, TYPES))
+    assert [(each.fields[0].dataType, each.scale) for each in found] == [(DecimalType(16, 2), 2)] * 2
+    assert {field.metadata[MEANING] for field in ours.fields if field.name.startswith("known")} == {
+        "last(s, ignore_nulls=True) for output mode append"
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "named", "wrong"),
+    [
+        (held(("count", LongType())), {"n": "count()", "total": "sum(v)"}, "not those of n=count"),
+        (held(("count", LongType()), ("sum", LongType())), {"n": "count()"}, "sum bigint"),
+        (held(("sum", LongType()), ("count", LongType())), {"n": "count()", "total": "sum(v)"}, "in its order"),
+        (held(("sum", LongType()), ("isEmpty", BooleanType())), {"total": "sum(v)"}, "isEmpty boolean"),
+        (held(("k", StringType()), ("count", LongType())), {"n": "count()"}, "k string"),
+        (held(("buf", BinaryType())), {"all": "count()"}, "buf binary"),
+        (held(("MS[0]", LongType())), {"some": "approx_count_distinct(v)"}, "another sketch"),
+        (held(("sum", DayTimeIntervalType())), {"total": "sum(v)"}, "kept as interval"),
+        (held(("max", StructType())), {"most": "max(v)"}, "a type with an order"),
+        (
+            held(("sum", DoubleType())),
+            {"total": "sum(fee)"},
+            r"as double by Spark, which is none of decimal\(6,2\)",
+        ),
+        (
+            held(("sum", LongType())),
+            {"total": "sum(big)"},
+            r"as bigint by Spark, which is none of decimal\(24,2\)",
+        ),
+    ],
+)
+def test_aggregates_that_are_not_those_of_the_state_are_refused(
+    state: StructType, named: dict[str, str], wrong: str
+) -> None:
+    with pytest.raises(Invalid, match=wrong):
+        held_aggregates(
+            "place", state, NamedAggregation({name: Aggregate.of(text) for name, text in named.items()}, TYPES)
+        )
+
+
+def test_an_aggregate_is_read_from_the_text_that_it_shows() -> None:
+    for each in (aggregates.count(), aggregates.mean("a b"), aggregates.first("v"), aggregates.last("f(v)", True)):
+        assert Aggregate.of(str(each)) == each
+    for wrong in ("sum", "median(v)", "sum(v) + 1", ""):
+        with pytest.raises(Invalid, match="no aggregate"):
+            Aggregate.of(wrong)
 
 
 def test_a_query_stands_behind_its_last_commit() -> None:

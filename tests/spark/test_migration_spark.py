@@ -21,7 +21,8 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid, MissingState, ObjectExists
 from dstl.runtime import system_runtime
-from dstl.spark import StateBackend, migrate_state
+from dstl.spark import StateBackend, aggregates, migrate_state
+from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 from dstl.spark.saved_state.reader import find_savepoint
 from dstl.state.registry import StateRegistry
 from dstl.state.ttl import write_time_ms
@@ -157,10 +158,10 @@ def rows_of(batch: int) -> list[dict[str, Any]]:
     ]
 
 
-def drain(df: DataFrame, location: str, batches: int = 0) -> list[tuple[Any, ...]]:
+def drain(df: DataFrame, location: str, batches: int = 0, mode: str = "update") -> list[tuple[Any, ...]]:
     """Process what is there, or with ``batches`` until so many are committed; return all rows that came out."""
     got: list[tuple[Any, ...]] = []
-    writer = df.writeStream.outputMode("update").option("checkpointLocation", location)
+    writer = df.writeStream.outputMode(mode).option("checkpointLocation", location)
     writer = writer.foreachBatch(lambda out, _: got.extend(tuple(row) for row in out.collect()))
     if not batches:
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -245,6 +246,92 @@ async def _ends(location: Path, state: str) -> list[int]:
     return [(write_time_ms(value) or 0) + found.ttl_ms for value in values]
 
 
+batch_by_batch = pytest.mark.skipif(
+    SupportsTriggerAvailableNow is object, reason="before Spark 4.2 a source in Python makes one batch of all there is"
+)
+AGGREGATES = {
+    "n": aggregates.count(),
+    "some": aggregates.count("d"),
+    "total": aggregates.sum("v"),
+    "paid": aggregates.sum("big"),
+    "length": aggregates.sum("d"),
+    "again": aggregates.sum("v"),
+    "middle": aggregates.mean("v"),
+    "price": aggregates.mean("big"),
+    "fees": aggregates.sum("fee"),
+    "fee": aggregates.mean("fee"),
+    "least": aggregates.min("s"),
+    "latest": aggregates.max("t"),
+    "began": aggregates.first("s"),
+    "known": aggregates.last("s", ignore_nulls=True),
+}
+AMOUNTS = "k string, v int, d double, big decimal(24, 2), fee decimal(6, 2), s string, t timestamp"
+
+
+def amounts(batch: int) -> list[dict[str, Any]]:
+    """Return rows of a batch: a key's texts are the same throughout it, so that the order of its rows does not show."""
+    start = datetime.datetime(2026, 1, 1) + datetime.timedelta(seconds=8 * batch)
+    return [
+        {
+            "k": None if i % 5 == 0 else f"k{i % 5}",
+            "v": i * batch - 7,
+            "d": None if i % 5 == 1 else (i - batch) / 4,
+            "big": None if (i + batch) % 4 == 0 else f"{-1 if i % 2 else 1}1234567890123456789{i % 10}.{batch:02d}",
+            "fee": None if i % 5 == 2 else f"{(-1) ** i * i}.{batch}{i % 10}",
+            "s": None if batch % 3 == i % 5 else f"{batch % 4}-{i % 5}",
+            "t": str(start + datetime.timedelta(seconds=i % 10)),
+        }
+        for i in range(20)
+    ]
+
+
+@pytest.mark.drawn(1, group="moved aggregations")
+@pytest.mark.parametrize(
+    "mode",
+    ["update", pytest.param("append", marks=batch_by_batch), pytest.param("complete", marks=batch_by_batch)],
+)
+def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_have(
+    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path, mode: str
+) -> None:
+    """Plain groups, windows that end, and groups of an expression; the query that stays is never interrupted."""
+    source = stream(AMOUNTS)
+    timed = source.read().withWatermark("t", "12 seconds")
+    by = {
+        "update": ["k"],
+        "append": [F.window("t", "10 seconds", "5 seconds"), "k"],
+        "complete": [(F.col("v") % 2).alias("odd"), F.window("t", "1 minute")],
+    }[mode]
+    columns = [
+        F.expr(str(each).replace(", ignore_nulls=True", ", true").replace("count()", "count(*)")).alias(name)
+        for name, each in AGGREGATES.items()
+    ]
+    old, new = tmp_path / "old", tmp_path / "new"
+    for batch in range(2):
+        source.add(amounts(batch))
+    drain(timed.groupBy(*by).agg(*columns), str(old), mode=mode)
+    report = migrate_state(
+        str(old),
+        tmp_path / "saved",
+        operators={0: "amounts"},
+        aggregates={0: AGGREGATES},
+        types={"fee": "decimal(6, 2)"},
+        keys={0: ["odd"]} if mode == "complete" else None,
+        output_mode=mode,
+        new_checkpoint=str(new),
+        spark=spark,
+    )
+    assert dict(report.operators) == {"amounts": ("aggregates",)}
+    for batch in (2, 4, 5):
+        source.add(amounts(batch) + amounts(0)[:batch])  # the last of these are late
+    stayed = drain(timed.groupBy(*by).agg(*columns), str(old), mode=mode)
+    with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=3, spark=spark) as backend:
+        if mode == "update":
+            moved = backend.aggregate(timed, by="k", name="amounts", **AGGREGATES)
+        else:
+            moved = backend.groupBy(timed, *by).agg(*columns, outputMode=mode, name="amounts")
+        assert drain(moved, str(new)) == stayed != []
+
+
 def test_what_is_not_to_be_had_is_refused_before_anything_is_written(
     sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
 ) -> None:
@@ -252,8 +339,13 @@ def test_what_is_not_to_be_had_is_refused_before_anything_is_written(
     source.add(rows_of(0))
     drain(source.read().groupBy(F.col("k")).count(), str(tmp_path / "count"))
     target = tmp_path / "saved"
-    with pytest.raises(Invalid, match=r"operator 0 is stateStoreSave \(an aggregation\)"):
+    with pytest.raises(Invalid, match=r"operator 0 is an aggregation.*aggregates="):
         migrate_state(str(tmp_path / "count"), target, spark=spark)
+    held = {"n": aggregates.count(), "total": aggregates.sum("v")}
+    with pytest.raises(Invalid, match=r"columns \(count bigint\), which are not those of n=count\(\), total=sum\(v\)"):
+        migrate_state(str(tmp_path / "count"), target, aggregates={0: held}, spark=spark)
+    with pytest.raises(Invalid, match="output mode 'latest' is none of append, update, complete"):
+        migrate_state(str(tmp_path / "count"), target, aggregates={0: held}, output_mode="latest", spark=spark)
     with pytest.raises(MissingState, match="no committed batch"):
         migrate_state(str(tmp_path / "nowhere"), target, spark=spark)
     with pytest.raises(Invalid, match="cannot open"):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -23,7 +22,16 @@ from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from materializer.tables.base import ENTRY_SCHEMA
 
-__all__ = ["EntryEncoder", "StateFrame", "pack", "pack_key_groups", "state_frame", "timer_frame"]
+__all__ = [
+    "EntryEncoder",
+    "StateFrame",
+    "key_group",
+    "pack",
+    "pack_key_groups",
+    "state_frame",
+    "state_reader",
+    "timer_frame",
+]
 
 _ENTRIES = "key_group int, state int, key binary, user_key binary, value binary"
 _FILES = "key_group int, entries long, data binary"
@@ -67,10 +75,11 @@ def state_frame(
         state: Which one.
         max_parallelism: Key groups.
     """
-    reader = _reader(spark, batch_id, number).option("stateVarName", state.name)
+    reader = state_reader(spark, batch_id, number).option("stateVarName", state.name)
     df = reader.options(**_STATE_OPTIONS[state.kind]).load(location)
     key, user_key = df.schema["key"].dataType, None
-    columns: list[Column] = [_key_group(key, max_parallelism).alias(_GROUP), F.col("key").alias(_KEY)]
+    group = key_group([F.col("key").getField(name) for name in key.names], max_parallelism)
+    columns: list[Column] = [group.alias(_GROUP), F.col("key").alias(_KEY)]
     if state.kind is StateKind.LIST:
         elements = F.posexplode("list_value").alias(_USER_KEY, _VALUE)
         df = df.select(*columns, elements)
@@ -92,10 +101,10 @@ def state_frame(
 
 def timer_frame(spark: SparkSession, location: str, batch_id: int, number: int, max_parallelism: int) -> StateFrame:
     """Return the timers of one operator; arguments as above."""
-    df = _reader(spark, batch_id, number).option("readRegisteredTimers", "true").load(location)
+    df = state_reader(spark, batch_id, number).option("readRegisteredTimers", "true").load(location)
     key = df.schema["key"].dataType
     rows = df.select(
-        _key_group(key, max_parallelism).alias(_GROUP),
+        key_group([F.col("key").getField(name) for name in key.names], max_parallelism).alias(_GROUP),
         F.col("key").alias(_KEY),
         F.col("expiration_timestamp_ms").alias(_USER_KEY),
     )
@@ -123,13 +132,13 @@ def pack(frames: Sequence[tuple[StateDescriptor, StateFrame]], max_parallelism: 
     return entries.repartitionById(partitions, place).sortWithinPartitions(_GROUP).mapInArrow(pack_key_groups, _FILES)
 
 
-def _reader(spark: SparkSession, batch_id: int, number: int) -> Any:
+def state_reader(spark: SparkSession, batch_id: int, number: int) -> DataFrameReader:
+    """Return Spark's reader of an operator's state after a batch."""
     return spark.read.format("statestore").option("batchId", batch_id).option("operatorId", number)
 
 
-def _key_group(key: StructType, max_parallelism: int) -> Column:
-    """Return a key's group, as :func:`dstl.spark.query.placement.key_group_column` has it of a row."""
-    columns = [F.col("key").getField(name) for name in key.names]
+def key_group(columns: Sequence[Column], max_parallelism: int) -> Column:
+    """Return a key's group by the columns that place it, as ``key_group_column`` of ``dstl.spark.query`` has it."""
     return F.pmod(F.hash(*columns), F.lit(max_parallelism)).cast("int")
 
 

@@ -1,4 +1,4 @@
-"""A savepoint for ``StateBackend`` out of the checkpoint of a PySpark ``transformWithState`` query."""
+"""A savepoint for ``StateBackend`` out of the checkpoint of a query of ``transformWithState`` or aggregations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -15,15 +16,19 @@ from pyspark.sql.types import StructType
 from dstl.checkpoint.savepoint.creation import write_savepoint
 from dstl.checkpoint.savepoint.file_writer import SavepointFileWriter
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name, directory_of
-from dstl.errors import Invalid, clip
+from dstl.errors import Invalid, brief, clip
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.session import session_of
+from dstl.spark.migration.aggregation import NamedAggregation, group_frame
 from dstl.spark.migration.entries import StateFrame, pack, state_frame, timer_frame
 from dstl.spark.migration.query_directory import Position, QueryDirectory
-from dstl.spark.migration.spark_operator import SparkOperator, name_operators, operators_of
+from dstl.spark.migration.spark_operator import SparkOperator, check_aggregates, name_operators, operators_of
+from dstl.spark.operators.ddl import parse_ddl
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import TIMERS, StateRegistry
+from dstl.state.vectorised.aggregation import AggregateStates, OutputMode
+from dstl.state.vectorised.keyed_functions import Aggregate
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
@@ -69,6 +74,16 @@ class _Moving:
     states: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A state of an operator, as Spark's reader has it."""
+
+    kind: StateKind
+    name: str
+    frame: StateFrame
+    ttl_ms: int = 0
+
+
 def migrate_state(
     checkpoint: str,
     location: str | os.PathLike[str],
@@ -76,16 +91,20 @@ def migrate_state(
     name: str = "migrated",
     operators: Mapping[int, str] | None = None,
     ttl_ms: Mapping[str, int] | None = None,
+    aggregates: Mapping[int, Mapping[str, Aggregate]] | None = None,
+    types: Mapping[str, str] | None = None,
+    keys: Mapping[int, Sequence[str]] | None = None,
+    output_mode: str = "update",
     max_parallelism: int = 128,
     new_checkpoint: str = "",
     spark: SparkSession | None = None,
     s3: S3Options | None = None,
     sealing: SealingOptions | None = None,
 ) -> MigrationReport:
-    """Make a savepoint of the state of a stopped PySpark ``transformWithState`` query, of either style.
+    """Make a savepoint of a stopped query's state: of PySpark's ``transformWithState``, or of Spark's aggregations.
 
     The old directory is only read, by Spark's own state reader; any scheme that the session knows will do, ``dstl://``
-    too. Start the same processors with ``StateBackend(location, restore_from=report.savepoint)`` and
+    too. Start the same processors and aggregates with ``StateBackend(location, restore_from=report.savepoint)`` and
     ``checkpointLocation`` the new checkpoint: they go on behind the last committed batch, at any parallelism.
 
     Args:
@@ -96,6 +115,14 @@ def migrate_state(
             without: it is ``operator-1``, which it is in the new query without a name.
         ttl_ms: The time to live, in milliseconds, of each state that has one: Spark keeps no more of it than when
             values end.
+        aggregates: Of each aggregation, by Spark's operator id, what ``StateBackend.aggregate`` takes as keyword
+            arguments, in the old query's order: ``{0: {"n": count(), "total": sum("v")}}``. Spark keeps no more of
+            them than ``count`` and ``sum``, so two sums that change places are not noticed.
+        types: Of aggregated columns, ``{"price": "decimal(6, 2)"}``: needed of decimals of up to 11 digits, whose sums
+            Spark keeps without a point.
+        keys: Names of an aggregation's grouping columns in the new query, without the window, where Spark's will not
+            do: it keeps none of an expression.
+        output_mode: That of the old query and the new one; of aggregations only.
         max_parallelism: Key groups of the new backend, fixed for its life.
         new_checkpoint: An empty directory of any scheme that the session knows. It gets the old one's offsets, commits
             and sources, without its state: with it the new query reads its sources on from where the old one was
@@ -122,15 +149,29 @@ def migrate_state(
     position = directory.position()
     found = operators_of(directory.location, _rows(session, "state-metadata", directory.location))
     names = name_operators(directory.location, found, operators or {}, ttl_ms or {})
+    given = {column: parse_ddl(f"c {kind}")["c"].dataType for column, kind in (types or {}).items()}
+    check_aggregates(directory.location, found, aggregates or {}, keys or {})
+    if output_mode not in get_args(OutputMode):
+        raise Invalid(f"output mode {brief(output_mode)} is none of {', '.join(get_args(OutputMode))}")
     wrong = sorted(each for each in names.values() if not is_operator_uid(each))
     if wrong:
         raise Invalid(f"an operator cannot be called {wrong[0]!r}: up to 64 letters, digits, '-' and '_'")
     if new_checkpoint:
         directory.check_empty(new_checkpoint)
-    moving = [
-        _move(session, directory.location, position, each, names[each.number], ttl_ms or {}, max_parallelism)
-        for each in found
-    ]
+    named = {
+        number: NamedAggregation(each, given, (keys or {}).get(number, ()), output_mode)
+        for number, each in (aggregates or {}).items()
+    }
+    moving = []
+    for each in found:
+        try:
+            if each.is_aggregation:
+                states = [_groups(session, directory.location, position, each, named[each.number], max_parallelism)]
+            else:
+                states = _states(session, directory.location, position, each, ttl_ms or {}, max_parallelism)
+        except (PySparkException, Py4JJavaError) as error:
+            raise Invalid(f"Spark cannot read operator {each.number} of {directory.location}: {clip(error)}") from error
+        moving.append(_moving(directory.location, position, each, names[each.number], states, max_parallelism))
     store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
     try:
         made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
@@ -162,32 +203,54 @@ def _rows(spark: SparkSession, source: str, location: str) -> list[dict[str, obj
         raise Invalid(f"Spark cannot read the operators of {location}: {clip(error)}") from error
 
 
-def _move(
+def _states(
     spark: SparkSession,
     location: str,
     position: Position,
     operator: SparkOperator,
-    uid: str,
     ttl_ms: Mapping[str, int],
+    max_parallelism: int,
+) -> list[_State]:
+    """Return a processor's timers and states."""
+    found: list[_State] = []
+    if operator.has_timers:
+        timers = timer_frame(spark, location, position.batch_id, operator.number, max_parallelism)
+        found.append(_State(StateKind.TIMER, TIMERS, timers))
+    for state in operator.states:
+        frame = state_frame(spark, location, position.batch_id, operator.number, state, max_parallelism)
+        found.append(_State(state.kind, state.name, frame, ttl_ms[state.name] if state.has_ttl else 0))
+    return found
+
+
+def _groups(
+    spark: SparkSession,
+    location: str,
+    position: Position,
+    operator: SparkOperator,
+    named: NamedAggregation,
+    max_parallelism: int,
+) -> _State:
+    """Return an aggregation's groups, its only state."""
+    frame = group_frame(spark, location, position.batch_id, operator.number, named, max_parallelism)
+    return _State(StateKind.VALUE, AggregateStates.name, frame)
+
+
+def _moving(
+    location: str,
+    position: Position,
+    operator: SparkOperator,
+    uid: str,
+    states: Sequence[_State],
     max_parallelism: int,
 ) -> _Moving:
     """Return an operator's registry, and its states as base files that Spark makes when they are asked for."""
-    frames: list[tuple[StateKind, str, StateFrame, int]] = []
-    try:
-        if operator.has_timers:
-            timers = timer_frame(spark, location, position.batch_id, operator.number, max_parallelism)
-            frames.append((StateKind.TIMER, TIMERS, timers, 0))
-        for state in operator.states:
-            frame = state_frame(spark, location, position.batch_id, operator.number, state, max_parallelism)
-            frames.append((state.kind, state.name, frame, ttl_ms[state.name] if state.has_ttl else 0))
-    except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read operator {operator.number} of {location}: {clip(error)}") from error
-    if not frames:
+    if not states:
         raise Invalid(f"operator {operator.number} of {location} has neither states nor timers: start it anew")
-    key: StructType = frames[0][2].key
+    key: StructType = states[0].frame.key
     registry = StateRegistry(key)
     described: list[tuple[StateDescriptor, StateFrame]] = [
-        (registry.declare(name, kind, frame.value, frame.user_key, ttl), frame) for kind, name, frame, ttl in frames
+        (registry.declare(each.name, each.kind, each.frame.value, each.frame.user_key, each.ttl_ms), each.frame)
+        for each in states
     ]
     entry = OperatorEntry(
         uid=uid,
@@ -196,7 +259,7 @@ def _move(
         registry=registry.to_wire(),
         watermark_ms=position.watermark_ms,
     )
-    return _Moving(entry, pack(described, max_parallelism), tuple(name for _, name, _, _ in frames))
+    return _Moving(entry, pack(described, max_parallelism), tuple(each.name for each in states))
 
 
 async def _write(

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dstl.errors import CorruptData, Invalid
 from dstl.state.descriptor import StateKind
 from dstl.state.handle import TimeMode
+from dstl.state.vectorised.keyed_functions import Aggregate
 
-__all__ = ["SparkOperator", "SparkState", "name_operators", "operators_of"]
+__all__ = ["SparkOperator", "SparkState", "check_aggregates", "name_operators", "operators_of"]
 
 _PROCESSORS = ("transformWithStateInPySparkExec", "transformWithStateInPandasExec")
+_AGGREGATION = "stateStoreSave"
 _OTHERS = {
     "transformWithStateExec": "a processor in Scala or Java",
     "symmetricHashJoin": "a join of two streams",
     "sessionWindowStateStoreSaveExec": "an aggregation over session windows",
-    "stateStoreSave": "an aggregation",
     "dedupe": "dropDuplicates",
     "dedupeWithinWatermark": "dropDuplicatesWithinWatermark",
     "flatMapGroupsWithState": "flatMapGroupsWithState",
@@ -51,19 +52,21 @@ class SparkState:
 
 @dataclass(frozen=True, slots=True)
 class SparkOperator:
-    """One PySpark ``transformWithState``.
+    """One PySpark ``transformWithState``, or one aggregation of Spark's own.
 
     Attributes:
         number: Spark's operator id in the query.
         partitions: Those that it ran with.
         time_mode: The processor's.
         states: Its states, without timers, by name.
+        is_aggregation: It is an aggregation, of which Spark says no more than that.
     """
 
     number: int
     partitions: int
     time_mode: TimeMode
     states: tuple[SparkState, ...]
+    is_aggregation: bool = False
 
     @property
     def has_timers(self) -> bool:
@@ -84,19 +87,21 @@ def operators_of(where: str, rows: Collection[Mapping[str, Any]]) -> list[SparkO
     refused = [
         f"operator {number} is {row['operatorName']} ({_OTHERS.get(str(row['operatorName']), 'unknown to DSTL')})"
         for number, row in sorted(found.items())
-        if row["operatorName"] not in _PROCESSORS
+        if row["operatorName"] not in (*_PROCESSORS, _AGGREGATION)
     ]
     if refused:
         raise Invalid(
-            f"{where} cannot be migrated: {'; '.join(refused)}. Only PySpark's transformWithState can; keep this "
-            "query's state where it is, with checkpointLocation dstl://..., or give the new query its state as "
-            "initialState"
+            f"{where} cannot be migrated: {'; '.join(refused)}. Only PySpark's transformWithState and groupBy().agg() "
+            "can; keep this query's state where it is, with checkpointLocation dstl://..., or give the new query its "
+            "state as initialState"
         )
     return [_operator(where, number, row) for number, row in sorted(found.items())]
 
 
 def _operator(where: str, number: int, row: Mapping[str, Any]) -> SparkOperator:
     try:
+        if row["operatorName"] == _AGGREGATION:
+            return SparkOperator(number, int(row["numPartitions"]), TimeMode.NONE, (), is_aggregation=True)
         properties = json.loads(row["operatorProperties"])
         states = [
             SparkState(str(each["stateName"]), _KINDS[each["stateVariableType"]], bool(each["ttlEnabled"]))
@@ -110,6 +115,43 @@ def _operator(where: str, number: int, row: Mapping[str, Any]) -> SparkOperator:
             f"{where}: the metadata of operator {number} is not what DSTL knows ({error!r}): was it written by a newer "
             "Spark than this DSTL supports?"
         ) from error
+
+
+def check_aggregates(
+    where: str,
+    operators: Collection[SparkOperator],
+    aggregates: Mapping[int, Mapping[str, Aggregate]],
+    keys: Mapping[int, Sequence[str]],
+) -> None:
+    """See that each aggregation's aggregates were named, and no others.
+
+    Args:
+        where: The checkpoint, for messages.
+        operators: All of them.
+        aggregates: By Spark's operator id.
+        keys: Names of grouping columns, likewise.
+
+    Raises:
+        Invalid: Some are missing, or of no aggregation.
+    """
+    aggregations = {each.number for each in operators if each.is_aggregation}
+    missing = sorted(each for each in aggregations if not aggregates.get(each))
+    if missing:
+        raise Invalid(
+            f"{where}: operator {missing[0]} is an aggregation, and Spark keeps no more of its aggregates than their "
+            f"functions: name them in the query's order (aggregates={{{missing[0]}: {{'n': count(), ...}}}}, "
+            f"--aggregate '{missing[0]}:n=count()')"
+        )
+    unknown = sorted({*aggregates, *keys} - aggregations)
+    if unknown:
+        held = ", ".join(map(str, sorted(aggregations))) or "none"
+        raise Invalid(f"{where}: operator {unknown[0]} is no aggregation that can be moved; there is {held}")
+
+
+def _states(operator: SparkOperator) -> str:
+    if operator.is_aggregation:
+        return "an aggregation"
+    return ", ".join(state.name for state in operator.states) or "no state"
 
 
 def name_operators(
@@ -128,7 +170,7 @@ def name_operators(
     """
     if not names and len(operators) == 1:
         names = {each.number: "operator-1" for each in operators}
-    shown = "; ".join(f"{each.number} has {', '.join(s.name for s in each.states) or 'no state'}" for each in operators)
+    shown = "; ".join(f"{each.number} has {_states(each)}" for each in operators)
     numbers = {each.number for each in operators}
     if set(names) != numbers or len(set(names.values())) != len(names):
         raise Invalid(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import BooleanType, LongType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
 from dstl.rpc.messages import ExpiryPlace
@@ -28,7 +28,7 @@ from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns
 from dstl.state.vectorised.change_records import KeyGroups, deletions, puts, send_parts
 from dstl.state.vectorised.key_codes import Groups
-from dstl.state.vectorised.keyed_functions import Aggregate
+from dstl.state.vectorised.keyed_functions import OF_MODE, Aggregate, state_fields
 from dstl.state.vectorised.time_windows import TimeWindows
 
 __all__ = [
@@ -102,13 +102,13 @@ class Aggregation:
 
     def state_schema(self) -> StructType:
         """Return the columns of a group's state."""
-        fields = []
-        for name, accumulator in self.accumulators().items():
-            for position, kind in enumerate(accumulator.state):
-                suffix = {LongType: "$count", BooleanType: "$seen"}[type(kind)] if position else ""
-                meaning = f"{self.aggregates[name]}{self._mode_mark}"
-                fields.append(StructField(name + suffix, kind, metadata={MEANING: meaning}))
-        return StructType(fields)
+        return StructType(
+            [
+                field
+                for name, accumulator in self.accumulators().items()
+                for field in state_fields(name, self.aggregates[name], accumulator.state, self.mode)
+            ]
+        )
 
     def check_known(self, known: StateDescriptor | None, operator: str) -> None:
         """Refuse state that was kept for another output mode.
@@ -119,17 +119,13 @@ class Aggregation:
         if known is None:
             return
         meanings = [str(field.metadata.get(MEANING, "")) for field in known.value_schemas[-1].fields]
-        held = next((m.rpartition(" for output mode ")[2] for m in meanings if " for output mode " in m), "update")
+        held = next((m.rpartition(OF_MODE)[2] for m in meanings if OF_MODE in m), "update")
         if held != self.mode:
             raise Invalid(
                 f"operator {operator!r} has the output mode {self.mode}, but its stored state was kept for the mode "
                 f"{held}: what was emitted, and which groups are held, differs. Go on with outputMode={held!r}, or "
                 "give the operator another name, under which it begins anew"
             )
-
-    @property
-    def _mode_mark(self) -> str:
-        return "" if self.mode == "update" else f" for output mode {self.mode}"
 
 
 class AggregateStates:

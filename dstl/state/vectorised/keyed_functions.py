@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql.types import BooleanType, LongType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, LongType, StructField, StructType
 
-from dstl.errors import Invalid
+from dstl.errors import Invalid, brief
 from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.user_code import user_code_error
@@ -20,12 +21,26 @@ from dstl.state.vectorised.distinct_sketch import ApproxCountDistinct
 from dstl.state.vectorised.key_codes import Groups
 from dstl.state.vectorised.runner import Update
 
-__all__ = ["EXISTS_COLUMN", "GROUP_COLUMN", "Aggregate", "AggregateKeys", "MapStates", "StatesFunction"]
+__all__ = [
+    "EXISTS_COLUMN",
+    "GROUP_COLUMN",
+    "OF_MODE",
+    "Aggregate",
+    "AggregateKeys",
+    "MapStates",
+    "StatesFunction",
+    "state_fields",
+]
 
 GROUP_COLUMN = "__group"
 """Column of ``rows``: which row of ``keys`` a row belongs to."""
 EXISTS_COLUMN = "__exists"
 """Column of ``states``: False where a key has no state; in new states: False removes the state."""
+OF_MODE = " for output mode "
+"""Between an aggregate and its output mode, where that is another than update, in what stored columns remember."""
+
+_FUNCTIONS = ("count", "sum", "mean", "min", "max", "first", "last", "approx_count_distinct")
+_TEXT = re.compile(r"(?P<function>\w+)\((?P<column>.*?)(?P<ignore_nulls>, ignore_nulls=True)?\)")
 
 StatesFunction = Callable[[pa.Table, pa.Table, pa.Table], tuple[Any, Any]]
 """``function(rows, keys, states) -> (new states, output)``."""
@@ -53,6 +68,18 @@ class Aggregate:
         """Return it as a query has it, without what may change at a restart: ``sum(v)``."""
         return f"{self.function}({self.shown or self.column or ''}{', ignore_nulls=True' if self.ignore_nulls else ''})"
 
+    @staticmethod
+    def of(text: str) -> Aggregate:
+        """Return the aggregate of such a text; the inverse of ``str``.
+
+        Raises:
+            Invalid: It is none.
+        """
+        found = _TEXT.fullmatch(text.strip())
+        if found is None or found["function"] not in _FUNCTIONS:
+            raise Invalid(f"{brief(text)} is no aggregate such as count() or sum(v); there are {', '.join(_FUNCTIONS)}")
+        return Aggregate(found["function"], found["column"] or None, ignore_nulls=bool(found["ignore_nulls"]))
+
     def accumulator(self, schema: StructType) -> Accumulator:
         """Return what does the work over an input of this schema.
 
@@ -79,6 +106,27 @@ class Aggregate:
         return (First if self.function == "first" else Last)(of, ignore_nulls=self.ignore_nulls)
 
 
+def state_fields(
+    name: str, aggregate: Aggregate, kinds: Sequence[DataType], output_mode: str = "update"
+) -> list[StructField]:
+    """Return the columns in which state holds an aggregate.
+
+    Args:
+        name: The output column.
+        aggregate: What it is, which the columns remember.
+        kinds: Their types, as :attr:`Accumulator.state` has them.
+        output_mode: The mode that the state is kept for, which they remember too.
+    """
+    meaning = str(aggregate) if output_mode == "update" else f"{aggregate}{OF_MODE}{output_mode}"
+    suffixes = [
+        "" if not at else {LongType: "$count", BooleanType: "$seen"}[type(kind)] for at, kind in enumerate(kinds)
+    ]
+    return [
+        StructField(name + suffix, kind, metadata={MEANING: meaning})
+        for suffix, kind in zip(suffixes, kinds, strict=True)
+    ]
+
+
 class AggregateKeys:
     """Aggregates of the rows of each key, kept over micro-batches; see ``StateBackend.aggregate``.
 
@@ -99,12 +147,13 @@ class AggregateKeys:
         self._accumulators = {name: each.accumulator(input_schema) for name, each in aggregates.items()}
         used = {each.column for each in aggregates.values()}
         self._used = StructType([each for each in input_schema.fields if each.name in used])
-        fields = []
-        for name, accumulator in self._accumulators.items():
-            for position, kind in enumerate(accumulator.state):
-                suffix = {LongType: "$count", BooleanType: "$seen"}[type(kind)] if position else ""
-                fields.append(StructField(name + suffix, kind, metadata={MEANING: str(self._aggregates[name])}))
-        self.state_schema = StructType(fields)
+        self.state_schema = StructType(
+            [
+                field
+                for name, accumulator in self._accumulators.items()
+                for field in state_fields(name, aggregates[name], accumulator.state)
+            ]
+        )
         results = [StructField(name, each.result) for name, each in self._accumulators.items()]
         self.output_schema = StructType([*key_schema.fields, *results])
 
