@@ -45,7 +45,7 @@ __all__ = ["ENTRY_OVERHEAD_BYTES", "HeapStateTable", "HeapTableSnapshot"]
 
 ENTRY_OVERHEAD_BYTES = 130
 """Memory of an entry above its key and value, about: 110 with values of 16 bytes, 126 with 100 (``python -m bench
-memory``), and of large values up to a quarter of them, where their array has just grown."""
+memory``), and of large values up to half of them, where their array has just grown."""
 
 _EMPTY: Mapping[bytes, bytes] = {}
 _EXPIRED_KEYS = 1024

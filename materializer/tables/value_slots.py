@@ -162,7 +162,7 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         used = len(self._slots) + len(self._free) + len(places)
         more = count - len(places)
         if used + more > len(self._values):
-            grown = np.zeros(max(used + more, len(self._values) * 5 // 4), self._values.dtype)
+            grown = np.zeros(max(used + more, len(self._values) * 3 // 2), self._values.dtype)
             grown[:used] = self._values[:used]
             self._values = grown
         return [*places, *range(used, used + more)]
