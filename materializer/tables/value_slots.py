@@ -144,6 +144,8 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         return named
 
     def _fill(self, keys: Sequence[bytes], values: FixedValues) -> int:
+        if not keys:  # the array keeps a place at least, for whoever asks for a key that is not there
+            return 0
         # Of a repeated key the last place stays.
         self._slots = dict(zip(keys, range(len(keys)), strict=True))
         self._values = values

@@ -80,3 +80,14 @@ def test_the_first_values_may_stay_where_they_are() -> None:
         slots.adopt_all(keys, values)
     with pytest.raises(ValueError, match="read-only"):
         ValueSlots(WIDTH).adopt_all([b"k"], np.frombuffer(b"123", f"V{WIDTH}"))
+
+
+def test_no_values_at_all_may_be_set_and_asked_for() -> None:
+    """A group whose base holds nothing, or whose first change set does, is read as any other."""
+    for put in (ValueSlots.put_all, ValueSlots.adopt_all):
+        slots = ValueSlots(WIDTH)
+        assert put(slots, [], np.zeros(0, f"V{WIDTH}")) == 0
+        assert slots.get_all([b"k", b"l"]) == [None, None]
+        assert not slots.take([b"k"], np.zeros(1, f"V{WIDTH}")).any()
+        slots[b"k"] = b"123"
+        assert slots.get_all([b"l", b"k"]) == [None, b"123"]
