@@ -117,7 +117,8 @@ def _report(
         "events": events,
         "keys": verdict.keys,
         "rows": verdict.rows,
-        "batches": max((c["batch_id"] + 1 for c in checkpoints), default=0),
+        # Not of the checkpoints that were told: a driver may be killed before it tells of its last.
+        "batches": verdict.batches,
         "checkpoints": len(checkpoints),
         "restarts": figures.restarts,
         "kills": [what for what, _ in figures.kills],

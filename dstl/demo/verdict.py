@@ -25,12 +25,14 @@ class Verdict:
     """The comparison.
 
     Attributes:
+        batches: Batches that the last checkpoint has behind it.
         keys: Aircraft compared, the null key included.
         rows: Output rows compared.
         state_differences: Keys that are missing, superfluous or have another state.
         output_differences: Rows that are missing, superfluous or written more than once.
     """
 
+    batches: int
     keys: int
     rows: int
     state_differences: int
@@ -40,11 +42,12 @@ class Verdict:
 def judge(config: JobConfig, flights: pa.Table) -> Verdict:
     """Read the last checkpoint's state and the sink's rows, and compare both with :func:`expected_result`."""
     expected_states, expected_alerts = expected_result(flights)
-    states = asyncio.run(_states(config))
+    batches, states = asyncio.run(_states(config))
     alerts = _alerts(Path(config.work))
     differing = sum(1 for key in states.keys() | expected_states.keys() if states.get(key) != expected_states.get(key))
     surplus, lacking = alerts - expected_alerts, expected_alerts - alerts
     return Verdict(
+        batches=batches,
         keys=len(expected_states),
         rows=sum(expected_alerts.values()),
         state_differences=differing,
@@ -52,13 +55,13 @@ def judge(config: JobConfig, flights: pa.Table) -> Verdict:
     )
 
 
-async def _states(config: JobConfig) -> dict[str | None, State]:
+async def _states(config: JobConfig) -> tuple[int, dict[str | None, State]]:
     runtime = system_runtime()
     store = open_store(config.location, S3Options(endpoint_url=config.endpoint_url))
     try:
         checkpoint = await find_checkpoint(store, runtime)
         rows = read_state(store, runtime, checkpoint, OPERATOR, STATE_NAME)
-        return {row.key[0]: row.value async for row in rows}
+        return checkpoint.batch_id + 1, {row.key[0]: row.value async for row in rows}
     finally:
         await store.close()
 

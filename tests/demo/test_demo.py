@@ -147,13 +147,13 @@ def test_a_wrong_state_or_a_missing_row_is_a_difference(monkeypatch: pytest.Monk
     )
     states, alerts = expected_result(table)
 
-    async def held(_: JobConfig) -> dict[Any, Any]:
-        return dict(states)
+    async def held(_: JobConfig) -> tuple[int, dict[Any, Any]]:
+        return 8, dict(states)
 
     monkeypatch.setattr(verdict, "_states", held)
     monkeypatch.setattr(verdict, "_alerts", lambda _: Counter(alerts))
     config = JobConfig(str(tmp_path), str(tmp_path), None, 1)
-    assert verdict.judge(config, table) == verdict.Verdict(1, 1, 0, 0)
+    assert verdict.judge(config, table) == verdict.Verdict(8, 1, 1, 0, 0)
     states["N1"] = ("EWR", 9, 9, 9, 9, 9)
     alerts.clear()
     assert verdict.judge(config, table).state_differences == 1
