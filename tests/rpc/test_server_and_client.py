@@ -453,13 +453,15 @@ async def test_a_peer_that_does_not_shake_hands_in_time_is_let_go() -> None:
 
 
 async def test_beyond_the_cap_a_peer_is_told_to_come_later() -> None:
-    async with serving(max_connections=2) as (_, _service, address):
+    async with serving(max_connections=2) as (server, _service, address):
         two = [await AsyncConnection.open(address, SECRET) for _ in range(2)]
         with pytest.raises(Unavailable, match="too many connections already: try again later"):
             await AsyncConnection.open(address, SECRET)
         assert (await two[0].call(Echo(1))).n == 1
         two[1].close()
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            while len(server._connections) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         third = await AsyncConnection.open(address, SECRET)
         assert (await third.call(Echo(3))).n == 3
         for each in (two[0], third):
@@ -491,7 +493,9 @@ async def test_on_lost_fires_once_however_a_connection_ends() -> None:
         rubbish._writer.write(struct.pack(">I", 0xFFFFFFFF))
         last = await AsyncConnection.open(address, SECRET)
         await last.call(Watch("server"))
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(10):
+            while len(service.lost) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         assert sorted(service.lost) == ["abort", "close", "rubbish"]
         await server.close()
         assert sorted(service.lost) == ["abort", "close", "rubbish", "server"]
