@@ -214,8 +214,10 @@ class Chaos:
         """Keep one fault of each kind waiting for a request, now and then."""
         rng = random.Random(f"faults-{self._args.seed}")
         while not stop.wait(rng.uniform(0.0, 2 * self._args.fault_every)):
-            self._server.faults[:] = [fault for fault in self._server.faults if fault.times > 0]
+            self._server.faults[:] = waiting = [fault for fault in self._server.faults if fault.times > 0]
             kind = rng.choice(FAULTS)
+            if any(fault.kind == kind for fault in waiting):
+                continue  # else they would heap up while a driver starts, which no store does
             settings: dict[str, Any] = {"delay_s": rng.uniform(0.5, 4.0)} if kind == "slow" else {}
             self._server.fail(kind, method=rng.choice(["", "PUT", "GET"]), times=rng.randrange(1, 4), **settings)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 from dstl.errors import (
     AccessDenied,
@@ -25,15 +27,15 @@ __all__ = ["check_place", "mark_place", "probe"]
 
 _log = logging.getLogger(__name__)
 _MARKING_S = 10.0
-_ATTEMPTS = 5
+_T = TypeVar("_T")
 
 
 async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s: float = 30.0) -> None:
     """Write, list, read and delete one unique object, so that a query is refused before it starts.
 
     It also puts the object a second time: a store that lets a conditional put overwrite would let two drivers commit
-    the same checkpoint. Five requests; a store that does not answer is tried again for some seconds. The object is
-    ``probe/<id>``; a probe that dies leaves it to the cleaner.
+    the same checkpoint. Five requests, each of which is made again where the store does not answer, for some seconds.
+    The object is ``probe/<id>``; a probe that dies leaves it to the cleaner.
 
     Args:
         store: Any store; stays open.
@@ -46,17 +48,10 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
         Unavailable: The store does not answer, or not in time.
     """
     runtime = runtime or system_runtime()
-
-    async def once() -> None:
-        try:
-            await _exercise(store, f"probe/{runtime.new_id()}")
-        except OutcomeUnknown as error:
-            raise Unavailable(f"{error}; try again") from error
-
     try:
         async with asyncio.timeout(timeout_s):
             # A driver that starts while its store has a bad moment is no driver with a wrong configuration.
-            await Patience(runtime, attempts=_ATTEMPTS).repeat(once, f"probing {store.location}")
+            await _exercise(store, runtime, Patience(runtime))
     except TimeoutError as error:
         raise Unavailable(
             f"{store.location} did not answer within {timeout_s:g} s; check the network and the endpoint"
@@ -67,32 +62,48 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
         raise Invalid(f"cannot use {store.location}: {error}") from error
 
 
-async def _exercise(store: ObjectStore, name: str) -> None:
-    body = name.encode()
-    await store.put(name, body, if_absent=True)
-    try:
+async def _exercise(store: ObjectStore, runtime: Runtime, patience: Patience) -> None:
+    """Make each request until it is answered: a store that fails every third would hardly ever pass all in a row."""
+    what = f"probing {store.location}"
+    names: list[str] = []
+
+    async def put() -> None:
+        # Under a name of its own each time: one whose answer was lost may be there.
+        names.append(f"probe/{runtime.new_id()}")
+        await _known(store.put(names[-1], names[-1].encode(), if_absent=True))
+
+    async def put_again() -> bool:
         try:
-            await store.put(name, b"twice", if_absent=True)
+            await _known(store.put(names[-1], b"twice", if_absent=True))
         except ObjectExists:
-            pass
-        else:
-            raise Invalid("the store ignores conditional puts (If-None-Match), so two drivers could both commit")
-        if await store.get(name) != body:
-            raise CorruptData(f"{name} reads back with other bytes than were written")
-        if [info.name async for info in store.list(name)] != [name]:
-            raise Invalid(f"{name} was written and is not listed")
-    except DstlError:
-        await _remove(store, name)
-        raise
-    await store.delete([name])
+            return True
+        return False
 
+    async def listed() -> list[str]:
+        return [info.name async for info in store.list(names[-1])]
 
-async def _remove(store: ObjectStore, name: str) -> None:
     try:
-        await store.delete([name])
+        await patience.repeat(put, what)
+        if not await patience.repeat(put_again, what):
+            raise Invalid("the store ignores conditional puts (If-None-Match), so two drivers could both commit")
+        if await patience.repeat(lambda: store.get(names[-1]), what) != names[-1].encode():
+            raise CorruptData(f"{names[-1]} reads back with other bytes than were written")
+        if await patience.repeat(listed, what) != names[-1:]:
+            raise Invalid(f"{names[-1]} was written and is not listed")
     except DstlError:
-        # The first error is the one to report; the object stays for the cleaner.
-        return
+        # The first error is the one to report; what cannot be deleted stays for the cleaner.
+        with contextlib.suppress(DstlError):
+            await store.delete(names)
+        raise
+    await patience.repeat(lambda: _known(store.delete(names)), what)
+
+
+async def _known(request: Awaitable[_T]) -> _T:
+    """Take an answer that was lost for none: what this module asks for may be asked twice."""
+    try:
+        return await request
+    except OutcomeUnknown as error:
+        raise Unavailable(f"{error}; try again") from error
 
 
 async def mark_place(store: ObjectStore, runtime: Runtime) -> tuple[str, ...]:

@@ -107,3 +107,17 @@ async def test_a_moments_fault_does_not_refuse_a_driver_its_start(fault: Fault, 
     await probe(store, runtime=HASTY)
     left = [info.name async for info in inner.list()]
     assert len(left) <= 1, "more stays than the object whose deletion failed"
+
+
+@pytest.mark.parametrize("of_put", [Fault.UNAVAILABLE, Fault.LOST_RESPONSE])
+async def test_each_request_may_fail_some_times_before_a_driver_is_refused_its_start(of_put: Fault) -> None:
+    """The chaos job has found it: the probe began with its first request again wherever the store had failed one."""
+    inner = MemoryStore(f"fails-often-{of_put}")
+    rules = [FaultRule(of_put, "put", nth=(1, 2, 3, 5, 6))]
+    rules += [FaultRule(Fault.UNAVAILABLE, verb, nth=(1, 2, 3)) for verb in ("get", "list", "delete")]
+    store = FaultyStore(inner, rules)
+    await probe(store, runtime=HASTY)
+    assert not [info async for info in inner.list()]
+    # Of an object that is there, a put that is repeated says so, whether or not its answer is the one to be lost.
+    assert store.calls["put"] == (7 if of_put is Fault.UNAVAILABLE else 5)
+    assert (store.calls["get"], store.calls["list"], store.calls["delete"]) == (4, 4, 4)
