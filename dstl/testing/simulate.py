@@ -6,7 +6,8 @@ failed is worth keeping (``tests/simulation/failed_seeds.toml``) together with a
 The long form is resumable: ``--seeds 300000 --start drawn --journal FILE`` goes on where the journal ends, as often as
 it is called, and reports all its seeds.
 
-``--enumerate 1`` draws nothing: it runs one scenario with one fault, once for each request, message and step.
+``--enumerate 1`` draws nothing: it runs one scenario with one fault, once for each request, connection, message and
+step. It is resumable as well: ``--journal FILE``.
 
 ``--branches`` prints, instead of figures, which branches of the deciding modules no seed has taken.
 
@@ -28,7 +29,7 @@ from dstl.errors import Invalid
 from dstl.testing.simulation import SeedResult, Summary, run_seed, run_seeds
 from dstl.testing.simulation.branches import untaken_branches
 from dstl.testing.simulation.enumeration import WAYS, strike_everywhere
-from dstl.testing.simulation.journal import Journal
+from dstl.testing.simulation.journal import Journal, PlacesJournal
 
 __all__ = ["main"]
 
@@ -57,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--enumerate",
         type=int,
         metavar="K",
-        help="instead of seeds: one scenario with one fault at every K-th request, message and step (1: at each)",
+        help="instead of seeds: one scenario with one fault at every K-th request, connection, message and step (1: at "
+        "each)",
     )
     parser.add_argument(
         "--branches", action="store_true", help="print the branches of the deciding modules that no seed has taken"
@@ -66,7 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if options.enumerate is not None:
-        return _enumerate(max(1, options.enumerate))
+        if options.journal and options.enumerate > 1:
+            parser.error("--journal goes with --enumerate 1: it keeps what each place has shown")
+        try:
+            return _enumerate(max(1, options.enumerate), options.journal)
+        except Invalid as error:
+            parser.error(str(error))
     if options.start != _DRAWN and not options.start.isdecimal():
         parser.error(f"--start is a number or {_DRAWN}")
     start = random.SystemRandom().randrange(1 << 32) if options.start == _DRAWN else int(options.start)
@@ -98,16 +105,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if summary.missing and summary.seeds >= _ALL_FAULTS_FROM else 0
 
 
-def _enumerate(every: int) -> int:
+def _enumerate(every: int, path: Path | None) -> int:
     """Strike everywhere in the scenario, and print how many places there were; return the exit code."""
+    journal = PlacesJournal(path) if path else None
     failed = 0
+    for each in journal.violations if journal else ():
+        failed += 1
+        print(each, file=sys.stderr)
     for where, what in WAYS:
-        struck = 0
-        for nth, result in strike_everywhere(where, what, every=every):
-            struck += 1
-            for violation in result.violations:
-                failed += 1
-                print(f"{what} at {where} {nth}: {violation}", file=sys.stderr)
+        struck = journal.places(where, what) if journal else 0
+        if journal is None or not journal.has_all(where, what):
+            for nth, result in strike_everywhere(where, what, every=every, first=struck + 1):
+                struck += 1
+                if journal:
+                    journal.add(where, what, nth, map(str, result.violations))
+                for violation in result.violations:
+                    failed += 1
+                    print(f"{what} at {where} {nth}: {violation}", file=sys.stderr)
+            if journal:
+                journal.end(where, what)
         print(f"{what!s:24}{where:20}{struck} places", flush=True)
     return int(failed > 0)
 

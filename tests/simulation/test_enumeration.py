@@ -1,14 +1,19 @@
 """One fault at places of a scenario; the long form, at each: ``python -m dstl.testing.simulate --enumerate 1``."""
 
 import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from dstl.testing.simulation import FaultPlan, run_seed
+from dstl.testing import simulate
+from dstl.testing.simulation import FaultPlan, SeedResult, run_seed
+from dstl.testing.simulation.audit import Violation
 from dstl.testing.simulation.enumeration import SCENARIO_SEED, WAYS, strike_everywhere
 from dstl.testing.simulation.faults import FaultKind, Strike
 
-EVERY = {"request": 40, "world.savepoint-1": 5, "message": 150, "driver-1": 400, "driver-1.tm-1": 200}
+EVERY = {"request": 40, "connection": 5, "world.savepoint-1": 5, "message": 150, "driver-1": 400, "driver-1.tm-1": 200}
 """Which places of a kind are struck: one in so many."""
 
 
@@ -43,5 +48,38 @@ def test_a_fault_at_any_place_of_the_scenario_breaks_no_invariant(seed: int) -> 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize(("where", "what"), WAYS, ids=lambda each: str(each))
 def test_a_fault_at_every_place_of_the_scenario_breaks_no_invariant(where: str, what: FaultKind) -> None:
-    # A savepoint has seven places.
-    assert check(where, what, 1, 1) > (5 if where == "world.savepoint-1" else 20)
+    # A savepoint has seven places; some dozen connections are made.
+    assert check(where, what, 1, 1) > {"world.savepoint-1": 5, "connection": 10}.get(where, 20)
+
+
+def test_an_enumeration_that_was_killed_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    struck: list[int] = []
+
+    def strike(where: str, what: FaultKind, *, every: int = 1, first: int = 1) -> Iterator[tuple[int, SeedResult]]:
+        for nth in range(first, 5):
+            if nth == 3 and not struck.count(3):
+                struck.append(nth)
+                raise KeyboardInterrupt
+            struck.append(nth)
+            yield nth, replace(result, violations=(Violation("I6", 1.0, "the test's"),) if nth == 2 else ())
+
+    result = run_seed(SCENARIO_SEED, plan=FaultPlan(), target_batches=1)
+    monkeypatch.setattr(simulate, "WAYS", WAYS[:1])
+    monkeypatch.setattr(simulate, "strike_everywhere", strike)
+    command = ["--enumerate", "1", "--journal", str(tmp_path / "places")]
+    with pytest.raises(KeyboardInterrupt):
+        simulate.main(command)
+    for _ in range(2):
+        # The second finds all of it done, and tells of what was violated.
+        assert simulate.main(command) == 1
+        told = capsys.readouterr()
+        assert "4 places" in told.out
+        assert f"{WAYS[0][1]} at request 2: " in told.err
+    assert struck == [1, 2, 3, 3, 4]
+
+    (tmp_path / "places").write_text('{"code":"another"}\n')
+    with pytest.raises(SystemExit):
+        simulate.main(command)
+    assert "written by other code" in capsys.readouterr().err

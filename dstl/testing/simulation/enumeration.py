@@ -1,4 +1,4 @@
-"""One fault at every place of one scenario: the n-th request, message or step of a process, until there is no n-th.
+"""One fault at every place of one scenario, until there is no n-th request, connection, message or step any more.
 
 The scenario is three checkpoints, materializations, savepoints beside them, a restart wherever the fault leads to one,
 two checkpoints more, and a restore of everything that is left. Nothing is drawn but the scenario itself.
@@ -21,7 +21,9 @@ WAYS: tuple[tuple[str, FaultKind], ...] = (
     ("request", FaultKind.LOST_RESPONSE),
     ("request", FaultKind.LATE_PUT),
     ("request", FaultKind.STUCK),
+    ("connection", FaultKind.CONNECTION_RESET),
     ("message", FaultKind.CONNECTION_RESET),
+    ("message", FaultKind.PARTITION),
     ("driver-1", FaultKind.DRIVER_CRASH),
     ("driver-1.tm-1", FaultKind.TASK_MANAGER_CRASH),
     ("driver-1.tm-1", FaultKind.TASK_MANAGER_PAUSE),

@@ -106,9 +106,11 @@ class Strike:
     """One fault at the n-th step of one kind: to try every n until there is none such finds every place of a fault.
 
     Attributes:
-        where: ``request`` to the store, ``message`` between processes, or the name of a process, whose steps count.
+        where: ``request`` to the store, ``connection`` or ``message`` between processes, or the name of a process,
+            whose steps count.
         nth: The step that it happens at, from 1.
-        what: What happens: one of the store's faults, a connection's reset, a process's crash or pause.
+        what: What happens: one of the store's faults; a reset, which refuses a connection and breaks it at a message;
+            a partition, which holds a message back; a process's crash or pause.
         steps: Steps that there have been.
     """
 

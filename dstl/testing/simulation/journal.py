@@ -1,11 +1,11 @@
-"""The journal of a long simulation: what its seeds have shown so far, so that it can be stopped and taken up again."""
+"""Journals of long simulations: what they have shown so far, so that they can be stopped and taken up again."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from dstl.testing.simulation.audit import Violation
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.runner import SeedResult, Summary
 
-__all__ = ["Journal", "code_digest"]
+__all__ = ["Journal", "PlacesJournal", "code_digest"]
 
 _EVERY = 100
 _FIGURES = tuple(each.name for each in fields(Summary) if each.name not in ("failed", "faults"))
@@ -48,9 +48,7 @@ class Journal:
         self._new = Summary()
         if path.exists():
             self._read()
-            # A writer that was killed may have torn its last line off; the next begins on a line of its own.
-            if not path.read_bytes().endswith(b"\n"):
-                path.write_bytes(path.read_bytes().rpartition(b"\n")[0] + b"\n")
+            _end_line(path)
         else:
             self._append({"start": start, "seeds": seeds, "code": code_digest()})
 
@@ -78,8 +76,7 @@ class Journal:
             self._append(_summary_line(new))
 
     def _append(self, line: object) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        _append(self._path, line)
 
     def _read(self) -> None:
         try:
@@ -90,10 +87,73 @@ class Journal:
                 self.summary.join(_summary_of(line))
         except (StopIteration, KeyError, TypeError, ValueError) as error:
             raise Invalid(f"{self._path} is no journal of a simulation ({error!r}): name another file") from None
-        if code != code_digest():
-            raise Invalid(
-                f"{self._path} was written by other code, and the same seed is another world now: name another file"
-            )
+        _check_code(self._path, code)
+
+
+class PlacesJournal:
+    """A file of JSON lines: the first says of which code, each other what a fault at one place has shown.
+
+    A line without a place says that a kind of fault has no more. As with :class:`Journal`, a run that is killed loses
+    the place it was at; not for two writers at once.
+
+    Args:
+        path: The file; made where there is none.
+
+    Attributes:
+        violations: Those of all places.
+
+    Raises:
+        Invalid: As of :class:`Journal`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.violations: list[str] = []
+        self._path = path
+        self._places: Counter[tuple[str, str]] = Counter()
+        self._ended: set[tuple[str, str]] = set()
+        if path.exists():
+            self._read()
+            _end_line(path)
+        else:
+            _append(path, {"code": code_digest()})
+
+    def places(self, where: str, what: FaultKind) -> int:
+        """Return how many places of a fault were struck."""
+        return self._places[where, str(what)]
+
+    def has_all(self, where: str, what: FaultKind) -> bool:
+        """Return True where a fault has no more places."""
+        return (where, str(what)) in self._ended
+
+    def add(self, where: str, what: FaultKind, nth: int, violations: Iterable[str]) -> None:
+        """Take in what a fault at its next place has shown."""
+        self._add({"where": where, "what": str(what), "nth": nth, "violations": list(violations)})
+
+    def end(self, where: str, what: FaultKind) -> None:
+        """Take in that a fault has no more places."""
+        self._add({"where": where, "what": str(what), "nth": None, "violations": []})
+
+    def _add(self, line: dict[str, object]) -> None:
+        self._take(line)
+        _append(self._path, line)
+
+    def _take(self, line: dict[str, object]) -> None:
+        where, what, nth = str(line["where"]), str(line["what"]), line["nth"]
+        if nth is None:
+            self._ended.add((where, what))
+            return
+        self._places[where, what] = int(str(nth))
+        self.violations += [f"{what} at {where} {nth}: {each}" for each in line["violations"]]  # type: ignore[attr-defined]
+
+    def _read(self) -> None:
+        try:
+            lines = _lines(self._path)
+            code = next(lines)["code"]
+            for line in lines:
+                self._take(line)
+        except (StopIteration, KeyError, TypeError, ValueError) as error:
+            raise Invalid(f"{self._path} is no journal of an enumeration ({error!r}): name another file") from None
+        _check_code(self._path, code)
 
 
 def code_digest() -> str:
@@ -105,6 +165,23 @@ def code_digest() -> str:
             digest.update(f"{root.name}/{path.relative_to(root)}\n".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _check_code(path: Path, code: object) -> None:
+    if code != code_digest():
+        raise Invalid(f"{path} was written by other code, and the same seed is another world now: name another file")
+
+
+def _append(path: Path, line: object) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def _end_line(path: Path) -> None:
+    """Cut off what a writer that was killed has left behind its last line."""
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        path.write_bytes(content.rpartition(b"\n")[0] + b"\n")
 
 
 def _lines(path: Path) -> Iterator[dict[str, object]]:

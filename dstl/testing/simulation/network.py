@@ -11,12 +11,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from dstl.testing.simulation.faults import Strike
+from dstl.testing.simulation.faults import FaultKind, Strike
 from dstl.testing.simulation.process import Process, ProcessLoop
 
 __all__ = ["Network", "NetworkLoop"]
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
+
+_HELD_S = 60.0
+"""Seconds by which a message that is held back comes late, and with it those behind it."""
 
 
 class _Listener:
@@ -131,10 +134,11 @@ class _End(asyncio.Transport):
         network = self._network
         if network.closed:
             return
-        if network.strike is not None and network.strike.hits():
+        struck = network.struck("message")
+        if struck is FaultKind.CONNECTION_RESET:
             self.reset()
             return
-        at = network.loop.time() + network.latency()
+        at = network.loop.time() + network.latency() + (_HELD_S if struck else 0.0)
         until = network.partitioned_until(self.process, self.peer.process)
         if until is not None and until > at:
             at = until
@@ -180,6 +184,14 @@ class Network:
             return None
         return self._partitions.get(_pair(first, second))
 
+    def struck(self, where: str) -> FaultKind | None:
+        """Count a step of that kind, and return what strikes it."""
+        strike = self.strike
+        if strike is None or strike.where != where or not strike.hits():
+            return None
+        self.count(strike.what)
+        return strike.what
+
     def heal(self) -> None:
         """End every partition for what is sent from now on."""
         self._partitions.clear()
@@ -214,7 +226,7 @@ class Network:
         """
         await asyncio.sleep(self.latency())
         listener = self.listeners.get(port)
-        if listener is None or self.closed:
+        if listener is None or self.closed or self.struck("connection"):
             raise ConnectionRefusedError(f"port {port} is closed (simulated)")
         here, there = _End(self, self.loop.current()), _End(self, listener.process)
         here.peer, there.peer = there, here

@@ -57,7 +57,7 @@ class World(Stage):
         self.store = SimulatedStore(
             loop, self.rng("store"), self.plan, self.check, self.count, self.trace, objects=objects
         )
-        if self.plan.strike is not None and self.plan.strike.where == "message":
+        if self.plan.strike is not None and self.plan.strike.where in ("connection", "message"):
             self.network.strike = self.plan.strike
         self.threads = BlockingThreads()
         self.processes: list[Process] = []
