@@ -287,7 +287,8 @@ class CheckpointCoordinator:
         if trigger.run_id != self._run:
             raise Fenced(f"run {trigger.run_id} is over: run {self._run} has replaced it")
         if self._batch is not None and self._batch.batch_id == trigger.batch_id:
-            self._batch.completed_version = trigger.version
+            # What ended while the record of Spark's commit was on its way is no output that Spark keeps.
+            self._batch.completed_version = self._batch.version if self.by_commit else trigger.version
         kept, subsumed = self._retention(checkpoint.batch_id, retain)
         self._completed = [*kept, checkpoint]
         return sorted(subsumed, key=lambda each: each.checkpoint_id, reverse=True)

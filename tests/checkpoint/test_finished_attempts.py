@@ -9,6 +9,7 @@ from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision
 from dstl.checkpoint.finished_attempts import FinishedAttempts
 from dstl.errors import CheckpointDeclined, Invalid, NotDeterministic, TaskManagerLost
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
+from handles.checkpoint import CompletedCheckpoint
 
 
 class Stage:
@@ -160,3 +161,20 @@ def test_the_commit_triggers_and_the_acknowledgements_never_do() -> None:
     with pytest.raises(TaskManagerLost):
         coordinator.check_complete(0)
     assert not coordinator.has_checkpoint(0)
+
+
+def test_an_attempt_that_ends_while_the_commit_is_on_its_way_does_not_stop_the_next_batch() -> None:
+    coordinator = CheckpointCoordinator({"op": 1}, by_commit=True)
+    coordinator.open_run("r", [])
+    first, copy = _task(0, 0, 1), _task(0, 0, 2)
+    for task in (first, copy):
+        coordinator.begin(task, 5)
+    coordinator.acknowledge(Acknowledgement(first, 0, b"x"))
+    trigger = coordinator.trigger()
+    assert trigger is not None
+    assert coordinator.acknowledge(Acknowledgement(copy, 0, b"y")) is Decision.GO_ON
+    made = CompletedCheckpoint(
+        checkpoint_id=2, batch_id=0, query_id="q", run_id="r", max_parallelism=8, created_at=0.0, operators=()
+    )
+    coordinator.complete(trigger, made, 3)
+    assert coordinator.begin(_task(1, 0, 3), 6) is made
