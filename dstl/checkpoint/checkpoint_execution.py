@@ -87,6 +87,7 @@ class CheckpointExecution:
         self._materialization = materialization
         self._max_parallelism = max_parallelism
         self._restore_rate: float | None = None
+        self._in_sight: dict[int, CompletedCheckpoint] = {}
 
     def note_restore(self, nbytes: int, seconds: float) -> None:
         """Estimate recovery by this restore from now on, where it was large enough to measure."""
@@ -152,7 +153,7 @@ class CheckpointExecution:
         await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time_ms)
         subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
         self._objects.retain([checkpoint])
-        self._objects.subsume(subsumed)
+        self._objects.subsume(self._out_of_sight(subsumed, trigger.batch_id))
         notify_s = watch.lap()
         figures |= {"at": self._runtime.clock.wall(), "requests": figures["requests"] + self._requests() - requests}
         times: dict[str, Any] = {
@@ -230,6 +231,20 @@ class CheckpointExecution:
                 f"whether checkpoint {checkpoint.checkpoint_id} of batch {checkpoint.batch_id} is in "
                 f"{self._store.location} is unknown, for {why}: restart the query, which finds out"
             ) from None
+
+    def _out_of_sight(self, subsumed: Sequence[CompletedCheckpoint], batch_id: int) -> list[CompletedCheckpoint]:
+        """Return those subsumed, now or before, that no reader of the log finds any more, newest first.
+
+        Spark's files may hold the cleanup boundary back. A checkpoint behind it is listed, verified and restored by
+        name, whatever this driver thinks of it, so its objects stay.
+        """
+        self._in_sight |= {each.checkpoint_id: each for each in subsumed}
+        gone = [
+            number
+            for number, each in self._in_sight.items()
+            if number < self._log.boundary or each.batch_id >= batch_id
+        ]
+        return [self._in_sight.pop(number) for number in sorted(gone, reverse=True)]
 
     def _estimated_recovery_s(self, checkpoint: CompletedCheckpoint) -> float:
         work = recovery_work(checkpoint)

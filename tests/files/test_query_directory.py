@@ -9,20 +9,22 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from dstl.checkpoint import retained_objects
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CheckpointDeclined, Fenced, Invalid, OutcomeUnknown, TaskManagerLost
-from dstl.options import CheckpointOptions
+from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.checkpoint import referenced_objects
 from handles.file_record import FILES_OWNER
 from worlds.files import FencesBehind, LaterClock
 from worlds.one_commit import QUERY, Query, open_query
-from worlds.service import Events, Model, retained, state_of, without_empty
+from worlds.service import Driver, Events, Model, retained, state_of, without_empty
 
 TWO = {"counts": 4, "sums": 3}
 
@@ -61,6 +63,31 @@ async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(seed: in
         assert await query.start("run-2") == 5
         await query.run_batch(5, some_events(rng, 5), model)
         await check_durable(store, model, 5)
+
+
+async def test_whatever_checkpoint_a_reader_finds_has_its_objects(
+    seed: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Spark's files hold the cleanup boundary back, so readers find more checkpoints than the driver has retained.
+    eager = MaterializationOptions(
+        interval_s=0.001, min_pause_s=0.0, start_jitter_s=0.0, min_log_bytes=0, backoff_base_s=0.01
+    )
+    monkeypatch.setattr(Driver, "materialization", eager)
+    monkeypatch.setattr(retained_objects, "_DELETE_TOGETHER", 1)
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    first: set[str] = set()
+    async with open_query(store, {"counts": 1}, place, inline_threshold=0) as query:
+        await query.start("run-1")
+        for batch in range(300):
+            await query.run_batch(batch, {"counts": {b"key-%d" % rng.randrange(9): b"%d" % batch}}, model)
+            found = await verify_location(store, system_runtime())
+            assert found.problems == ()
+            there = {name for each in found.checkpoints for name in referenced_objects(each)}
+            first = first or there
+            if not first & {info.name async for info in store.list("")}:
+                break
+            await asyncio.sleep(0.001)
+        assert batch < 299, "what no reader finds any more is deleted all the same"
 
 
 async def test_a_checkpoint_without_its_commit_cannot_be_and_the_batch_is_replayed(seed: int, place: Path) -> None:
