@@ -13,9 +13,12 @@ from dstl.runtime import LoopClock
 from dstl.state.ttl import write_time_ms
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.base_generations import generations_of
+from handles.key_group import range_of_partition
 from materializer.expiry import ExpiredAt
+from materializer.restore.restore import restore_tables
 from materializer.trigger import Phase
-from worlds.materialization import EAGER, World
+from worlds.materialization import EAGER, GROUPS, World
 
 NEVER = EAGER.model_copy(update={"interval_s": 1e6, "log_to_state_ratio": None, "replay_s": None})
 
@@ -286,6 +289,45 @@ async def test_segments_of_many_batches_become_one_base_before_a_restore_has_man
         read.clear()
         await world.check(world.newest)
         assert len({name for name in read if name.endswith(".seg")}) <= 2 * (4 + 2)
+    finally:
+        await world.close()
+
+
+async def test_a_restore_reads_the_parts_of_base_files_that_its_key_groups_are_and_no_other_byte(seed: int) -> None:
+    """From two TaskManagers to four: each of the four has asked for its quarter of the base files, by ranges."""
+    world = World(seed)
+    read: dict[str, int] = {}
+    get = world.memory.get
+
+    async def counted(name: str, *rest) -> bytes:
+        data = await get(name, *rest)
+        read[name] = read.get(name, 0) + len(data)
+        return data
+
+    world.memory.get = counted
+    try:
+        await world.start(2)
+        newest = await world.batch_of(100)
+        for _ in range(100):
+            if len({(handle.operator, handle.first_key_group) for handle in newest.materialized}) >= 4:
+                break
+            await world.materialized()
+            newest = await world.batch_of(100)
+        files = {handle.name: handle.size for handle in newest.materialized}
+        for size in (4, 2, 1):
+            for index in range(size):
+                owned = range_of_partition(index, GROUPS, size)
+                wanted: dict[str, int] = {}
+                for groups in generations_of(newest.materialized).values():
+                    for base in (bases[0] for group, bases in groups.items() if group in owned):
+                        wanted[base.name] = wanted.get(base.name, 0) + base.length
+                read.clear()
+                restored = await restore_tables(newest, world.store, owned, world.open_table, world.runtime)
+                for table in restored.tables.values():
+                    table.close()
+                assert {name: count for name, count in read.items() if name in files} == wanted
+                assert 0 < sum(wanted.values()) <= sum(files.values())
+                assert size == 1 or sum(wanted.values()) < sum(files.values())
     finally:
         await world.close()
 
