@@ -64,7 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--branches", action="store_true", help="print the branches of the deciding modules that no seed has taken"
     )
+    parser.add_argument(
+        "--one-commit",
+        action="store_true",
+        help="Spark's checkpoint directory is in the log: its commits are checkpoints",
+    )
     options = parser.parse_args(arguments)
+    if options.one_commit and (options.journal or options.enumerate is not None):
+        parser.error("--one-commit goes with seeds alone, without a journal")
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if options.enumerate is not None:
@@ -78,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--start is a number or {_DRAWN}")
     start = random.SystemRandom().randrange(1 << 32) if options.start == _DRAWN else int(options.start)
     if options.branches:
-        return _branches(range(start, start + options.seeds))
+        return _branches(range(start, start + options.seeds), one_commit=options.one_commit)
     try:
         journal = Journal(options.journal, start, options.seeds) if options.journal else None
     except Invalid as error:
@@ -91,11 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if journal:
             journal.add(result)
         if result.violations:
-            _explain(result, whole=options.trace)
+            _explain(result, whole=options.trace, one_commit=options.one_commit)
         elif (result.seed - first + 1) % 100 == 0:
             print(f"{result.seed - first + 1} of {seeds.stop - first} seeds", file=sys.stderr)
 
-    summary = run_seeds(seeds, jobs=min(options.jobs, len(seeds) or 1), on_result=progress)
+    summary = run_seeds(
+        seeds, jobs=min(options.jobs, len(seeds) or 1), on_result=progress, one_commit=options.one_commit
+    )
     if journal:
         journal.flush(summary.real_seconds)
         summary = journal.summary
@@ -128,26 +137,27 @@ def _enumerate(every: int, path: Path | None) -> int:
     return int(failed > 0)
 
 
-def _branches(seeds: range) -> int:
+def _branches(seeds: range, *, one_commit: bool) -> int:
     """Print what is left untaken, module by module; return the exit code."""
     print(f"seeds {seeds.start} to {seeds.stop - 1}")
-    for name, (count, untaken) in untaken_branches(seeds).items():
+    for name, (count, untaken) in untaken_branches(seeds, one_commit=one_commit).items():
         print(f"{name:44}{count - len(untaken):4} of {count}")
         for line, to in untaken:
             print(f"    {line} -> {to if to > 0 else 'end'}")
     return 0
 
 
-def _explain(result: SeedResult, *, whole: bool) -> None:
+def _explain(result: SeedResult, *, whole: bool, one_commit: bool) -> None:
     """Say what a seed has violated, and how to see it again."""
     for violation in result.violations:
         print(f"seed {result.seed}: {violation}", file=sys.stderr)
-    again = run_seed(result.seed, keep_trace=True)
+    again = run_seed(result.seed, keep_trace=True, one_commit=one_commit)
     same = "the same trace" if again.trace_hash == result.trace_hash else "ANOTHER TRACE: the seed is not deterministic"
     for line in again.trace if whole else again.trace[-_TRACE_LINES:]:
         print(f"    {line}", file=sys.stderr)
     print(
         f"replay with: python -m dstl.testing.simulate --seeds 1 --start {result.seed} --trace "
+        f"{'--one-commit ' if one_commit else ''}"
         f"(replayed now with {same}, {result.trace_hash})",
         file=sys.stderr,
     )

@@ -35,6 +35,23 @@ def test_every_invariant_holds_under_every_fault(seed: int) -> None:
     assert fixed.cleanings > 0
 
 
+def test_every_invariant_holds_where_sparks_commits_are_the_checkpoints() -> None:
+    # The seeds are fixed: 1, 5 and 12 found a late acknowledgement that stopped the next batch.
+    found = run_seeds((1, 5, 12), one_commit=True)
+    assert [(result.seed, str(result.violations[0])) for result in found.failed] == []
+    assert found.checkpoints > 3 * found.seeds
+    calm = run_seed(7, plan=FaultPlan(), target_batches=12, one_commit=True)
+    assert calm.violations == ()
+    assert calm.batches == calm.checkpoints >= 12
+
+
+@pytest.mark.long
+@pytest.mark.timeout(0)
+def test_every_invariant_holds_for_new_seeds_where_sparks_commits_are_the_checkpoints(seed: int) -> None:
+    found = run_seeds(range(seed, seed + 300), one_commit=True)
+    assert [(result.seed, str(result.violations[0])) for result in found.failed] == []
+
+
 @pytest.mark.parametrize("known", FAILED, ids=lambda each: str(each["number"]))
 def test_a_seed_that_has_failed_once_holds(known: dict[str, object]) -> None:
     assert [str(each) for each in run_seed(int(str(known["number"]))).violations] == []

@@ -22,6 +22,7 @@ from dstl.testing.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_
 from dstl.testing.simulation.stage import Stage
 from dstl.testing.simulation.store import RawStore, Stored
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
+from handles.file_record import FileRecord
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.restore import restore_tables
 from materializer.tables.base import StateTable
@@ -31,6 +32,7 @@ __all__ = ["Auditor", "Violation"]
 
 _CHECKED_EVERY = 3  # a whole restore costs more than the batch; reads check every batch, the end all that is left
 _MOST_MANIFEST_BYTES = 1 << 20
+_CLOCK_MARGIN_S = 60.0  # as dstl.checkpoint.upkeep.cleaning_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class Auditor:
         self._flying: dict[int, ManifestRecord] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._held: frozenset[str] = frozenset()
+        self._files: dict[str, str] = {}
+        self._named_by_files: dict[int, frozenset[str]] = {}
+        self._fenced_at = 0.0
         self._highest = self._boundary = 0
         self._acknowledged: dict[bytes, bytes] = {}
         self._kept: dict[int, Mapping[tuple[str, int], Sequence[TaskSpec]]] = {}
@@ -110,6 +115,8 @@ class Auditor:
         if sequence is not None:
             self._record_deleted(sequence)
             return
+        if name in self._files.values():
+            self.fail("I5", f"{name} was deleted, and files of Spark's checkpoint directory are in it")
         if name in self._held:
             holders = [c.checkpoint_id for c in self.retained() if name in self._names[c.checkpoint_id]]
             self.fail("I5", f"{name} was deleted, and checkpoints {holders} need it")
@@ -139,6 +146,7 @@ class Auditor:
         self._epochs[sequence] = record.epoch
         if record.kind == "fence":
             self._fences.append(sequence)
+            self._fenced_at = self._world.loop.time()
             return
         below = [fence for fence in self._fences if fence < sequence]
         if not below or below[-1] != record.epoch:
@@ -146,8 +154,23 @@ class Auditor:
         if size > _MOST_MANIFEST_BYTES:
             self.fail("I15", f"manifest {sequence} has {size} bytes")
         self._world.given_up += record.kind == "abort"
+        if record.files is not None:
+            self._files_landed(sequence, record.files)
         if record.checkpoint is not None:
             self._checkpoint_landed(sequence, record, record.checkpoint)
+
+    def _files_landed(self, sequence: int, files: FileRecord) -> None:
+        """Take over what the index of Spark's checkpoint directory says from now on (I3)."""
+        if files.is_whole:
+            self._files.clear()
+        for path in files.removed:
+            self._files.pop(path, None)
+        added = {each.path: each.segment.name for each in files.entries()}
+        self._files |= added
+        self._named_by_files[sequence] = frozenset(added.values())
+        for path, name in self._files.items():
+            if name not in self._objects:
+                self.fail("I3", f"record {sequence} leaves {path} in {name}, which is not there")
 
     def _checkpoint_landed(self, sequence: int, record: ManifestRecord, checkpoint: CompletedCheckpoint) -> None:
         world = self._world
@@ -204,6 +227,7 @@ class Auditor:
         if sequence in retained:
             self.fail("I5", f"the manifest of checkpoint {sequence} was deleted; retained are {retained}")
         self._names.pop(sequence, None)
+        self._named_by_files.pop(sequence, None)
         self.live.pop(sequence, None)
         self._hold()
 
@@ -375,7 +399,9 @@ class Auditor:
                     f"{writer!r}, another key of its partition by {winner!r}; only an attempt that acknowledged counts",
                 )
                 return
-        for (uid, partition), specs in self._kept.get(batch, {}).items():
+        # Where Spark's commits are the checkpoints nothing is compared: the last attempt counts, whichever is kept.
+        kept = {} if self._world.is_one_commit else self._kept.get(batch, {})
+        for (uid, partition), specs in kept.items():
             left = chosen.get(partition, b"") if uid == operator else b""
             for spec in specs:
                 # Two drivers may run a batch; what the other one's sink has is not this checkpoint's.
@@ -390,10 +416,16 @@ class Auditor:
 
     def orphans(self) -> list[str]:
         """Return the objects that no manifest in the store names."""
+        of_files = frozenset[str]().union(*self._named_by_files.values())
         return [
             name
             for name in sorted(self._objects)
-            if manifest_sequence(name) is None and name not in self._held and not name.startswith(SAVEPOINTS)
+            if manifest_sequence(name) is None
+            and name not in self._held
+            and name not in of_files
+            and not name.startswith(SAVEPOINTS)
+            # The last driver may still commit it, for all that a cleaner knows: the next fence decides.
+            and not ("/files/" in name and self._objects[name].modified + _CLOCK_MARGIN_S >= self._fenced_at)
         ]
 
 

@@ -43,7 +43,9 @@ DECIDING = (
 """The modules that decide what is durable, what counts and what is deleted, below the package ``dstl``."""
 
 
-def untaken_branches(seeds: Iterable[int]) -> Mapping[str, tuple[int, list[tuple[int, int]]]]:
+def untaken_branches(
+    seeds: Iterable[int], *, one_commit: bool = False
+) -> Mapping[str, tuple[int, list[tuple[int, int]]]]:
     """Run seeds, in this process, and return by module how many branches it has and which were not taken.
 
     A branch is a line and the line that it goes to; a negative one is the end of the function that begins there. It
@@ -60,7 +62,7 @@ def untaken_branches(seeds: Iterable[int]) -> Mapping[str, tuple[int, list[tuple
     paths = [str(root / each) for each in DECIDING]
     with _steps_recorded(paths) as steps:
         for seed in seeds:
-            run_seed(seed)
+            run_seed(seed, one_commit=one_commit)
     measured = coverage.Coverage(data_file=None, branch=True, include=paths)
     measured.get_data().add_arcs(steps)
     with tempfile.TemporaryDirectory() as directory:

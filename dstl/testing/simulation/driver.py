@@ -11,10 +11,11 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
-from dstl.errors import Fenced
+from dstl.errors import DstlError, Fenced
 from dstl.options import CheckpointOptions
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.testing.simulation.checkpoint_directory import CheckpointDirectory, LoggedDirectory, PlainDirectory
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.operator import simulated_operator
 from dstl.testing.simulation.process import Process
@@ -75,6 +76,7 @@ class DriverActor:
         self._kept: dict[tuple[str, int], list[TaskSpec]] = {}
         self._stages = self._attempts = self._members = self._started_workers = 0
         self._running: dict[int, _Running] = {}
+        self._directory: CheckpointDirectory = PlainDirectory(world.logs, self._rng)
         self._retired: list[Worker] = []
         process.on_death.append(self._died)
 
@@ -103,6 +105,8 @@ class DriverActor:
             # Often few, so that commits are given up by abort markers, which eight attempts rarely come to.
             commit_attempts=options.commit_attempts,
         )
+        if world.is_one_commit:
+            self._directory = LoggedDirectory(world, store, self.service.commits, options.task_manager, runtime)
         await self.service.start()
         for operator in options.operators:
             groups = options.task_manager.max_parallelism
@@ -120,6 +124,7 @@ class DriverActor:
         try:
             await world.threads.run(partial(run_program, self, world, runtime.clock))
         finally:
+            await self._directory.close()
             await self.service.close()
             self.process.post(self.process.kill)
 
@@ -135,27 +140,30 @@ class DriverActor:
         except ConcurrentUpdate as error:
             world.trace("stopped", f"{self.process.name} {error}")
             raise QueryFailed(str(error)) from error
+        except DstlError as error:
+            self._failed(error)
+            raise QueryFailed(str(error)) from error
         except QueryFailed as error:
-            if isinstance(error.__cause__, Fenced):
-                world.check.fenced(self.process.name, error.__cause__)
-            world.trace("query-failed", f"{self.process.name} {type(error.__cause__).__name__}")
+            self._failed(error.__cause__)
             raise
 
+    def _failed(self, cause: BaseException | None) -> None:
+        if isinstance(cause, Fenced):
+            self._world.check.fenced(self.process.name, cause)
+        self._world.trace("query-failed", f"{self.process.name} {type(cause).__name__}")
+
     async def _run_batches(self, run: str, completed: Callable[[], None]) -> None:
-        logs, world = self._world.logs, self._world
-        await asyncio.sleep(self._disk())
-        batch, end = logs.plan()
+        world, directory = self._world, self._directory
+        batch, end = await directory.plan(run)
         while True:
             if end is None:
-                end = (logs.ends[-1] if logs.ends else 0) + self._rng.choice((0, 1, 2, 5, 9))
-                await asyncio.sleep(self._disk())
-                logs.write_offsets(batch, end)
+                end = (world.logs.ends[-1] if world.logs.ends else 0) + self._rng.choice((0, 1, 2, 5, 9))
+                await directory.write_offsets(run, batch, end)
             else:
                 world.replays += 1
             world.trace("batch", f"{self.process.name} {run} {batch}")
             await self._batch(run, batch)
-            await asyncio.sleep(self._disk())
-            logs.commit(batch)
+            await directory.commit(run, batch)
             completed()
             world.check.batch_committed(self.process.name, batch, self._kept)
             await asyncio.sleep(self._rng.uniform(0.0, 0.3))
@@ -387,9 +395,6 @@ class DriverActor:
             actor.process.post(actor.parent_ended, delay=rng.uniform(0.0, 0.1))
         for worker in (*self.workers, *self._retired):
             world.loop.call_later(rng.uniform(0.0, 2.0), worker.process.kill, context=world.context)
-
-    def _disk(self) -> float:
-        return self._rng.uniform(0.001, 0.02)
 
 
 def _settle(future: asyncio.Future[BaseException | None], error: BaseException | None) -> None:

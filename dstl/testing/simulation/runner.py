@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 
@@ -127,6 +128,7 @@ def run_seed(
     keep_trace: bool = False,
     target_batches: int | None = None,
     collect: bool = True,
+    one_commit: bool = False,
 ) -> SeedResult:
     """Run one seed to its end, or to its first violation.
 
@@ -136,12 +138,13 @@ def run_seed(
         keep_trace: Return the trace's lines too: one per event.
         target_batches: Batches to commit under faults; by default the seed's own number.
         collect: Collect the world's garbage at the end; the collector is off meanwhile.
+        one_commit: Spark's checkpoint directory is in the log of the checkpoints, and its commits make them.
     """
     loop = NetworkLoop(start=1_000_000.0)
     with _quiet(collect=collect):
         asyncio.set_event_loop(loop)
         try:
-            world = World(loop, seed, plan=plan, keep_trace=keep_trace)
+            world = World(loop, seed, plan=plan, keep_trace=keep_trace, one_commit=one_commit)
             try:
                 return loop.run_until_complete(_live(world, target_batches))
             finally:
@@ -152,22 +155,29 @@ def run_seed(
             loop.close()
 
 
-def run_seeds(seeds: Iterable[int], *, jobs: int = 1, on_result: Callable[[SeedResult], None] | None = None) -> Summary:
+def run_seeds(
+    seeds: Iterable[int],
+    *,
+    jobs: int = 1,
+    on_result: Callable[[SeedResult], None] | None = None,
+    one_commit: bool = False,
+) -> Summary:
     """Run many seeds.
 
     Args:
         seeds: In any order; each stands for itself.
         jobs: Processes that share them.
         on_result: Called with each result, in the order of the seeds.
+        one_commit: As for :func:`run_seed`.
     """
     summary, began = Summary(), time.monotonic()
-    chunks = _chunks(seeds)
+    chunks, run_chunk = _chunks(seeds), partial(_run_chunk, one_commit=one_commit)
     with ExitStack() as pools:
-        run: Iterable[list[SeedResult]] = map(_run_chunk, chunks)
+        run: Iterable[list[SeedResult]] = map(run_chunk, chunks)
         if jobs > 1:
             # Spawned: a fork would take threads and loops of the caller's along.
             pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-            run = pools.enter_context(pool).map(_run_chunk, chunks)
+            run = pools.enter_context(pool).map(run_chunk, chunks)
         for result in chain.from_iterable(run):
             summary.add(result)
             summary.real_seconds = time.monotonic() - began
@@ -182,12 +192,12 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _run_chunk(seeds: list[int]) -> list[SeedResult]:
+def _run_chunk(seeds: list[int], *, one_commit: bool) -> list[SeedResult]:
     """Run some seeds and collect their garbage together."""
     gc.freeze()  # what is imported by now is no world's garbage, and need not be looked at after each
     gc.disable()
     try:
-        return [run_seed(seed, collect=False) for seed in seeds]
+        return [run_seed(seed, collect=False, one_commit=one_commit) for seed in seeds]
     finally:
         _collect()
         gc.enable()

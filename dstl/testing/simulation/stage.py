@@ -25,6 +25,8 @@ class Stage:
 
     Attributes:
         plan: The faults.
+        is_crowded: Whether operators have many tasks.
+        is_one_commit: Whether Spark's checkpoint directory is in the log of the query's checkpoints.
         logs: Spark's checkpoint directory and the right state.
         operators: Uids of the query's appending operators.
         clocked: Uids of its operators with timers and states that expire; often none.
@@ -34,7 +36,9 @@ class Stage:
         drivers_started: Drivers that there have been.
     """
 
-    def __init__(self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None, keep_trace: bool) -> None:
+    def __init__(
+        self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None, keep_trace: bool, one_commit: bool = False
+    ) -> None:
         self.seed = seed
         self.loop = loop
         self.began = loop.time()
@@ -45,6 +49,7 @@ class Stage:
         self._digest = hashlib.blake2b(digest_size=16)
         # Many tasks of an operator now and then; drawn apart, so that other seeds stay what they were.
         self.is_crowded = self.rng("crowd").random() < 0.1
+        self.is_one_commit = one_commit
         self.own_rng = self.rng("world")
         self.logs = QueryLogs(self.own_rng.choice((4, 12)), CROWD if self.is_crowded else _MAX_PARALLELISM)
         self.operators = ("one", "two")[: self.own_rng.choice((1, 1, 2))]

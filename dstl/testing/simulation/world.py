@@ -48,9 +48,15 @@ class World(Stage):
     """
 
     def __init__(
-        self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None = None, keep_trace: bool = False
+        self,
+        loop: NetworkLoop,
+        seed: int,
+        *,
+        plan: FaultPlan | None = None,
+        keep_trace: bool = False,
+        one_commit: bool = False,
     ) -> None:
-        super().__init__(loop, seed, plan=plan, keep_trace=keep_trace)
+        super().__init__(loop, seed, plan=plan, keep_trace=keep_trace, one_commit=one_commit)
         objects: dict[str, Stored] = {}
         self.check = Auditor(self, objects)
         self.network = loop.network = Network(loop, self.rng("network"), lambda name: self.count(FaultKind(name)))
