@@ -232,4 +232,4 @@ def test_every_call_fails(tmp_path: Path, seed: int, way: str, monkeypatch: pyte
             break
         failed.add(calls.failed)
     assert nth > 200
-    assert failed == set(_CALLS) - {"replace"}, "the scenario does not make every call"
+    assert failed >= set(_CALLS) - {"replace"}, "the scenario does not make every call"
