@@ -380,7 +380,9 @@ class StateBackend(StatefulOperators):
         """A ``checkpointLocation`` in the backend's own log: Spark's commits and the checkpoints are one then.
 
         The record that holds ``commits/N`` is the checkpoint of batch N. A batch is two requests, Spark's own included;
-        of each partition the task that Spark ran last counts, whatever has made it run twice.
+        of each partition the task that Spark ran last counts, whatever has made it run twice. Nothing is compared then:
+        a processor whose result depends on the wall clock, say, may have put out something else before, as in Spark's
+        own stores.
 
         Raises:
             Invalid: The driver is without DSTL's jar (says the line of configuration that is missing), or has another
