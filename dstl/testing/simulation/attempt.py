@@ -42,6 +42,8 @@ class SimulatedAttempt:
         self.rng = rng
         self._failing = rng.randrange(1, 6) if self.has_fault(FaultKind.TASK_FAILURE, count=False) else 0
         self.differs = self.has_fault(FaultKind.CHANGING_OUTPUT)
+        if self.differs:
+            world.check.changing(spec)
 
     def has_fault(self, kind: FaultKind, *, count: bool = True) -> bool:
         """Draw whether one of Spark's faults happens here."""

@@ -72,6 +72,7 @@ class Auditor:
         self._fenced_at = 0.0
         self._highest = self._boundary = 0
         self._acknowledged: dict[bytes, bytes] = {}
+        self._changing: set[bytes] = set()
         self._kept: dict[int, Mapping[tuple[str, int], Sequence[TaskSpec]]] = {}
         self._digests: dict[str, int] = {}
         self._put_ids: dict[int, str] = {}
@@ -271,6 +272,10 @@ class Auditor:
                 f"{_decoded(rules)}, not {_decoded(expected)}",
             )
 
+    def changing(self, spec: TaskSpec) -> None:
+        """The changes of a task are no function of its rows."""
+        self._changing.add(spec.writer)
+
     def acknowledging(self, spec: TaskSpec, digest: bytes) -> None:
         """A task is about to acknowledge changes of this digest: only from now on may they count."""
         self._acknowledged[spec.writer] = digest
@@ -399,13 +404,14 @@ class Auditor:
                     f"{writer!r}, another key of its partition by {winner!r}; only an attempt that acknowledged counts",
                 )
                 return
-        # Where Spark's commits are the checkpoints nothing is compared: the last attempt counts, whichever is kept.
-        kept = {} if self._world.is_one_commit else self._kept.get(batch, {})
-        for (uid, partition), specs in kept.items():
+        # Where Spark's commits are the checkpoints nothing is compared: the last attempt counts, whichever is kept. So
+        # only changes that are a function of the rows must be those of the output.
+        changing = self._changing if self._world.is_one_commit else frozenset[bytes]()
+        for (uid, partition), specs in self._kept.get(batch, {}).items():
             left = chosen.get(partition, b"") if uid == operator else b""
             for spec in specs:
                 # Two drivers may run a batch; what the other one's sink has is not this checkpoint's.
-                counts = bool(left) and spec.run == checkpoint.run_id
+                counts = bool(left) and spec.run == checkpoint.run_id and changing.isdisjoint((left, spec.writer))
                 if counts and self._acknowledged.get(spec.writer) != self._acknowledged[left]:
                     self.fail(
                         "R5",
