@@ -64,16 +64,16 @@ def test_one_that_dies_before_it_has_registered_is_replaced_but_not_for_ever(
 
 
 def test_those_that_had_registered_are_replaced_however_often_they_are_lost(processes: Processes) -> None:
-    # One at a time: of two that begin together nobody knows which notes its id first.
-    launcher = processes.start(1, "read line; read for_ever")
-    wait_until(lambda: len(processes.pids) == 1)
+    launcher = processes.start(2, "read line; read for_ever")
+    wait_until(lambda: len(processes.pids) == 2)
     for number in range(1, 111):
-        os.kill(processes.pids[-1], signal.SIGKILL)
-        launcher.lost(f"taskmanager-{number}")
-        wait_until(lambda number=number: len(processes.pids) == 1 + number)
-        launcher.lost(f"taskmanager-{number}")
+        # By its name: of two that begin together nobody knows which notes its id first.
+        os.kill(launcher._processes[f"taskmanager-{number + 1}"].pid, signal.SIGKILL)
+        launcher.lost(f"taskmanager-{number + 1}")
+        wait_until(lambda number=number: len(processes.pids) == 2 + number)
+        launcher.lost(f"taskmanager-{number + 1}")
     time.sleep(0.1)
-    assert len(processes.pids) == 111, "one was replaced twice"
+    assert len(processes.pids) == 112, "one was replaced twice"
 
 
 def test_after_the_end_nobody_is_replaced(processes: Processes) -> None:

@@ -68,7 +68,6 @@ class RowWriter:
         self._types = schema
         self._operator = operator
         self._names = tuple(schema.names)
-        self._listed = list(schema.names)
         self._converters = [_converter(f.dataType) for f in schema.fields]
         self._forbids = [not f.nullable or forbids_nulls(f.dataType) for f in schema.fields]
         self._layouts: dict[tuple[str, ...], list[int | None]] = {}
@@ -102,10 +101,8 @@ class RowWriter:
 
     def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
         try:
-            # The usual case, decided without a Python loop: every row has the output's fields in their order. Most
-            # rows have them as a list, which takes half as long to compare as to make a tuple of.
-            fields = list(map(_FIELDS, rows))
-            if rows and (fields.count(self._listed) == len(rows) or set(map(tuple, fields)) == {self._names}):
+            # The usual case, decided without a Python loop: every row has the output's fields in their order.
+            if set(map(tuple, map(_FIELDS, rows))) == {self._names}:
                 return list(zip(*rows, strict=True))
         except (AttributeError, TypeError, ValueError):
             pass
