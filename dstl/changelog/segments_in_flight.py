@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from dstl.changelog.batcher import Batcher
-from dstl.changelog.change_set import ChangeSet
+from dstl.changelog.change_set import ENCODED_AHEAD_BYTES, ChangeSet
 from dstl.changelog.log_segment import InlineSegment, SegmentReferences
 from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.segment.encoder import encode_segment, segment_checksum
+from dstl.changelog.segment.encoder import EncodedBlocks, encode_blocks, encode_segment, segment_checksum
 from dstl.changelog.upload.uploader import StoredObject, Upload, Uploader
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed
@@ -39,6 +39,7 @@ class _Seal:
     writers: list[StateChangelogWriter]
     nbytes: int
     alone: bool
+    ahead: dict[tuple[str, SequenceNumber], asyncio.Future[EncodedBlocks]]
     upload: Upload | None = None
     task: asyncio.Task[None] | None = None
 
@@ -93,6 +94,7 @@ class SegmentsInFlight:
         self._references = references
         self._touched = touched
         self._seals: dict[int, _Seal] = {}
+        self._ahead: dict[str, dict[SequenceNumber, asyncio.Future[EncodedBlocks]]] = {}
         self._last_seal = 0
         self.upload_attempts = 0
         self.hedges = 0
@@ -110,6 +112,16 @@ class SegmentsInFlight:
         parts = list(_cut(picked, self._options.segment_size))
         for part in parts:
             self._start(part, alone=len(parts) == 1)
+
+    def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
+        """Encode the blocks of a change set in a thread, for the seal that will hold it; not if it is small."""
+        if changes.nbytes >= ENCODED_AHEAD_BYTES:
+            work = partial(encode_blocks, sqn, changes, self._options.compression_level)
+            self._ahead.setdefault(log_id, {})[sqn] = self._loop.run_in_executor(None, work)
+
+    def forget(self, log_id: str) -> None:
+        """Nobody will seal this log's change sets any more."""
+        self._ahead.pop(log_id, None)
 
     def review(self, seal_ids: Iterable[int]) -> None:
         """Look at what the logs need now: give up what nobody needs, hurry what a checkpoint has begun to wait for."""
@@ -129,7 +141,8 @@ class SegmentsInFlight:
             for writer, sqns in by_writer.items()
             for sqn, changes in writer.ledger.seal(self._last_seal, sqns)
         ]
-        seal = _Seal(self._last_seal, sets, list(by_writer), sum(nbytes for *_, nbytes in part), alone)
+        ahead = {(log_id, sqn): found for log_id, sqn, _ in sets if (found := self._take_ahead(log_id, sqn))}
+        seal = _Seal(self._last_seal, sets, list(by_writer), sum(nbytes for *_, nbytes in part), alone, ahead)
         self._recorder.observe("uploadBatchSizes", len(sets))
         self._seals[seal.id] = seal
         seal.task = self._loop.create_task(self._store_seal(seal))
@@ -175,13 +188,23 @@ class SegmentsInFlight:
                 seal.upload.cancel()
             self._failed(seal, Closed("the upload was cancelled; its changes are kept while their log is open"))
 
+    def _take_ahead(self, log_id: str, sqn: SequenceNumber) -> asyncio.Future[EncodedBlocks] | None:
+        of_log = self._ahead.get(log_id, {})
+        found = of_log.pop(sqn, None)
+        if not of_log:
+            self._ahead.pop(log_id, None)
+        return found
+
     async def _encode(self, seal: _Seal) -> bytes:
+        encoded = {key: await ahead for key, ahead in seal.ahead.items()}
+        seal.ahead.clear()
         work = partial(
             encode_segment,
             seal.sets,
             writer_id=self._names.writer_id,
             metadata={"query": self._names.query_id},
             compression_level=self._options.compression_level,
+            encoded=encoded,
         )
         if seal.nbytes <= _BYTES_ON_LOOP and len(seal.sets) <= _SETS_ON_LOOP:
             return work()

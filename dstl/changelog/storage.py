@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from dstl.changelog.batcher import Batcher, SealDecision
+from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.log_segment import InlineSegment, LogSegment, SegmentReferences
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segments_in_flight import Picked, SegmentsInFlight
@@ -231,9 +232,14 @@ class StateChangelogStorage:
         self._touched[writer] = None
         self._look_soon()
 
+    def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
+        """Encode a closed change set before a persist asks for it, unless it is small."""
+        self._seals.encode_ahead(log_id, sqn, changes)
+
     def closed(self, writer: StateChangelogWriter) -> None:
         """The writer was closed; what is in flight of it comes back through its seals."""
         self._writers.pop(writer.log_id, None)
+        self._seals.forget(writer.log_id)
         self._touched[writer] = None
         self._look_soon()
 

@@ -145,7 +145,6 @@ class Throttle:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(Closed("the changelog storage was closed while an append waited for memory"))
-        self._waiting.clear()
 
     async def _wait(self, reservation: Reservation) -> None:
         since = self._clock.now()

@@ -32,6 +32,10 @@ class WriterHost(Protocol):
         """The writer holds more or less than before; look at it soon."""
         ...
 
+    def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
+        """Encode a closed change set before a persist asks for it, where that is worth it."""
+        ...
+
     def closed(self, writer: StateChangelogWriter) -> None:
         """The writer was closed."""
         ...
@@ -100,6 +104,19 @@ class StateChangelogWriter:
             raise self._closed_error()
         self._roll()
         return self.ledger.next_sqn
+
+    def encode_ahead(self) -> None:
+        """Close the open change set if it is not empty, and encode it while nobody waits for it.
+
+        For a caller that will append no more before the next persist. What it appends all the same is encoded with it
+        again then.
+
+        Raises:
+            Closed: The writer was closed.
+        """
+        sqn, changes = self.ledger.next_sqn, self._open
+        if self.next_sequence_number() > sqn:
+            self._host.encode_ahead(self.log_id, sqn, changes)
 
     def persist(
         self, from_sqn: SequenceNumber, *, allow_inline: bool = False

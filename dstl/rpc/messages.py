@@ -23,6 +23,7 @@ __all__ = [
     "Begun",
     "Done",
     "DueEntries",
+    "EndOfChanges",
     "ExpiryPlace",
     "FetchDue",
     "FetchEntries",
@@ -385,3 +386,10 @@ class Write(AttemptCall[Done]):
     metadata: bytes
     expiring: bool
     changes: Payload
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfChanges(AttemptCall[Done]):
+    """The attempt has written its last part: what it wrote may be encoded before its checkpoint. A hint, no promise."""
+
+    name: ClassVar[str] = "end_of_changes"

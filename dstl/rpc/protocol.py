@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Grows with every change of a message, a frame or the handshake: both sides must have the same."""
 MAX_FRAME = 256 << 20
 """No frame is longer, in bytes: a bigger length is refused before anything is allocated."""

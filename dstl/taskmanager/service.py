@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import msgpack
 import pyarrow as pa
 
 from dstl.crash_points import reach
-from dstl.errors import Invalid, Unavailable
+from dstl.errors import DstlError, Invalid, Unavailable
 from dstl.metrics import NullRecorder
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import (
@@ -34,6 +35,7 @@ from dstl.rpc.messages import (
     AttemptCall,
     Done,
     DueEntries,
+    EndOfChanges,
     FetchDue,
     Fetched,
     FetchEntries,
@@ -112,6 +114,7 @@ class TaskManagerService:
                 FetchDue: self._fetch_due,
                 ScanValues: self._scan_values,
                 Write: self._write,
+                EndOfChanges: self._end_of_changes,
                 Resume: self._resume,
                 Restore: self._restore,
                 ReadRestoreStatus: self._restore_status,
@@ -133,7 +136,7 @@ class TaskManagerService:
         backend = self._backend
         backend.open_attempt(call.key, call.batch, call.parent, call.parallelism)
         # While the worker groups its rows; the first read waits for what is left.
-        asyncio.get_running_loop().call_soon(backend.fold)
+        asyncio.get_running_loop().call_soon(_fold_ahead, backend)
         return Done()
 
     def _table_of(self, call: AttemptCall[Any]) -> StateTable:
@@ -191,6 +194,10 @@ class TaskManagerService:
             for changes in _changes(call.changes):
                 self._backend.write(call.key, call.partition, changes, call.metadata, call.expiring)
                 reach("T1")
+        return Done()
+
+    async def _end_of_changes(self, peer: Peer, call: EndOfChanges) -> Done:
+        self._backend.end_changes(call.key)
         return Done()
 
     async def _resume(self, peer: Peer, call: Resume) -> Resumed:
@@ -279,6 +286,12 @@ class TaskManagerService:
     async def _size(self, peer: Peer, call: Size) -> TableSize:
         sizes = [table.size() for table in self._backend.tables.values()]
         return TableSize(sum(s.entries for s in sizes), sum(s.bytes for s in sizes))
+
+
+def _fold_ahead(backend: TaskManagerStateBackend) -> None:
+    # What is wrong with a table, the first read is told.
+    with suppress(DstlError):
+        backend.fold()
 
 
 def _unpack(payload: Payload, count: int) -> list[Any]:

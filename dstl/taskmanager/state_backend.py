@@ -51,6 +51,7 @@ class _Attempt:
     writer: StateChangelogWriter | None = None
     from_sqn: SequenceNumber = 0
     partition: int | None = None
+    has_ended: bool = False
     persisted: bool = False
     to_sqn: SequenceNumber = 0
     overlay: list[tuple[pa.RecordBatch, bool]] = field(default_factory=list)
@@ -166,7 +167,9 @@ class TaskManagerStateBackend:
         return self._tables[operator]
 
     def can_resume(self, parent: CheckpointId | None) -> bool:
-        """True where a run can go on from ``parent`` with the tables that are here."""
+        """True where a run can go on from ``parent`` with the tables that are here, none of which has failed."""
+        if any(table.has_failed for table in self._tables.values()):
+            return False
         return parent == self.base or (self._completed is not None and parent == self._completed[0])
 
     def resume(self, parent: CheckpointId | None) -> None:
@@ -279,6 +282,22 @@ class TaskManagerStateBackend:
             )
         attempt.writer.append_batch(changes)
         attempt.overlay.append((changes, expiring))
+
+    def end_changes(self, key: AttemptKey) -> None:
+        """Encode what an attempt has written, for it will write no more.
+
+        Of attempts at one partition only the first that ends: one is persisted, and mostly that one.
+
+        Raises:
+            Superseded: The attempt is over.
+        """
+        self.check_attempt(key)
+        attempt = self._attempts[key]
+        task = attempt.operator, attempt.partition, attempt.batch_id
+        others = (each for each in self._attempts.values() if each.has_ended)
+        if attempt.writer is not None and all((o.operator, o.partition, o.batch_id) != task for o in others):
+            attempt.has_ended = True
+            attempt.writer.encode_ahead()
 
     async def persist(self, winners: Mapping[str, Sequence[int]]) -> Persisted:
         """Make the winners' changes durable, or seal them to be inlined: at most one new segment.

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dstl.changelog.change_digest import ChangeDigest
+from dstl.changelog.change_set import ENCODED_AHEAD_BYTES
 from dstl.errors import CorruptData
 from dstl.rpc.client import Reply, Transport
 from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_batch, write_columns
 from dstl.rpc.messages import (
     Done,
+    EndOfChanges,
     ExpiryPlace,
     FetchDue,
     Fetched,
@@ -85,6 +87,7 @@ class StateClient:
         self._digest = ChangeDigest()
         self._has_written = False
         self._told: set[int] = set()
+        self._sent = [0 for _ in self._owners]
         self._unseen: list[deque[Reply[Done]]] = [deque() for _ in self._owners]
 
     def open(self, batch: int, parent: CheckpointId | None, parallelism: int) -> None:
@@ -121,15 +124,20 @@ class StateClient:
             if part.num_rows:
                 told = b"" if owner in self._told else metadata
                 self._told.add(owner)
+                self._sent[owner] += part.nbytes
                 self._send_unseen(owner, Write(*self._who, partition, told, expiring, write_batch(part)))
 
     def flush(self) -> None:
-        """Wait until every TaskManager has taken everything.
+        """Tell every TaskManager that this was all, and wait until it has taken everything.
 
         Raises:
             Fenced: Another attempt has taken this one's place.
             Unavailable: A TaskManager does not hold the parent's state, or is gone.
         """
+        for owner, nbytes in enumerate(self._sent):
+            if nbytes >= ENCODED_AHEAD_BYTES:
+                self._send_unseen(owner, EndOfChanges(*self._who))
+                self._sent[owner] = 0
         for owner in range(len(self._owners)):
             self._see(owner)
 

@@ -57,6 +57,25 @@ def test_it_seals_at_once_when_enough_bytes_are_asked_for(batcher: Batcher):
     assert decision.reason is SealReason.SIZE
 
 
+def test_the_size_is_that_of_what_is_asked_for_and_is_reached_exactly(batcher: Batcher):
+    batcher.update("idle", held=400, asked=0, now=0.0)
+    batcher.update("a", held=5000, asked=400, now=0.0)
+    batcher.update("b", held=599, asked=599, now=0.0)
+    assert batcher.decide(0.0) is None
+    batcher.update("b", held=600, asked=600, now=0.0)
+    decision = batcher.decide(0.0)
+    assert decision is not None
+    assert decision.reason is SealReason.SIZE
+
+
+def test_it_counts_the_logs_that_wait_for_a_seal(batcher: Batcher):
+    for name, held, asked in (("idle", 100, 0), ("a", 100, 100), ("b", 500, 0)):
+        batcher.update(name, held=held, asked=asked, now=0.0)
+    assert batcher.queued == 2
+    batcher.update("a", held=0, asked=0, now=0.0)
+    assert batcher.queued == 1
+
+
 def test_a_checkpoint_of_everybody_does_not_wait(batcher: Batcher):
     batcher.update("idle", held=1, asked=0, now=0.0)
     batcher.update("a", held=100, asked=100, now=0.0)
@@ -90,6 +109,8 @@ def test_what_nobody_waits_for_pauses_after_a_failure_longer_each_time(batcher: 
     batcher.failed(now)
     batcher.succeeded()
     assert batcher.decide(now) is not None
+    batcher.failed(now)
+    assert batcher.deadline(now) == pytest.approx(now + Batcher.FIRST_PAUSE_S)
 
 
 def test_a_persist_is_not_held_back_by_failures(batcher: Batcher):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
 from dstl.changelog.segment import encoder as segment_encoder
 from dstl.changelog.segment.decoder import decode_segment, parse_index
-from dstl.changelog.segment.encoder import encode_segment, segment_checksum
+from dstl.changelog.segment.encoder import encode_blocks, encode_segment, segment_checksum
 from dstl.errors import Invalid
 from handles.sequence_number import SequenceNumberRange
 from worlds.segment_samples import batch_of, change_set, decoded, expected, feature_sets, random_rows
@@ -43,6 +43,23 @@ def test_random_sets_come_back_in_order(number: int, keys: list[tuple[str, int]]
         (log.log_id, sqn) for log in parse_index(data, "x").logs for sqn in range(log.sqns.from_sqn, log.sqns.to_sqn)
     }
     assert held == set(keys)
+
+
+@given(st.integers(0, 1 << 32), st.lists(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 6)), unique=True))
+@settings(max_examples=60, deadline=None)
+def test_sets_that_were_encoded_before_make_the_same_segment(number: int, early: list[tuple[str, int]]) -> None:
+    rng = random.Random(number)
+    keys = [("a", sqn) for sqn in (0, 1, 3, 5)] + [("b", sqn) for sqn in (2, 4)]
+    sets = {key: change_set(random_rows(rng, rng.randrange(1, 30))) for key in keys}
+    encoded = {key: encode_blocks(key[1], sets[key]) for key in early if key in sets}
+    listed = [(*key, changes) for key, changes in sets.items()]
+    assert encode(listed, encoded=encoded) == encode(listed)
+
+
+def test_what_was_encoded_before_is_not_encoded_again(seed: int) -> None:
+    rng = random.Random(seed)
+    one, other = (change_set(random_rows(rng, 20)) for _ in range(2))
+    assert encode([("a", 3, one)], encoded={("a", 3): encode_blocks(3, other)}) == encode([("a", 3, other)])
 
 
 def test_large_sets_are_cut_and_joined_without_changing_what_is_read(

@@ -4,10 +4,12 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dstl.changelog import segments_in_flight
 from dstl.changelog.ledger import InlineSegment, LogSegment, Ownership
 from dstl.changelog.segment.decoder import decode_segment
 from dstl.changelog.writer import StateChangelogWriter
@@ -55,8 +57,11 @@ class ChangelogMachine(RuleBasedStateMachine):
         inline=st.sampled_from([0, 300, 1 << 16]),
         budget=st.sampled_from([200, 1 << 20]),
         delay=st.sampled_from([0.0, 0.01]),
+        ahead=st.sampled_from([0, 150]),
     )
-    def begin(self, preempt: int, size: int, inline: int, budget: int, delay: float) -> None:
+    def begin(self, preempt: int, size: int, inline: int, budget: int, delay: float, ahead: int) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(segments_in_flight, "ENCODED_AHEAD_BYTES", ahead)
         self.loop = VirtualTimeLoop()
         asyncio.set_event_loop(self.loop)
 
@@ -180,6 +185,13 @@ class ChangelogMachine(RuleBasedStateMachine):
         log = self.log(pick)
         expected = log.next + bool(log.open)
         assert log.writer.next_sequence_number() == expected
+        self.settle()
+
+    @rule(pick=st.integers(0, 3))
+    def encode_ahead(self, pick: int) -> None:
+        log = self.log(pick)
+        log.writer.encode_ahead()
+        log.follow()
         self.settle()
 
     @rule(pick=st.integers(0, 3), back=st.integers(0, 4), inline=st.booleans())
@@ -364,6 +376,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         try:
             self.close_everything()
         finally:
+            self.patch.undo()
             self.loop.close()
             asyncio.set_event_loop(None)
 

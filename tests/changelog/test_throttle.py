@@ -1,4 +1,5 @@
 import asyncio
+import gc
 
 import pytest
 from hypothesis import given, settings
@@ -111,12 +112,14 @@ def test_waiting_is_measured_and_ended_by_whoever_gives_back():
             async with throttle.reserve(10):
                 return asyncio.get_running_loop().time()
 
+        await asyncio.sleep(2)
         task = asyncio.create_task(append())
         await asyncio.sleep(3)
         assert changes == 1, "the storage must hear of it, to drain"
         budget.give_back(100)
         throttle.wake()
-        assert await task == 3
+        assert await task == 5
+        assert changes == 2, "and when the bytes are free again, to fill"
         assert recorder.counters["backpressureSeconds"] == 3
         assert recorder.counters["backpressuredAppends"] == 1
         assert budget.used == 0
@@ -149,6 +152,25 @@ def test_a_cancelled_wait_leaves_nothing_behind():
         await asyncio.wait([waiting, granted])
         assert not budget.starving
         assert budget.used == 0
+        del waiting, granted  # a task that was cancelled remembers where
+        gc.collect()
+        assert sum(isinstance(each, Reservation) for each in gc.get_objects()) == 0
+
+    run_in_virtual_time(main())
+
+
+def test_a_wait_that_is_cancelled_as_its_turn_comes_lets_the_next_one_through():
+    async def main() -> None:
+        budget, throttle = full_budget()
+        waiting, next_one = (asyncio.create_task(append_to(throttle)) for _ in range(2))
+        await asyncio.sleep(1)
+        waiting.cancel()  # its reservation is still in the queue
+        budget.give_back(95)
+        throttle.wake()
+        await asyncio.wait([waiting])
+        throttle.wake()
+        await next_one
+        assert budget.used == 5
 
     run_in_virtual_time(main())
 

@@ -367,11 +367,13 @@ async def test_a_peer_may_call_only_what_is_for_its_role() -> None:
 async def test_a_client_of_another_version_is_told_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     bank = Bank()
     address = Address("127.0.0.1", await bank.server.listen_tcp("127.0.0.1"))
-    monkeypatch.setattr(ServerHandshake, "challenge", lambda self: {"version": 7, "nonce": self._nonce})
     own = protocol.PROTOCOL_VERSION
+    monkeypatch.setattr(ServerHandshake, "challenge", lambda self: {"version": own + 1, "nonce": self._nonce})
     for blocking in (False, True):
         opening = asyncio.to_thread(Connection, address, SECRET) if blocking else AsyncConnection.open(address, SECRET)
-        with pytest.raises(Invalid, match=f"speaks protocol 7, this process {own}: run the same version of DSTL"):
+        with pytest.raises(
+            Invalid, match=f"speaks protocol {own + 1}, this process {own}: run the same version of DSTL"
+        ):
             await opening
     monkeypatch.undo()
     await bank.server.close()

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from dstl.changelog import segments_in_flight
+from dstl.changelog.segment import encoder
 from dstl.errors import DstlError, Fenced, Invalid, Unavailable
 from dstl.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 from handles.checkpoint import CompletedCheckpoint, log_coverage
@@ -98,6 +100,33 @@ async def test_of_two_speculative_attempts_one_counts_and_the_other_leaves_no_tr
             with pytest.raises(Fenced):
                 w.write(loser, [(key_of(1, 3), b"too late")])
             assert content(w.backend.table("a")) == model["a"]
+
+
+@pytest.mark.parametrize("counts", ["first to end", "last to end", "one that goes on"])
+@virtual
+async def test_the_first_attempt_that_ends_is_encoded_before_its_checkpoint_whichever_counts(
+    counts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_in_flight, "ENCODED_AHEAD_BYTES", 0)
+    runs: list[int] = []
+    encode_run = encoder._encode_run
+    monkeypatch.setattr(encoder, "_encode_run", lambda run, level: runs.append(len(run)) or encode_run(run, level))
+    async with world() as w:
+        parent: CompletedCheckpoint | None = None
+        for batch in range(3):
+            first, last = w.open("a", 0, batch, parent), w.open("a", 0, batch, parent)
+            for task in (first, last):
+                w.write(task, [(key_of(1, 1), b"%d/%d" % (task.attempt, batch))])
+            for task in (first, last):
+                w.backend.end_changes(task.key)
+            assert len(runs) == 1, "Spark keeps one of two copies: the other's work is for nothing"
+            winner = last if counts == "last to end" else first
+            if counts == "one that goes on":
+                w.write(first, [(key_of(1, 2), b"more")])
+            parent = await w.checkpoint([winner], batch, parent)
+            assert await w.restored(parent) == after({}, [winner])
+            assert len(runs) == (1 if counts == "first to end" else 2), "what was encoded is not encoded again"
+            runs.clear()
 
 
 @virtual

@@ -21,7 +21,7 @@ from dstl.changelog.segment.index import HEADER_SIZE, BlockEntry, BlockTable, Lo
 from dstl.errors import Invalid
 from handles.sequence_number import SequenceNumber, SequenceNumberRange
 
-__all__ = ["encode_segment", "segment_checksum"]
+__all__ = ["EncodedBlocks", "encode_blocks", "encode_segment", "segment_checksum"]
 
 _SMALL_BLOCK = 256 << 10
 """Key groups of a log share a block below this many raw bytes: a frame and an index entry for each would outweigh
@@ -33,6 +33,9 @@ _SMALL_BATCH = 1 << 15
 """Batches are joined up to this many changes, or the bytes above, before they are grouped."""
 _SCRATCH = 8 << 20
 
+EncodedBlocks = list[tuple[BlockEntry, bytes]]
+"""Blocks of one log in their order, each with its index entry, whose offset is not known yet, and its stored bytes."""
+
 _Sets = list[tuple[SequenceNumber, ChangeSet]]
 _local = threading.local()
 
@@ -42,12 +45,24 @@ def segment_checksum(segment: bytes) -> int:
     return int(google_crc32c.value(segment))
 
 
+def encode_blocks(sqn: SequenceNumber, changes: ChangeSet, compression_level: int = 1) -> EncodedBlocks:
+    """Encode one change set for :func:`encode_segment`. Any thread.
+
+    Args:
+        sqn: The number that it will have in its log.
+        changes: The set, closed and not empty.
+        compression_level: Of zstd, see ``BatchingOptions.compression_level``.
+    """
+    return _encode_run([(sqn, changes)], compression_level)
+
+
 def encode_segment(
     sets: Sequence[tuple[str, SequenceNumber, ChangeSet]],
     *,
     writer_id: str,
     metadata: Mapping[str, str] | None = None,
     compression_level: int = 1,
+    encoded: Mapping[tuple[str, SequenceNumber], EncodedBlocks] | None = None,
 ) -> bytes:
     """Return a segment that holds these change sets.
 
@@ -58,29 +73,32 @@ def encode_segment(
         writer_id: Who writes: for people, and for the cleaner.
         metadata: Further notes for the index; small.
         compression_level: Of zstd, see ``BatchingOptions.compression_level``.
+        encoded: By log id and number, what :func:`encode_blocks` has made of some of the sets. One that has no
+            neighbour among ``sets`` is not encoded again; blocks of neighbours hold the changes of all of them.
 
     Raises:
         Invalid: No sets, an empty one, or one twice.
     """
     if not sets or any(each.is_empty for _, _, each in sets):
         raise Invalid("an empty change set has no sequence number and is never written")
-    work: list[_BlockPlan] = []
+    ready = encoded or {}
+    blocks: EncodedBlocks = []
     heads: list[tuple[str, SequenceNumberRange, int]] = []
     for log_id, members in groupby(sorted(sets, key=itemgetter(0, 1)), key=itemgetter(0)):
         for run in _adjacent(log_id, [(sqn, changes) for _, sqn, changes in members]):
             first, last = run[0][0], run[-1][0]
-            plans = list(_plan_blocks(list(_grouped_batches(run)), first))
-            heads.append((log_id, SequenceNumberRange(first, last + 1), len(plans)))
-            work += plans
-    encoded = _encode_blocks(work, compression_level)
-    offsets = accumulate((len(stored) for _, stored in encoded), initial=HEADER_SIZE)
-    entries = (entry._replace(offset=at) for (entry, _), at in zip(encoded, offsets, strict=False))
+            found = ready.get((log_id, first)) if first == last else None
+            made = found if found is not None else _encode_run(run, compression_level)
+            heads.append((log_id, SequenceNumberRange(first, last + 1), len(made)))
+            blocks += made
+    offsets = accumulate((len(stored) for _, stored in blocks), initial=HEADER_SIZE)
+    entries = (entry._replace(offset=at) for (entry, _), at in zip(blocks, offsets, strict=False))
     logs = [
         LogIndex(log_id, sqns, BlockTable.of(list(islice(entries, count)), sqns.from_sqn))
         for log_id, sqns, count in heads
     ]
     footer = pack_footer(writer_id, metadata or {}, logs)
-    return b"".join((pack_header(), *(stored for _, stored in encoded), footer, pack_trailer(footer)))
+    return b"".join((pack_header(), *(stored for _, stored in blocks), footer, pack_trailer(footer)))
 
 
 def _adjacent(log_id: str, members: _Sets) -> Iterator[_Sets]:
@@ -97,12 +115,18 @@ def _adjacent(log_id: str, members: _Sets) -> Iterator[_Sets]:
 
 
 def _grouped_batches(run: _Sets) -> Iterator[GroupedBatch]:
-    """Group the batches of adjacent sets by key group, small ones joined, in order."""
+    """Group the batches of adjacent sets by key group, small ones joined, in order, and metadata by itself.
+
+    A row of it among others would take their order from them, and their values' common length.
+    """
     first = run[0][0]
     joined: list[tuple[int, pa.RecordBatch]] = []
     rows = nbytes = 0
     for sqn, changes in run:
         for batch in changes.batches():
+            if batch.column(0)[0].as_py() == META_KEY_GROUP:
+                yield GroupedBatch.of([(sqn - first, batch)])
+                continue
             full = rows + batch.num_rows > _SMALL_BATCH or nbytes + batch.nbytes > _LARGE_BLOCK
             if joined and full:
                 yield GroupedBatch.of(joined)
@@ -110,7 +134,8 @@ def _grouped_batches(run: _Sets) -> Iterator[GroupedBatch]:
             joined.append((sqn - first, batch))
             rows += batch.num_rows
             nbytes += batch.nbytes
-    yield GroupedBatch.of(joined)
+    if joined:
+        yield GroupedBatch.of(joined)
 
 
 def _plan_blocks(batches: list[GroupedBatch], base_sqn: SequenceNumber) -> Iterator[_BlockPlan]:
@@ -173,7 +198,9 @@ class _BlockPlan:
         ), stored
 
 
-def _encode_blocks(work: list[_BlockPlan], level: int) -> list[tuple[BlockEntry, bytes]]:
+def _encode_run(run: _Sets, level: int) -> EncodedBlocks:
+    """Return the blocks of adjacent sets, without their offsets."""
+    work = list(_plan_blocks(list(_grouped_batches(run)), run[0][0]))
     mine: dict[str, Any] = _local.__dict__
     if mine.get("level") != level:
         mine["level"], mine["compressor"] = level, zstandard.ZstdCompressor(level=level)

@@ -114,11 +114,13 @@ class GroupedBatch:
             if not isinstance(sqn_deltas, int):
                 sqn_deltas = sqn_deltas[self.order]
         self._sqn_deltas = sqn_deltas
-        counts = np.bincount(key_groups)
+        lowest = int(key_groups.min())
+        counts = np.bincount(key_groups - lowest)
         groups = np.flatnonzero(counts)
         stops = np.cumsum(counts[groups]).tolist()
         self.rows_of = {
-            group: (start, stop) for group, start, stop in zip(groups.tolist(), (0, *stops), stops, strict=False)
+            group + lowest: (start, stop)
+            for group, start, stop in zip(groups.tolist(), (0, *stops), stops, strict=False)
         }
         self.numbers = [_NumberColumn(batch.column(column)) for column in (1, 2)]
         self.binaries = [_BinaryColumn(batch.column(column)) for column in (3, 4, 5)]
