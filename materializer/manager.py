@@ -139,7 +139,12 @@ class PeriodicMaterializationManager:
             trigger = self._triggers.get(operator)
             if trigger is None:
                 trigger = self._triggers[operator] = MaterializationTrigger(self._options, self._runtime, now)
-            log = self._log_of(operator, bases)
+            try:
+                log = self._log_of(operator, bases)
+            except DstlError as error:
+                # It is restored with the query's next run; until then there is nothing to materialize.
+                _log.info("the table of %s cannot be looked at: %s", operator, error)
+                continue
             oldest = max(oldest, now - log.oldest_at if log.bytes else 0.0)
             replay = max(replay, log.replay_seconds(self._options))
             self._watch(operator, trigger.overdue(now, log), now - log.oldest_at)

@@ -107,11 +107,18 @@ class BaseWriter:
         Raises:
             DstlError: The store did not take a file, or the snapshot cannot be read.
         """
-        if plan.files is not None and snapshot.as_files is not None:
+        files = snapshot.as_files
+        if plan.files is not None and files is not None:
             try:
-                return await self._write_files(operator, plan, snapshot.as_files, plan.files)
-            finally:
+                # A handle without files is one of key groups: so must be that of a table without any, which is empty.
+                in_files = await call_in_thread(_has_files, files)
+                written = await self._write_files(operator, plan, files, plan.files) if in_files else None
+            except BaseException:
                 snapshot.close()
+                raise
+            if written is not None:
+                snapshot.close()
+                return written
         loop = asyncio.get_running_loop()
         packs = self._packs(plan, snapshot, expired)
         handles: list[MaterializedStateHandle] = []
@@ -224,3 +231,7 @@ def _handle(operator: str, plan: MaterializationPlan, pack: _Pack, stored: Store
         checksum=stored.checksum,
         parts=tuple(pack.parts),
     )
+
+
+def _has_files(snapshot: FileSnapshot) -> bool:
+    return any(file.id for file in snapshot.files())

@@ -24,6 +24,7 @@ from dstl.options import MaterializationOptions
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from handles.materialized_handle import KeyGroupBase
+from materializer.local_disk import access
 
 __all__ = ["BaseCache", "BaseSource", "CacheFill", "CachedObject"]
 
@@ -47,21 +48,31 @@ class CachedObject:
         self._descriptor = descriptor
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """Return bytes ``[start, stop)``: of the file as it was checked, also when it has been deleted meanwhile."""
+        """Return bytes ``[start, stop)``: of the file as it was checked, also when it has been deleted meanwhile.
+
+        Raises:
+            OSError: The disk does not give them.
+        """
+        access("read", self.path)
         return os.pread(self._descriptor, (self.size if stop is None else stop) - start, start)
 
     def link(self, path: Path) -> bool:
         """Make the object's file appear under another name too; False where that cannot be done."""
         try:
+            access("write", path)
             os.link(self.path, path)
-            if os.path.sameopenfile(self._descriptor, (linked := os.open(path, os.O_RDONLY | os.O_CLOEXEC))):
+            access("read", path)
+            linked = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.path.sameopenfile(self._descriptor, linked):
+                    return True
+            finally:
                 os.close(linked)
-                return True
-            # Replaced meanwhile: not the file that was checked.
-            os.close(linked)
-            path.unlink()
         except OSError:
             pass
+        # Replaced meanwhile, so not the file that was checked; or it cannot be told.
+        with suppress(OSError):
+            path.unlink()
         return False
 
     def close(self) -> None:
@@ -125,6 +136,7 @@ class BaseCache:
         path = self._path(name)
         found = None
         try:
+            access("read", path)
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW) if self._ready() else -1
         except OSError:
             descriptor = -1
@@ -133,6 +145,7 @@ class BaseCache:
             try:
                 if os.fstat(descriptor).st_size != size or _checksum(found) != checksum:
                     raise ValueError("another length or checksum")
+                access("write", path)
                 os.utime(descriptor)
             except (OSError, ValueError) as error:
                 _log.warning("deleting a damaged file of the base cache, %s (%s)", path, error)
@@ -148,20 +161,20 @@ class BaseCache:
         """Keep an object that was stored, or read and found to be what it should be."""
         with self._new_file(name, len(data)) as path:
             if path is not None:
+                access("write", path)
                 path.write_bytes(data)
 
     def link(self, name: str, size: int, source: Path) -> None:
         """Keep an object that lies in a file which nobody will change; where no hard link can be made, do not."""
         with self._new_file(name, size) as path:
             if path is not None:
+                access("write", path)
                 os.link(source, path)
 
     def fill(self, name: str, size: int, checksum: int) -> CacheFill | None:
         """Return what takes an object piece by piece; None where the object would not be kept."""
-        if size > self._max_bytes or not self._ready() or self._path(name).exists():
-            return None
         try:
-            return CacheFill(self, name, size, checksum)
+            return CacheFill(self, name, size, checksum) if self._takes(name, size) else None
         except OSError as error:
             _log.info("the base cache does not take %s: %s", name, error.strerror)
             return None
@@ -173,15 +186,15 @@ class BaseCache:
     @contextmanager
     def _new_file(self, name: str, size: int) -> Iterator[Path | None]:
         """Give a place to write to; what lies there at the end is kept. Yields None where nothing is to be kept."""
-        target = self._path(name)
-        if size > self._max_bytes or not self._ready() or target.exists():
-            yield None
-            return
         aside = self.aside(name)
         try:
+            if not self._takes(name, size):
+                yield None
+                return
             yield aside
+            access("write", aside)
             os.utime(aside)
-            aside.replace(target)
+            aside.replace(self._path(name))
             self._trim()
         except OSError as error:
             _log.info("the base cache does not take %s: %s", name, error.strerror)
@@ -189,8 +202,19 @@ class BaseCache:
             with suppress(OSError):
                 aside.unlink()
 
+    def _takes(self, name: str, size: int) -> bool:
+        """Return whether an object is to be kept that is not here yet."""
+        if size > self._max_bytes or not self._ready():
+            return False
+        try:
+            access("read", self._path(name))
+            return not self._path(name).exists()
+        except OSError:
+            return False
+
     def _trim(self) -> None:
         # The file system's own clock, for it is compared with the times of files.
+        access("write", self._directory)
         os.utime(self._directory)
         now = self._directory.stat().st_mtime
         kept: list[tuple[float, int, str]] = []
@@ -254,6 +278,7 @@ class CacheFill:
         self._missing = size
         self._lock = threading.Lock()
         self._aside = cache.aside(name)
+        access("write", self._aside)
         self._file = self._aside.open("w+b")
 
     def add(self, start: int, data: bytes) -> None:
@@ -262,6 +287,7 @@ class CacheFill:
             if self._file.closed:
                 return
             try:
+                access("write", self._aside)
                 os.pwrite(self._file.fileno(), data, start)
                 self._missing -= len(data)
                 if self._missing == 0:
@@ -279,7 +305,8 @@ class CacheFill:
             self._give_up()
 
     def _give_up(self) -> None:
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
         with suppress(OSError):
             self._aside.unlink()
 
@@ -307,11 +334,13 @@ class BaseSource:
         """
         found = await self._open(self._cache, base) if self._cache is not None else None
         if isinstance(found, CachedObject):
-            return await call_in_thread(found.read, start, stop)
+            cached = await call_in_thread(_read_cached, found, start, stop)
+            if cached is not None:
+                return cached
         data = await self._store.get(base.name, ByteRange(start, stop))
         if len(data) != stop - start:
             raise CorruptData(f"base file {base.name} ends at byte {start + len(data)}, before {stop}")
-        if found is not None:
+        if isinstance(found, CacheFill):
             await call_in_thread(found.add, start, data)
         return data
 
@@ -332,6 +361,16 @@ class BaseSource:
 def _cached_or_fill(cache: BaseCache, base: KeyGroupBase) -> CachedObject | CacheFill | None:
     what = (base.name, base.object_size, base.object_checksum)
     return cache.open(*what) or cache.fill(*what)
+
+
+def _read_cached(found: CachedObject, start: int, stop: int) -> bytes | None:
+    """Return bytes of a file of the cache; None where the disk does not give them."""
+    try:
+        data = found.read(start, stop)
+    except OSError as error:
+        _log.warning("cannot read the base cache any more, %s (%s)", found.path, error.strerror)
+        return None
+    return data if len(data) == stop - start else None
 
 
 def _checksum(found: CachedObject) -> int:

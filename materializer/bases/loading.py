@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ async def load_bases(
     runtime: Runtime,
     files: FileBases,
     advance: Callable[[int], None],
+    turn: asyncio.Semaphore,
 ) -> LoadedBases:
     """Load the owned key groups of one operator into its empty table.
 
@@ -78,11 +80,12 @@ async def load_bases(
         runtime: Clock and jitter for repeated reads.
         files: Fetches the bases that are files.
         advance: Told of bytes that were loaded.
+        turn: Held while the table takes key groups in.
 
     Raises:
         Unavailable: The store did not answer several times in a row.
     """
-    loading = _Loading(table, files, advance)
+    loading = _Loading(table, files, advance, turn)
     wanted = {group: generations[group] for group in owned if group in generations}
     age = 0
     while wanted:
@@ -108,16 +111,20 @@ async def load_bases(
 class _Loading:
     """One operator's table while it is loaded."""
 
-    def __init__(self, table: StateTable, files: FileBases, advance: Callable[[int], None]) -> None:
+    def __init__(
+        self, table: StateTable, files: FileBases, advance: Callable[[int], None], turn: asyncio.Semaphore
+    ) -> None:
         self._table = table
         self._files = files
+        self._turn = turn
         self._advance = advance
         self.result = LoadedBases()
 
     async def parts(self, parts: _Parts, *, newest: bool) -> list[KeyGroup]:
         """Load key groups from pages; returns those that failed. One call of a thread for all, for each costs a turn of
         the interpreter."""
-        unusable = await call_in_thread(_restore_all, self._table, parts)
+        async with self._turn:
+            unusable = await call_in_thread(_restore_all, self._table, parts)
         reach("R2")
         for base, _ in parts:
             if base.key_group in unusable:
@@ -162,7 +169,8 @@ class _Loading:
         try:
             for base in bases:
                 try:
-                    await call_in_thread(self._table.restore, base.key_group, snapshot.entries(base.key_group))
+                    async with self._turn:
+                        await call_in_thread(self._table.restore, base.key_group, snapshot.entries(base.key_group))
                 except CorruptData:
                     self.result.damaged.add(base.name)
                     failed.append(base.key_group)

@@ -20,6 +20,7 @@ from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, T
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
+from materializer.local_disk import access
 from materializer.scratch_directory import ScratchDirectory
 from materializer.tables import FileSnapshot, SnapshotFile
 
@@ -227,6 +228,7 @@ class FileBases:
 
     def _new_directory(self) -> Path:
         try:
+            access("write", Path(tempfile.gettempdir()))
             if self._directory is None:
                 self._directory = ScratchDirectory("dstl-base-")
             return Path(tempfile.mkdtemp(dir=self._directory.path))
@@ -252,7 +254,13 @@ def _from_cache(cache: BaseCache, file: TableFile, path: Path) -> bool:
     try:
         if not found.link(path):
             for at in range(0, file.size, _PIECE):
-                _append(path, at, found.read(at, min(file.size, at + _PIECE)), 0)
+                stop = min(file.size, at + _PIECE)
+                data = found.read(at, stop)
+                if len(data) != stop - at:
+                    return False
+                _append(path, at, data, 0)
+    except OSError:
+        return False
     finally:
         found.close()
     return True
@@ -260,6 +268,7 @@ def _from_cache(cache: BaseCache, file: TableFile, path: Path) -> bool:
 
 def _read(path: Path) -> bytes:
     try:
+        access("read", path)
         return path.read_bytes()
     except OSError as error:
         raise Unavailable(f"cannot read {path}: {error.strerror}; check the disk") from error
@@ -268,6 +277,7 @@ def _read(path: Path) -> bytes:
 def _map_file(path: Path) -> memoryview:
     """Return a file's bytes without reading them: the system may let go of them at any time."""
     try:
+        access("read", path)
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
@@ -277,7 +287,11 @@ def _map_file(path: Path) -> memoryview:
 def _append(path: Path, at: int, data: bytes, checksum: int) -> int:
     """Write the next piece of a file; returns the CRC-32C of all pieces so far."""
     try:
-        with path.open("r+b" if at else "wb") as file:
+        access("write", path)
+        if not at:
+            # A link to a file of the cache may be here, which nobody may change.
+            path.unlink(missing_ok=True)
+        with path.open("r+b" if at else "xb") as file:
             file.seek(at)
             file.write(data)
     except OSError as error:
@@ -287,6 +301,7 @@ def _append(path: Path, at: int, data: bytes, checksum: int) -> int:
 
 def _write(path: Path, data: bytes) -> None:
     try:
+        access("write", path)
         path.write_bytes(data)
     except OSError as error:
         raise Unavailable(f"cannot write {path}: {error.strerror}; check the disk") from error

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from dstl.changelog.segment.read_plan import ReadSizes
 from dstl.changelog.segment.reader import JoinedChanges, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
@@ -17,14 +18,15 @@ from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.sequence_number import SequenceNumberRange
 
-__all__ = ["ReplayAfter", "ReplayStep", "replay", "replay_steps"]
+__all__ = ["ReplayAfter", "ReplayStep", "decoding_turn", "replay", "replay_steps"]
 
 _AHEAD_BYTES = 32 << 20
 _AHEAD_SEGMENTS = 16
 _DECODED_AHEAD_BYTES = 64 << 20
 """What segments that are not due yet may hold decoded: a few kilobytes of zstd can be gigabytes of changes."""
-_DECODERS = max(1, (os.cpu_count() or 2) // 2)
-"""Blocks decoded at once. More would only take turns with whoever loads the bases meanwhile, and be slower for it."""
+_SIZES = ReadSizes(unit=4 << 20)
+"""All that is decoded waits for its turn to be applied, so small units would save no memory: each costs a turn of the
+loop and of a thread, 0.5 ms of processor time."""
 
 ReplayAfter = Mapping[str, Mapping[KeyGroup, CheckpointId]]
 """Per operator and key group, the checkpoint at which it was loaded from a base; without an entry, none was."""
@@ -73,26 +75,45 @@ def replay_steps(checkpoint: CompletedCheckpoint, owned: KeyGroupRange, after: R
     return steps
 
 
+def decoding_turn() -> asyncio.Semaphore:
+    """Return what is held while a part of the log is decoded, or a base is put into a table: half as often as there are
+    cores.
+
+    Both are Python for the greater part. At once they would take turns at the interpreter, and be slower for it.
+    """
+    return asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
+
+
 def replay(
-    steps: Iterable[ReplayStep], store: ObjectStore, owned: KeyGroupRange, runtime: Runtime
+    steps: Iterable[ReplayStep],
+    store: ObjectStore,
+    owned: KeyGroupRange,
+    runtime: Runtime,
+    turn: asyncio.Semaphore,
 ) -> LookAhead[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]]:
     """Return an iterator over the steps in order, each with its changes that no base contains; the caller closes it.
 
     Bounded ahead are the segments, their stored bytes, and the bytes that they are decoded to.
+
+    Args:
+        steps: The segments.
+        store: Where they are.
+        owned: Key groups to replay.
+        runtime: Clock and jitter for repeated reads.
+        turn: See :func:`decoding_turn`.
 
     Raises:
         CorruptData: A segment is damaged.
         MissingState: A segment, or a part of one, is not there.
         Unavailable: The store did not answer several times in a row.
     """
-    turn = asyncio.Semaphore(_DECODERS)
     patience = Patience(runtime)
 
     async def load(step: ReplayStep, share: Share) -> tuple[ReplayStep, list[JoinedChanges]]:
         async def read() -> list[JoinedChanges]:
             share.give_back()  # what an attempt before this one has read
             found: list[JoinedChanges] = []
-            reader = SegmentReader(store, step.entry.handle, turn=turn)
+            reader = SegmentReader(store, step.entry.handle, turn=turn, sizes=_SIZES)
             without = {log_id: held for log_id, (_, held) in step.operators.items() if held}
             async with aclosing(reader.read_joined(owned, step.wanted, without)) as changes:
                 async for each in changes:

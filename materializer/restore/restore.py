@@ -22,7 +22,7 @@ from materializer.bases.loading import LoadedBases, load_bases
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
 from materializer.restore.log_pieces import LogPiece, join_segments
-from materializer.restore.log_replay import ReplayStep, replay, replay_steps
+from materializer.restore.log_replay import ReplayStep, decoding_turn, replay, replay_steps
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import FileTable, StagedChanges, StateTable
 
@@ -162,6 +162,7 @@ class _Restore:
         self._open_table = open_table
         self._runtime = runtime
         self._on_progress = on_progress
+        self._turn = decoding_turn()
         self._progress = RestoreProgress({}, runtime.clock.now())
         self._log: dict[str, list[LoggedChanges]] = {}
         self.restored = RestoredTables()
@@ -212,7 +213,7 @@ class _Restore:
         return restored
 
     def _pieces(self, steps: Sequence[ReplayStep]) -> LookAhead[LogPiece, LogPiece]:
-        segments = replay(steps, self._store, self._owned, self._runtime)
+        segments = replay(steps, self._store, self._owned, self._runtime, self._turn)
         return LookAhead(
             self._prepare(join_segments(segments, self._log_sizes.piece)),
             _same,
@@ -233,6 +234,7 @@ class _Restore:
                     self._runtime,
                     self._files,
                     partial(self._advance, operator),
+                    self._turn,
                 )
                 self._check_loaded(operator, loaded[operator])
         return loaded

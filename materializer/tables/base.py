@@ -225,6 +225,11 @@ class StateTable(Protocol):
     """
 
     @property
+    def has_failed(self) -> bool:
+        """True once the disk has failed it: it may take nothing any more, and must be restored into another table."""
+        ...
+
+    @property
     def as_files(self) -> FileTable | None:
         """This table with what only a table in files can do; None for one in memory."""
         ...

@@ -62,6 +62,7 @@ class HeapStateTable:
     """
 
     as_files = None
+    has_failed = False
 
     def __init__(self) -> None:
         self._states: dict[int, dict[KeyGroup, HeapGroup]] = {}

@@ -7,10 +7,12 @@ it sorts as (key group, state, key, user key), so each of them is one contiguous
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import count, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from typing import Any
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
-from dstl.errors import Closed, CorruptData, Invalid, Unavailable
+from dstl.errors import Closed, CorruptData, DstlError, Invalid, Unavailable
 from handles.key_group import KeyGroup
+from materializer.local_disk import Access, access, link_or_copy
 from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StagedChanges, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
@@ -35,12 +38,13 @@ from materializer.tables.rocksdb_engine import (
     translated_errors,
     walk,
 )
-from materializer.tables.rocksdb_ingestion import SortedFile, write_changes
+from materializer.tables.rocksdb_ingestion import SortedFile, StagedFile, write_changes
 from materializer.tables.rocksdb_options import RocksDBOptions
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = ["RocksDBStateTable"]
 
+_log = logging.getLogger(__name__)
 _READ_CHUNK = 1024
 _EXPIRED_ROWS = 512
 _EXPIRED_BYTES = 256 << 10
@@ -68,6 +72,7 @@ class RocksDBStateTable:
         Unavailable: The directory cannot be written.
     """
 
+    has_failed = False
     _db: Any = None
     _compacting: bool
 
@@ -94,17 +99,21 @@ class RocksDBStateTable:
         self._check_open()
         if self._versions:
             raise Invalid(f"{self._path} holds key groups already: only an empty table takes files")
-        self._replace_files()
+        with self._working("table-write"):
+            self._replace_files()
         try:
-            for file in files.iterdir():
-                _link(file, self._path / file.name)
+            with self._working("table-write"):
+                for file in files.iterdir():
+                    link_or_copy(file, self._path / file.name)
             if not (self._path / "CURRENT").exists():
                 raise CorruptData(f"{files} is no RocksDB checkpoint (no CURRENT): restore from an older base")
             self._open({key_group: at for at, key_group in enumerate(sorted(key_groups), 1)}, compacting=False)
             self._keep_only(sorted(key_groups))
         except BaseException:
-            self._replace_files()
+            with self._working("table-write"):
+                self._replace_files()
             self._open({})
+            self.has_failed = False
             raise
         self._checksums.update((file.name, file) for file in known)
         self._put_rows = self._estimated_entries()
@@ -114,7 +123,7 @@ class RocksDBStateTable:
         """Merge files again, after :meth:`adopt`. Idempotent."""
         self._check_open()
         if not self._compacting:
-            with translated_errors(self._path):
+            with self._working("table-write"):
                 self._db.set_options({"disable_auto_compactions": "false"})
             self._compacting = True
 
@@ -125,12 +134,25 @@ class RocksDBStateTable:
         shutil.rmtree(self._path, ignore_errors=True)
         self._path.mkdir(parents=True)
 
+    @contextmanager
+    def _working(self, how: Access = "table-read") -> Iterator[None]:
+        """Translate the engine's errors, and remember that there was one."""
+        with translated_errors(self._path):
+            try:
+                access(how, self._path)
+                yield
+            except Exception as error:
+                # The engine's own, or the system's. After a full disk the engine refuses writes with room again, too.
+                self.has_failed |= type(error) is Exception or isinstance(error, OSError)
+                raise
+
     def _claim(self, directory: Path, options: RocksDBOptions | None) -> None:
         import_rocksdict()
         self._options = options or RocksDBOptions()
         self._directory = directory
         self._path = directory / "db"
         try:
+            access("write", self._path)
             self._path.mkdir(parents=True)
         except FileExistsError as error:
             raise Invalid(f"{self._path} exists: give each RocksDB table a directory of its own") from error
@@ -156,7 +178,7 @@ class RocksDBStateTable:
         for low, high in zip([-1, *key_groups], [*key_groups, _MAX_KEY_GROUP], strict=True):
             if high - low > 1:
                 batch.delete_range(encode_prefix(low + 1), encode_prefix(high))
-        with translated_errors(self._path):
+        with self._working("table-write"):
             batch.flush()
 
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -166,7 +188,7 @@ class RocksDBStateTable:
         for key_group, start, stop in key_group_runs(key_groups):
             raw_keys += encode_keys(encode_prefix(key_group, state), keys[start:stop])
         found: list[bytes | None] = []
-        with translated_errors(self._path):
+        with self._working():
             for start in range(0, len(raw_keys), _READ_CHUNK):
                 found += self._db.get(raw_keys[start : start + _READ_CHUNK])
         return found
@@ -179,7 +201,7 @@ class RocksDBStateTable:
         """Return all (user key, value) of each key, in user key order."""
         self._check_addresses(key_groups, keys)
         found: list[list[tuple[bytes, bytes]]] = []
-        with translated_errors(self._path):
+        with self._working():
             cursor = self._db.iter()
             for key_group, start, stop in key_group_runs(key_groups):
                 head = encode_prefix(key_group, state)
@@ -192,7 +214,7 @@ class RocksDBStateTable:
         """Return the values of some user keys of one key."""
         self._check_open()
         stem = encode_key(encode_prefix(key_group, state), key)
-        with translated_errors(self._path):
+        with self._working():
             return list(self._db.get([stem + user_key for user_key in user_keys])) if user_keys else []
 
     def scan(
@@ -211,7 +233,7 @@ class RocksDBStateTable:
         start = head if after is None else encode_key(head, after[0]) + after[1] + b"\0"
         stop = None if before_key is None else head + before_key.replace(b"\0", b"\0\xff")
         found: list[StateEntry] = []
-        with translated_errors(self._path):
+        with self._working():
             for raw, value in walk(self._db.iter(), head, start):
                 if len(found) >= limit or (stop is not None and raw >= stop):
                     break
@@ -221,7 +243,7 @@ class RocksDBStateTable:
     def apply(self, changes: pa.RecordBatch) -> None:
         """Apply change records in bulk, without the write-ahead log."""
         self._check_open()
-        with translated_errors(self._path):
+        with self._working("table-write"):
             batch = RocksDBBatch(self._db)
             for run in change_runs(changes):
                 self._apply_run(batch, run)
@@ -231,7 +253,7 @@ class RocksDBStateTable:
     def prepare_snapshot(self) -> None:
         """Flush what was written so far, so that the next :meth:`snapshot` has little to flush. From any thread."""
         # The library refuses to close a database that another thread is flushing.
-        with self._flushing, translated_errors(self._path):
+        with self._flushing, self._working("table-write"):
             self._check_open()
             self._db.flush()
 
@@ -244,7 +266,7 @@ class RocksDBStateTable:
         self._check_open()
         self._snapshots += 1
         path = self._directory / f"snapshot-{self._snapshots}"
-        with translated_errors(self._path):
+        with self._working("table-write"):
             # The checkpoint holds the interpreter's lock while it flushes; a flush before it does not.
             self._db.flush()
             import_rocksdict().Checkpoint(self._db).create_checkpoint(str(path))
@@ -263,7 +285,7 @@ class RocksDBStateTable:
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:
         """Replace one key group by the entries of some pages: they become one file, which RocksDB takes in."""
         self._check_open()
-        with translated_errors(self._path):
+        with self._working("table-write"):
             file = SortedFile(self._directory / f"restore-{key_group}.sst", self._options)
             try:
                 for page in pages:
@@ -281,12 +303,12 @@ class RocksDBStateTable:
         The database itself is not touched, and need not be there yet. A clear cannot be staged.
         """
         made = write_changes(changes, self._directory / f"staged-{next(self._staged)}.sst", self._options)
-        return _Staged(self, *made) if made is not None else None
+        return StagedFile(self.take, *made) if made is not None else None
 
     def take(self, file: SortedFile, key_groups: Iterable[KeyGroup]) -> None:
         """Take in staged changes; the file is used up."""
         self._check_open()
-        with translated_errors(self._path):
+        with self._working("table-write"):
             self._take(file)
         for key_group in key_groups:
             self._touch(key_group)
@@ -300,7 +322,7 @@ class RocksDBStateTable:
         """Forget one key group; its space is free after the next compaction."""
         self._check_open()
         if self._versions.pop(key_group, None) is not None:
-            with translated_errors(self._path):
+            with self._working("table-write"):
                 batch = RocksDBBatch(self._db)
                 batch.delete_range(encode_prefix(key_group), encode_prefix(key_group + 1))
                 batch.flush()
@@ -319,7 +341,7 @@ class RocksDBStateTable:
                 batch = RocksDBBatch(self._db)
                 dropped = seen = 0
                 raw = b""
-                with translated_errors(self._path):
+                with self._working("table-write"):
                     # A new cursor each time: it is of its moment, and what was written since must not be deleted.
                     for raw, value in islice(walk(self._db.iter(passing_reads()), prefix, start), _EXPIRED_ROWS):
                         if is_expired(value):
@@ -350,7 +372,7 @@ class RocksDBStateTable:
         return TableSize(entries, entries * self._put_bytes // max(1, self._put_rows), exact=False)
 
     def _estimated_entries(self) -> int:
-        with translated_errors(self._path):
+        with self._working():
             return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
 
     def close(self) -> None:
@@ -362,12 +384,17 @@ class RocksDBStateTable:
             self._db = None
             return
         with self._flushing:
-            self._db.close()
+            try:
+                with translated_errors(self._path):
+                    self._db.close()
+            except DstlError as error:
+                _log.info("a table was closed that had failed: %s", error)
             self._db = None
         self._versions = {}
         shutil.rmtree(self._path, ignore_errors=True)
-        for left in self._directory.glob("staged-*.sst"):
-            left.unlink(missing_ok=True)
+        with suppress(OSError):
+            for left in self._directory.glob("staged-*.sst"):
+                left.unlink(missing_ok=True)
 
     def _apply_run(self, batch: RocksDBBatch, run: ChangeRun) -> None:
         head = encode_prefix(run.key_group, run.state)
@@ -410,23 +437,3 @@ class RocksDBStateTable:
             raise Closed("the RocksDB state table was closed: open another one")
         if os.getpid() != self._pid:
             raise Invalid(f"the RocksDB table {self._path} does not survive a fork: open one in the child process")
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-class _Staged:
-    """Changes in a sorted file beside the table that it is for."""
-
-    def __init__(self, table: RocksDBStateTable, file: SortedFile, key_groups: frozenset[KeyGroup]) -> None:
-        self._table, self._file, self._key_groups = table, file, key_groups
-
-    def apply(self) -> None:
-        self._table.take(self._file, self._key_groups)
-
-    def discard(self) -> None:
-        self._file.delete()

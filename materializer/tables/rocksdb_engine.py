@@ -188,6 +188,8 @@ def translated_errors(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror}; check the disk, then restart the query") from error
     except Exception as error:
         if type(error) is not Exception:
             raise

@@ -6,7 +6,8 @@ hard link and an entry of the database's own manifest, whatever the file's size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
+from materializer.local_disk import access
 from materializer.tables.base import ENTRY_SCHEMA
 from materializer.tables.columns import ChangeRun, change_runs
 from materializer.tables.rocksdb_engine import (
@@ -28,7 +30,7 @@ from materializer.tables.rocksdb_engine import (
 )
 from materializer.tables.rocksdb_options import RocksDBOptions
 
-__all__ = ["SortedFile", "write_changes"]
+__all__ = ["SortedFile", "StagedFile", "write_changes"]
 
 
 class SortedFile:
@@ -97,9 +99,33 @@ class SortedFile:
         self.delete()
 
     def delete(self) -> None:
-        """Delete the file. Idempotent."""
+        """Delete the file; where that cannot be done it goes with the table's directory. Idempotent."""
         self._writer = None
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+class StagedFile:
+    """Changes in a sorted file beside the table that it is for.
+
+    Args:
+        take: Merges it into the table.
+        file: It.
+        key_groups: Those that it changes.
+    """
+
+    def __init__(
+        self, take: Callable[[SortedFile, Iterable[KeyGroup]], None], file: SortedFile, key_groups: frozenset[KeyGroup]
+    ) -> None:
+        self._take, self._file, self._key_groups = take, file, key_groups
+
+    def apply(self) -> None:
+        """Merge the changes into the table; the file is used up."""
+        self._take(self._file, self._key_groups)
+
+    def discard(self) -> None:
+        """Delete the file."""
+        self._file.delete()
 
 
 def write_changes(
@@ -128,6 +154,7 @@ def write_changes(
             last.update(_records(run))
             key_groups.add(run.key_group)
     with translated_errors(path):
+        access("write", path)
         # Not compressed, which would take as long again: the file is merged into others soon.
         file = SortedFile(path, options.model_copy(update={"compression": "none"}))
         try:

@@ -15,7 +15,7 @@ from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
-from materializer.restore.log_replay import replay, replay_steps
+from materializer.restore.log_replay import decoding_turn, replay, replay_steps
 from worlds.segment_samples import batch_of
 
 SEGMENTS, ROWS, VALUE = 12, 24, 1 << 20
@@ -65,7 +65,9 @@ async def test_segments_that_are_packed_to_kilobytes_do_not_fill_the_memory_befo
     before = pa.total_allocated_bytes()
     tracemalloc.start()
     try:
-        async for step, found in replay(replay_steps(checkpoint, owned, {}), store, owned, system_runtime()):
+        async for step, found in replay(
+            replay_steps(checkpoint, owned, {}), store, owned, system_runtime(), decoding_turn()
+        ):
             # A slow table: whoever is ahead has the time to load all that it may.
             await asyncio.sleep(0.1)
             held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - before
@@ -86,7 +88,9 @@ async def test_a_read_that_is_repeated_counts_its_bytes_once(seed: int) -> None:
     # The index of the second segment is its first request.
     store = FaultyStore(inner, [FaultRule(Fault.UNAVAILABLE, "get", nth=(3,), only="/1")])
     owned = KeyGroupRange(0, 0)
-    async with aclosing(replay(replay_steps(checkpoint, owned, {}), store, owned, system_runtime())) as segments:
+    async with aclosing(
+        replay(replay_steps(checkpoint, owned, {}), store, owned, system_runtime(), decoding_turn())
+    ) as segments:
         most = 0
         for _ in range(1000):
             await asyncio.sleep(0.02)

@@ -13,7 +13,7 @@ from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.store.memory import MemoryStore
-from dstl.testing.table_changes import changes, put
+from dstl.testing.table_changes import changes, clear, put
 from handles.base_generations import generations_of
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle, TableFile
@@ -21,7 +21,7 @@ from materializer.bases.operator_bases import OperatorBases
 from materializer.bases.table_directory import write_table_files
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable
-from worlds.materialization import EAGER, World
+from worlds.materialization import EAGER, OPERATORS, World
 
 pytest.importorskip("rocksdict")
 
@@ -135,6 +135,27 @@ async def test_rescaling_one_to_three_to_two_in_files(seed: int, tmp_path: Path)
             assert any(h.files for h in world.newest.materialized)
             await world.check(world.newest, size)
         await world.check(world.newest, 3)
+
+
+async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_path: Path) -> None:
+    """Prevents that an empty table's base, which has no files, is read as what it is not."""
+    async with rocksdb_world(seed, tmp_path) as world:
+        await world.start(1)
+        # Clearing a key that is not there changes nothing in the engine, and there is a log all the same.
+        cleared = {operator: [clear(1, 1, b"k")] for operator in OPERATORS}
+        for _ in range(3):
+            checkpoint = await world.checkpoint(world.run_attempts(cleared))
+            assert checkpoint is not None
+            world.take(checkpoint, cleared)
+            await world.materialized()
+        assert world.newest.materialized, "nothing was materialized: this test shows nothing"
+        assert not any(handle.files for handle in world.newest.materialized)
+        await world.check(world.newest)
+        reports = await world.start(1)
+        assert reports[0].fallbacks == ()
+        await _batches(world, 4)
+        assert any(handle.files for handle in world.newest.materialized)
+        await world.check(world.newest, 2)
 
 
 async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ def test_the_watchdog_looks_at_age_alone() -> None:
     """Also while one is running or backing off; never without log."""
     trigger = _trigger(_with(overdue_s=50.0))
     trigger.started(0.0)
-    assert not trigger.overdue(50.0, _log(oldest_at=0.0))
-    assert trigger.overdue(50.1, _log(oldest_at=0.0))
+    assert not trigger.overdue(120.0, _log(oldest_at=70.0))
+    assert trigger.overdue(120.1, _log(1, oldest_at=70.0))
     assert not trigger.overdue(1e6, NO_LOG)
 
 
