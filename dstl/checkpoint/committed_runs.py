@@ -40,6 +40,7 @@ class CommittedRuns:
         self._running = running
         self._directory: SparkDirectory | None = None
         self._free: list[str] = []
+        self._known = 0
 
     @property
     def operators(self) -> Sequence[str]:
@@ -66,6 +67,10 @@ class CommittedRuns:
         directory = self.directory_of(task.run_id)
         return await directory.batch_time_ms(task.batch_id) if directory is not None else None
 
+    def opened(self, epoch: int) -> None:
+        """A run is open, which has read the log's checkpoints at this epoch."""
+        self._known = epoch
+
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
         """Make the checkpoint of a batch and Spark's commit of it, in one record; returns when that is durable.
 
@@ -88,7 +93,8 @@ class CommittedRuns:
     def delete(self, names: Iterable[str]) -> None:
         """Delete what Spark's checkpoint directory needs no more, except what checkpoints need."""
         self._free += names
-        if self._running() is not None:
-            # Before a run is open nobody has read which checkpoints there are, so nobody knows what they need.
+        if self._running() is not None and self._known == self._log.epoch:
+            # Else nobody has read which checkpoints there are since the log was taken over, so nobody knows what they
+            # need: one may be another driver's, or that of a commit which has landed unseen.
             free, self._free = self._free, []
             self._objects.delete(free)

@@ -32,7 +32,8 @@ class OpenedRun:
     Attributes:
         coordinator: Its state machine; its first batch has begun.
         parent: The checkpoint that it goes on from; None for an empty state.
-        found: All retained checkpoints.
+        epoch: The manifest log's when it was read.
+        found: All retained checkpoints, then.
         restored: The figures of the restore.
         lost_batches: Batches whose effects the parent lacks; above 0 only where an older checkpoint was chosen.
         skipped: Why newer checkpoints were passed over.
@@ -41,6 +42,7 @@ class OpenedRun:
 
     coordinator: CheckpointCoordinator
     parent: CompletedCheckpoint | None
+    epoch: int
     found: Sequence[CompletedCheckpoint]
     restored: Restored
     lost_batches: int
@@ -137,13 +139,21 @@ class RunOpening:
         try:
             return await self._fleet.prepare(query_id, parent)
         except (CorruptData, MissingState) as error:
-            try:
-                await self._log.check_leads()
-            except Fenced as fenced:
-                raise fenced from error
-            except DstlError as unknown:
-                _log.warning("whether another driver has taken %s over is unknown: %s", self._location, unknown)
+            await self._check_leads(error)
             raise
+
+    async def _check_leads(self, error: DstlError) -> None:
+        """Look whether something is missing only because another driver has taken the location over.
+
+        Raises:
+            Fenced: It has.
+        """
+        try:
+            await self._log.check_leads()
+        except Fenced as fenced:
+            raise fenced from error
+        except DstlError as unknown:
+            _log.warning("whether another driver has taken %s over is unknown: %s", self._location, unknown)
 
     async def _take_over(self, task: TaskAttempt, operators: Mapping[str, int]) -> None:
         owner = await self._log.owner()
@@ -167,13 +177,20 @@ class RunOpening:
         else:
             await self._take_over(task, operators)
         skipped: list[str] = []
+        epoch = self._log.epoch
         reach("C11")
         found = await self._find_checkpoints(task, operators, skipped)
         if directory is not None:
             # A commit that was taken back, by a user who rolls back, takes its checkpoint with it.
             found = [each for each in found if each.batch_id <= directory.newest_commit()]
         reach("R1")
-        coordinator, parent, restored = await self._prepare(task, operators, found, skipped, directory)
+        try:
+            coordinator, parent, restored = await self._prepare(task, operators, found, skipped, directory)
+        except MissingState as error:
+            # Spark's directory leads once a process: this one may have been paused since, and looked with an old index.
+            if directory is not None:
+                await self._check_leads(error)
+            raise
         reach("R6")
         lost = task.batch_id - 1 - parent.batch_id if parent else 0
         if parent is not None and lost:
@@ -189,7 +206,7 @@ class RunOpening:
             )
         begun_with = self._savepoint[1] if self._savepoint is not None and len(found) == 1 else None
         saved = begun_with.batch_id if begun_with is not None and parent is not None else None
-        return OpenedRun(coordinator, parent, found, restored, lost, tuple(skipped) if lost else (), saved)
+        return OpenedRun(coordinator, parent, epoch, found, restored, lost, tuple(skipped) if lost else (), saved)
 
     async def _check_not_behind(self, task: TaskAttempt, operators: Mapping[str, int]) -> None:
         """Refuse a run that the state is ahead of before it takes the log from the driver that is at work.

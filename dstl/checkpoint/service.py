@@ -388,6 +388,7 @@ class CoordinatorService:
         self._tried = {task.run_id}
         opened = await self._runs.open(task, self._operators, self.commits.directory_of(task.run_id))
         self._objects.retain(opened.found)
+        self.commits.opened(opened.epoch)
         self._coordinator, self._query_id = opened.coordinator, task.query_id
         seconds = self._runtime.clock.now() - started
         parent_id = opened.parent.checkpoint_id if opened.parent else None

@@ -108,6 +108,8 @@ class FileLog:
         2. What :meth:`persist` returns is one record's: the next :meth:`complete` or :meth:`reset` is the answer to all
            persists since the last one. What :meth:`store` stores meanwhile is the next record's.
         3. A snapshot is in a record behind all that was put before it (:func:`~dstl.files.rules.in_order`).
+        4. What is of no run is stored anew for each run: another driver may have led between two of them, and what lies
+           stored from before its fence, and is in no record, its cleaner takes for an orphan.
 
     Args:
         changelog: The log's parts; closed with this.
@@ -128,6 +130,8 @@ class FileLog:
         self.stores_in_background = True
         self._writers: dict[tuple[str, Lane], StateChangelogWriter] = {}
         self._held: dict[tuple[str, SequenceNumber], pa.RecordBatch] = {}
+        self._run = ""
+        self._stored: set[Rider] = set()
         self._open: list[_Open] = []
         self._storing = asyncio.Lock()
         self._uploads: set[asyncio.Task[None]] = set()
@@ -136,16 +140,10 @@ class FileLog:
         """Take a file; waits while the budget is used up. None where a higher attempt's is here already."""
         nbytes = sum(map(len, content))
         async with self._changelog.storage.reserve(nbytes):
-            writer = self._writer(run, Lane.of(path))
-            sqn = writer.next_sequence_number()
-            rider = Rider(path, run, attempt, nbytes, self._now_ms(), writer.log_id, sqn)
             replaced = self.riders.find(path, run)
-            if not self.riders.add(rider):
+            rider = self._append(Rider(path, run, attempt, nbytes, self._now_ms()), content)
+            if rider is None:
                 return None
-            batch = file_batch(path, content, sqn)
-            writer.append_batch(batch)
-            writer.next_sequence_number()
-            self._held[rider.log_id, sqn] = batch
             if replaced is not None and replaced.run == run and replaced not in self._covered():
                 self._held.pop((replaced.log_id, replaced.sqn), None)
         if Lane.of(path) is Lane.SNAPSHOT:
@@ -168,6 +166,9 @@ class FileLog:
     def end_other_runs(self, run: str) -> None:
         """Drop what other runs have put: they are over. What a record of theirs may name stays the coordinator's."""
         self.riders.keep_only(run)
+        if run != self._run:
+            self._run = run
+            self._append_anew()
         ended = {w.log_id: w for (owner, _), w in self._writers.items() if owner not in (run, "")}
         over = [each for each in self._open if not ended.keys().isdisjoint(each.first)]
         for each in over:
@@ -178,6 +179,30 @@ class FileLog:
             self._forget(writer)
             writer.truncate_and_close(INITIAL_SQN)
         self._writers = {key: writer for key, writer in self._writers.items() if writer.log_id not in ended}
+
+    def _append_anew(self) -> None:
+        """Append what is of no run, and was stored for a record that it is not in, so that it is stored once more."""
+        asked = {rider for each in self._open if each.is_asked for rider in each.riders}
+        again = [rider for rider in self.riders.of("") if rider in self._stored and rider not in asked]
+        # Whoever was told of these owns them.
+        self._open = [each for each in self._open if each.is_asked or set(again).isdisjoint(each.riders)]
+        self._stored &= asked
+        for rider in again:
+            self._append(rider, [self.read(rider)])
+            del self._held[rider.log_id, rider.sqn]
+
+    def _append(self, rider: Rider, content: Sequence[Payload]) -> Rider | None:
+        """Append a file as the next change set; None where a higher attempt's is here already."""
+        writer = self._writer(rider.run, Lane.of(rider.path))
+        sqn = writer.next_sequence_number()
+        appended = replace(rider, log_id=writer.log_id, sqn=sqn)
+        if not self.riders.add(appended):
+            return None
+        batch = file_batch(rider.path, content, sqn)
+        writer.append_batch(batch)
+        writer.next_sequence_number()
+        self._held[writer.log_id, sqn] = batch
+        return appended
 
     async def persist(
         self, run: str, lanes: Collection[Lane] = ALL_LANES, version: int | None = None
@@ -264,6 +289,7 @@ class FileLog:
             small += [(r.log_id, r.sqn, self.read(r)) for r in held]
             self._changelog.storage.confirm(each.result, located)
             self.riders.remove(each.riders)
+            self._stored.difference_update(each.riders)
             for rider in each.riders:
                 self._held.pop((rider.log_id, rider.sqn), None)
         needed: dict[str, SequenceNumber] = {}
@@ -325,6 +351,7 @@ class FileLog:
             if added in self._open:
                 self._open.remove(added)
             raise
+        self._stored.update(rider for rider in added.riders if not rider.run and not rider.is_deletion)
 
     def _store_soon(self, run: str, above: int) -> None:
         """Store snapshots in the background where there are more bytes of them than so many."""

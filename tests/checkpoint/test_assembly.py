@@ -13,6 +13,7 @@ from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encod
 from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, log_coverage
 from handles.key_group import KeyGroupRange, range_of_partition
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 from worlds.manifest_samples import QUERY
@@ -35,7 +36,7 @@ def log(
 
 
 def build(
-    parent: CompletedCheckpoint | None, *parts: Persisted, max_parallelism: int = 128
+    parent: CompletedCheckpoint | None, *parts: Persisted, max_parallelism: int = 128, generations: int = 2
 ) -> tuple[CompletedCheckpoint, list[bytes]]:
     sequence = parent.checkpoint_id + 1 if parent else 2
     return assemble(
@@ -49,6 +50,7 @@ def build(
         created_at=1.0,
         watermark_ms=None,
         operators=[OperatorEntry(uid="op", parallelism=4, key_types="string")],
+        generations=generations,
     )
 
 
@@ -86,6 +88,35 @@ def test_a_batch_without_changes_keeps_everything() -> None:
 def test_a_log_that_persisted_nothing_is_not_listed() -> None:
     built, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)), log("b"))))
     assert [e.log_id for e in built.logs] == ["a"]
+
+
+def test_the_log_that_a_base_has_goes_but_one_that_may_go_on_stays_listed() -> None:
+    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 2, 0)), log("b", (0, 1, 0)))))
+    base = MaterializedStateHandle(
+        operator="op",
+        materialization_id=1,
+        checkpoint=first.checkpoint_id,
+        name="base",
+        size=128,
+        checksum=1,
+        parts=tuple((group, group, 1) for group in range(128)),
+    )
+    report = MaterializationReport(
+        operator="op", checkpoint=first.checkpoint_id, first_key_group=0, last_key_group=127, handles=(base,)
+    )
+    part = Persisted((), (), (report,), open_logs=("a", "of which nothing was persisted"))
+    second, _ = build(first, part, generations=1)
+    assert second.segments == ()
+    assert [(entry.log_id, entry.from_sqn) for entry in second.logs] == [("a", 2)]
+
+
+def test_the_watermark_of_a_batch_does_not_fall_below_one_before() -> None:
+    first, _ = build(None)
+    assert (first.late_watermark_ms, first.sequence_base) == (None, 0)
+    for watermark, late, expected in ((None, None, None), (100, None, 100), (50, 100, 100), (100, 50, 100)):
+        parent = first.model_copy(update={"watermark_ms": watermark, "late_watermark_ms": late, "sequence_base": 1})
+        built, _ = build(parent)
+        assert (built.late_watermark_ms, built.sequence_base) == (expected, 1)
 
 
 @pytest.mark.parametrize(

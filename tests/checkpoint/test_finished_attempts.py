@@ -6,7 +6,7 @@ import random
 import pytest
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision
-from dstl.checkpoint.finished_attempts import FinishedAttempts
+from dstl.checkpoint.finished_attempts import FinishedAttempts, covered_partitions
 from dstl.errors import CheckpointDeclined, Invalid, NotDeterministic, TaskManagerLost
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from handles.checkpoint import CompletedCheckpoint
@@ -48,6 +48,27 @@ def test_the_highest_attempt_of_each_partition_counts_whatever_the_order() -> No
     assert done.is_complete
     assert done.winners() == (*new, *other)
     assert done.late_rows == 2
+
+
+def test_an_attempt_that_ends_late_does_not_replace_a_later_one() -> None:
+    done = FinishedAttempts(1)
+    for attempt in (5, 3):
+        done.add(Acknowledgement(TaskAttempt("q", "r", "op", 0, 0, 1, attempt), 0, b"x"))
+    assert done.winners() == (5,)
+
+
+def test_of_a_task_that_runs_a_partition_twice_the_last_run_counts() -> None:
+    done = FinishedAttempts(1)
+    _, last = Stage(done).run(0, 0, 0)
+    assert done.winners() == (last,)
+
+
+def test_the_first_task_of_an_application_may_run_several_partitions() -> None:
+    done = FinishedAttempts(2)
+    stage = Stage(done)
+    stage.attempts = itertools.count(0)  # type: ignore[assignment]
+    stage.run(0, None, None)
+    assert done.is_complete
 
 
 def test_partitions_without_rows_are_known_by_their_place_also_behind_a_union() -> None:
@@ -115,8 +136,48 @@ def test_both_halves_of_a_union_with_itself_are_needed_where_tasks_are_merged() 
     stage.run(1, 0, None, ends=False)
     assert not done.is_complete
     stage.run(2, None, 2)
+    assert not done.is_complete  # four of six were run: the partition that stands there twice says so
     stage.run(3, 1, None)
     assert done.is_complete
+
+
+def test_merged_tasks_without_any_row_are_counted_stage_by_stage() -> None:
+    done = FinishedAttempts(3)
+    Stage(done, 1).run(0, None)
+    all_of_them = Stage(done, 2)
+    all_of_them.run(0, None, None)
+    assert (done.covered, done.is_complete) == (2, False)
+    all_of_them.run(1, None)
+    assert done.is_complete
+    assert covered_partitions([], 3, merges=True) == covered_partitions([], 3) == 0
+
+
+@pytest.mark.parametrize(
+    ("places", "covered"),
+    [
+        # Behind a union: the first stage's tasks are as far from their partitions as one that had rows is.
+        ([(1, 4, 1, 1), (1, 3, 2, None), (1, 5, 3, None)], 3),
+        # One more slot than partitions, and one less: they are of the union's other side.
+        ([(1, 0, 1, 0), (1, 3, 2, None)], 1),
+        ([(1, 1, 1, 0), (1, 0, 2, None)], 1),
+        # A stage without rows goes by the others', where these agree.
+        ([(1, 1, 1, 0), (2, 2, 2, 1), (3, 3, 3, None)], 3),
+        ([(1, 0, 1, 0), (2, 0, 2, 0), (3, 2, 3, 1), (4, 2, 4, None)], 2),
+    ],
+)
+def test_a_task_without_rows_counts_where_its_partition_is_known(
+    places: list[tuple[int, int, int, int | None]], covered: int
+) -> None:
+    assert covered_partitions(places, 3) == covered
+
+
+def test_the_event_time_is_the_latest_that_a_counted_attempt_has_seen() -> None:
+    done = FinishedAttempts(3)
+    assert done.latest_event_time_ms is None
+    for attempt, partition, seen in ((1, 0, 900), (2, 0, 100), (3, 1, 300), (4, 2, None)):
+        task = TaskAttempt("q", "r", "op", 0, partition, 1, attempt)
+        done.add(Acknowledgement(task, partition, b"x", event_time_ms=seen))
+    assert done.latest_event_time_ms == 300
 
 
 def test_winners_that_differ_in_the_broadcast_state_are_refused_and_replaced_ones_are_not() -> None:

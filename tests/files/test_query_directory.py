@@ -14,6 +14,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CheckpointDeclined, Fenced, Invalid, OutcomeUnknown, TaskManagerLost
+from dstl.files import query_directory
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
@@ -194,11 +195,7 @@ async def test_a_commit_whose_answer_is_lost_is_there_whole_or_not_at_all(
         after = {uid: dict(values) for uid, values in model.items()}
         await query.driver.run_batch("run-1", 1, events, after)
         await query.jvm.put("sources/0/1", big)
-        store.rules.append(FaultRule(fault, "put", chance=1.0, only="manifests/", delay_s=0.0))
-        with pytest.raises(OutcomeUnknown):
-            await query.jvm.commit(1)
-        await store.drain()
-        store.rules.clear()
+        await commit_without_an_answer(query, store, fault)
         assert (await retained(kept))[-1].batch_id == lands
         if same_driver:
             await go_on(query, lands, events, model, after)
@@ -208,6 +205,54 @@ async def test_a_commit_whose_answer_is_lost_is_there_whole_or_not_at_all(
         if lands:
             assert await query.jvm.read("sources/0/1") == big
     await check_durable(kept, after, 2)
+
+
+async def test_a_checkpoint_whose_commit_landed_unseen_is_kept_until_the_next_run_has_read_it(
+    seed: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every record has the whole index, so that Spark's files need none but the last.
+    monkeypatch.setattr(query_directory, "WHOLE_EVERY", 1)
+    rng, model, kept = random.Random(seed), Model(), MemoryStore()
+    store = FaultyStore(kept)
+    async with open_query(store, TWO, place, checkpoints=CheckpointOptions(timeout_s=1.0)) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        await query.plan(1)
+        await query.driver.run_batch("run-1", 1, some_events(rng, 1), model)
+        await query.jvm.put("sources/0/1", rng.randbytes(400 << 10))  # too much to lie in the record itself
+        await commit_without_an_answer(query, store, Fault.STUCK)
+        # Spark's thread goes on in the same driver, and writes records before the first task asks for a run.
+        assert await query.start("run-2") == 2
+        await query.plan(2)
+        await asyncio.sleep(0.05)  # whatever is deleted, is so in the background
+        await check_durable(kept, model, 1)
+        await query.run_batch(2, some_events(rng, 2), model)
+    await check_durable(kept, model, 2)
+
+
+async def test_a_driver_that_comes_back_keeps_the_checkpoints_of_the_one_that_led_meanwhile(
+    seed: int, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query_directory, "WHOLE_EVERY", 1)
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as old:
+        await old.start("run-1")
+        await old.run_batch(0, some_events(rng, 0), model)
+        async with open_query(store, TWO, place, 2) as new:
+            await new.start("run-2")
+            await new.plan(1)
+            await new.driver.run_batch("run-2", 1, some_events(rng, 1), model)
+            await new.jvm.put("sources/0/1", rng.randbytes(400 << 10))  # too much to lie in the record itself
+            await new.jvm.commit(1)
+        with pytest.raises(Fenced):
+            await old.plan(1)
+        # Its run of before is still the last that it has opened: a new one opens with its first task.
+        assert await old.start("run-3") == 2
+        await old.plan(2)
+        await asyncio.sleep(0.05)  # whatever is deleted, is so in the background
+        await check_durable(store, model, 1)
+        await old.run_batch(2, some_events(rng, 2), model)
+    await check_durable(store, model, 2)
 
 
 async def test_a_commit_that_another_driver_fences_behind_keeps_its_objects(seed: int, place: Path) -> None:
@@ -231,12 +276,41 @@ async def test_a_commit_that_another_driver_fences_behind_keeps_its_objects(seed
     await check_durable(kept, model, 2)
 
 
+async def commit_without_an_answer(query: Query, store: FaultyStore, fault: Fault) -> None:
+    """Commit batch 1 so that its driver does not know what has become of it."""
+    store.rules.append(FaultRule(fault, "put", chance=1.0, only="manifests/", delay_s=0.0))
+    with pytest.raises(OutcomeUnknown):
+        await query.jvm.commit(1)
+    await store.drain()
+    store.rules.clear()
+
+
 async def go_on(query: Query, lands: bool, events: Events, before: Model, after: Model) -> None:
     """Run batch 1 again unless it is there, and batch 2."""
     assert await query.start("run-2") == 1 + lands
     if not lands:
         await query.run_batch(1, events, before)
     await query.run_batch(2, {"counts": {b"more": b"2"}}, after)
+
+
+async def test_a_run_that_was_paused_while_another_driver_went_on_is_fenced_and_not_told_of_damage(
+    seed: int, place: Path
+) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as old:
+        await old.start("run-1")
+        await old.run_batch(0, some_events(rng, 0), model)
+        before = {uid: dict(values) for uid, values in model.items()}
+        # It has looked where the query is, and is stopped before its first task.
+        assert await old.start("run-2") == 1
+        await old.plan(1)
+        async with open_query(store, TWO, place, 2) as new:
+            await new.start("run-3")
+            for batch in range(1, 25):
+                await new.run_batch(batch, some_events(rng, batch), model)
+            assert (await retained(store))[0].batch_id > 1
+            with pytest.raises(Fenced, match="newer driver"):
+                await old.driver.run_batch("run-2", 1, {}, before)
 
 
 async def test_two_drivers_of_one_location_do_not_mix(seed: int, place: Path) -> None:

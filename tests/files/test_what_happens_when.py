@@ -205,6 +205,33 @@ async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(s
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
+async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleaner_may_have_taken_them_for_orphans(
+    stores: dict[str, ObjectStore],
+) -> None:
+    """Another driver may have led in between: what is older than its fence, and in no record, its cleaner deletes."""
+    silent = type("_Silence", (_Silent,), {"drops": True})
+    async with application(stores, silent, is_hasty=True) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "")
+        await driver.offsets(0)
+        await far.put("state/0/0/SSTs/1-aa.sst", noise(BIG))
+        silent.silent = True
+        with pytest.raises(OutcomeUnknown):
+            await driver.commit(0)
+        silent.silent = False
+        store = stores["/jobs/query/_dstl"]
+        orphans = [each.name async for each in store.list() if not each.name.startswith("manifests/")]
+        assert orphans
+        await store.delete(orphans)
+        again = await app.driver("next")
+        await again.commit(0)
+        for batch in range(1, 4):  # a large snapshot rides in a later record
+            await again.batch(batch, {})
+    async with application(stores) as app:
+        driver = await app.driver("last")
+        assert await driver.names("commits") == ["0", "1", "2", "3"]
+        assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
+
+
 async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_it_costs_one_batch(
     stores: dict[str, ObjectStore],
 ) -> None:

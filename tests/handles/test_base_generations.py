@@ -4,9 +4,9 @@ import pytest
 from pydantic import ValidationError
 
 from dstl.checkpoint.truncation import Bases, RecoveryWork, kept_log, recovery_work, with_reports
-from handles.base_generations import advance, generations_of, handles_of, live_bytes
+from handles.base_generations import advance, generations_of, handles_of, live_bytes, reusable_files
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, TruncatedEntry
-from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, TableFile
 
 
 def _handle(number: int, checkpoint: int, groups: range, operator: str = "op") -> MaterializedStateHandle:
@@ -77,6 +77,37 @@ def test_damaged_files_are_no_generation_any_more() -> None:
     known = advance(known, _report(2, 5, range(2)), 2)
     known = advance(known, _report(3, 7, range(2), damaged=("file-2",)), 2)
     assert [b.name for b in known[0]] == ["file-3", "file-1"]
+
+
+def test_a_key_group_without_a_sound_base_has_none_any_more() -> None:
+    known = advance({}, _report(1, 3, range(2)), 2)
+    assert advance(known, _report(2, 5, range(1), ((1, 1),), damaged=("file-1",)), 2).keys() == {0}
+
+
+def _table(number: int, *names: str) -> MaterializedStateHandle:
+    files = [TableFile(f"{0:016x}-{ord(name)}.sst", name, 10, 1) for name in names]
+    return _handle(number, number, range(2)).model_copy(update={"files": tuple(files)})
+
+
+@pytest.mark.parametrize(
+    ("damaged", "keep", "free"),
+    [
+        ((), 1, "xyz"),
+        ((), 2, "z"),  # y is in the newest as well
+        ((), 3, ""),
+        (("z",), 2, ""),
+        (("file-2",), 2, "x"),  # the newest goes, for its index is damaged, and the older one stays
+        (("file-2", "x"), 2, ""),
+        (("file-1", "file-2"), 2, "xyz"),
+    ],
+)
+def test_a_new_base_names_files_of_those_alone_that_it_displaces(
+    damaged: tuple[str, ...], keep: int, free: str
+) -> None:
+    known = generations_of([_table(2, "x", "y"), _table(1, "y", "z")])["op"]
+    found = reusable_files(known, damaged, keep)
+    assert {file.name for file in found.values()} == set(free)
+    assert all(file.id == name for name, file in found.items())
 
 
 def test_handles_and_generations_are_inverse() -> None:
