@@ -10,7 +10,8 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,7 @@ class StateJob:
         for part in changes:
             async with self.storage.reserve(part.nbytes):
                 self.backend.write(key, 0, part, b"{}")
+        self.backend.end_changes(key)
         worked, worked_cpu = time.perf_counter(), time.thread_time()
         winners = {OPERATOR: [self._attempt]}
         part = await self.backend.persist(winners)
@@ -212,6 +214,40 @@ class StateJob:
 
     def _requests(self) -> int:
         return self.store.totals.calls - self.store.totals.delete.calls
+
+
+@asynccontextmanager
+async def loaded_job(
+    args: argparse.Namespace, keys: int, directory: Path, options: MaterializationOptions
+) -> AsyncIterator[StateJob]:
+    """Write every key once, without materializations, and go on behind the measured store in another job.
+
+    Loading through a slow store would only take time.
+    """
+
+    def job(store: str, seed: int, options: MaterializationOptions) -> StateJob:
+        behind = open_store(store, directory, args.model, args.seed)
+        return StateJob(behind, directory, table=args.table, options=options, value_bytes=args.value_bytes, seed=seed)
+
+    loading = job("local", args.seed, options.model_copy(update={"enabled": False}))
+    try:
+        await loading.begin()
+        await loading.load(keys)
+    finally:
+        await loading.close()
+    assert loading.newest is not None
+    going_on = job(args.store, args.seed + 1, options)
+    try:
+        await going_on.begin()
+        await going_on.resume(loading.newest)
+        yield going_on
+    finally:
+        await going_on.close()
+
+
+def keys_of(args: argparse.Namespace, megabytes: float) -> int:
+    """Return how many keys and values have so many MB of 1e6 bytes; at least one."""
+    return max(1, int(megabytes * 1e6) // (args.value_bytes + KEY_BYTES))
 
 
 def fixed_width(rows: np.ndarray[Any, Any]) -> pa.Array:

@@ -6,12 +6,18 @@ checkpointing; every Python task speaks over Spark's unix socket, and takes Arro
 alone. The first batch of each query is left out.
 
 - ``stateless``: repartition by key, then ``mapInArrow`` with the identity: what a Python task costs without state.
+- ``stateless_frozen``: the same, its workers frozen by the code that freezes those of DSTL (``WorkerOptions.freeze``):
+  the limit of ``dstl_vectorised``. Without it the collection that PySpark forces after every task is most of a worker's
+  time where there are many partitions.
 - ``spark_native``: ``groupBy(k).agg(count, sum)``.
 - ``dstl_vectorised``: ``backend.aggregate(...)``; ``dstl_processor``: a Row-style ``StatefulProcessor``.
 - ``spark_tws_row``, ``spark_tws_pandas``: ``transformWithState`` and ``transformWithStateInPandas``, small input.
 - ``dstl_processor_small``, ``dstl_pandas_small``: the same two classes, unchanged, on the same small input.
-- ``stateless_small``: ``stateless`` on it. Its batches are short, so this, what Spark takes for a batch of Python
-  tasks, bounds what any state backend can reach there.
+- ``stateless_small``, ``stateless_frozen_small``: the two on it. Its batches are short, so this, what Spark takes for a
+  batch of Python tasks, bounds what any state backend can reach there.
+
+Those that freeze their workers share them, and so do those that do not: no worker is frozen for a peer that would not
+have done it.
 
 ``cpu`` has seconds of processor for a million events by kind of process (``jvm``, ``workers``, ``task_managers``,
 ``driver``) of each whole query of the last round, warm-up included: comparable on a busy machine. Workers' and JVM's by
@@ -29,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +53,7 @@ from bench._processor_time import processor_ms
 from bench._stream import Plan, events_per_second, session, write_batches
 from dstl.spark import StateBackend, count
 from dstl.spark import sum as sum_of
+from dstl.spark.worker_heap import count_task
 
 # Workers import this module where they can; by value it works from any directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -116,6 +123,12 @@ def identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
+def frozen_identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return every row as it is, and freeze the worker's heap as a task of DSTL's does."""
+    yield from batches
+    count_task()
+
+
 class Runs:
     """Runs the pipelines over the inputs and keeps their figures."""
 
@@ -128,23 +141,30 @@ class Runs:
         """Of the last query, milliseconds of processor by kind of process."""
         self._result = RESULT.format(key=args.key_type)
         self.plans: dict[str, tuple[Plan, bool]] = {
-            "stateless": (self.stateless, False),
+            "stateless": (self.stateless(identity), False),
+            "stateless_frozen": (self.stateless(frozen_identity), False),
             "spark_native": (self.native, False),
             "dstl_vectorised": (self.vectorised, False),
             "dstl_processor": (self.processor("row"), False),
-            "stateless_small": (self.stateless, True),
+            "stateless_small": (self.stateless(identity), True),
+            "stateless_frozen_small": (self.stateless(frozen_identity), True),
             "spark_tws_row": (self.transform_with_state("row"), True),
             "dstl_processor_small": (self.processor("row"), True),
             "spark_tws_pandas": (self.transform_with_state("pandas"), True),
             "dstl_pandas_small": (self.processor("pandas"), True),
         }
 
-    def measure(self, plan: Plan, data: Input) -> float:
-        """Run one query over all files and return events per second of the batches after the first."""
+    def measure(self, name: str, data: Input) -> float:
+        """Run a plan's query over all files and return events per second of the batches after the first."""
         self._made += 1
+        # Spark gives a worker only to queries with the environment that it was started with.
+        frozen = name.startswith(("dstl", "stateless_frozen"))
+        self._spark.sparkContext.environment["DSTL_BENCH_WORKERS"] = "frozen" if frozen else "plain"
         place = self._work / f"run-{self._made}"
         schema = f"k {self._args.key_type}, v long"
-        return events_per_second(self._spark, schema, data.directory, place, self._counted(plan), events=data.events)
+        return events_per_second(
+            self._spark, schema, data.directory, place, self._counted(self.plans[name][0]), events=data.events
+        )
 
     def _counted(self, plan: Plan) -> Plan:
         @contextlib.contextmanager
@@ -158,9 +178,12 @@ class Runs:
 
         return counted
 
-    @contextlib.contextmanager
-    def stateless(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
-        yield df.repartition(self._args.partitions, "k").mapInArrow(identity, df.schema)
+    def stateless(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Plan:
+        @contextlib.contextmanager
+        def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+            yield df.repartition(self._args.partitions, "k").mapInArrow(function, df.schema)
+
+        return plan
 
     @contextlib.contextmanager
     def native(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
@@ -214,13 +237,13 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         try:
             runs = Runs(args, spark, work)
             chosen = [name for name in runs.plans if not args.only or name in args.only.split(",")]
-            runs.measure(runs.stateless, small)  # for the JVM, which is slow at first
+            runs.measure("stateless", small)  # for the JVM, which is slow at first
             for _ in range(args.rounds):
                 for name in chosen:
-                    plan, is_small = runs.plans[name]
+                    is_small = runs.plans[name][1]
                     started = time.perf_counter()
                     data = small if is_small else large
-                    rate = runs.measure(plan, data)
+                    rate = runs.measure(name, data)
                     millions = data.events * (1 + 1 / (args.small_batches if is_small else args.batches)) / 1e6
                     spent = {kind: round(ms / 1e3 / millions, 3) for kind, ms in runs.spent.items() if ms > 0}
                     cpu[name] = spent  # of the last round

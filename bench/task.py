@@ -32,21 +32,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench._figures import add_json, print_figures
 from bench._processor_time import processor_ms
-from bench.spark import CountAndSum, Plan, session
+from bench.spark import CountAndSum, Plan, frozen_identity, session
 from dstl.spark import StateBackend, count
 from dstl.spark import sum as sum_of
-from dstl.spark.worker_heap import count_task
 
 # Workers import this module where they can; by value it works from any directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _PROCESSES = ("workers", "task_managers", "driver", "jvm")
-
-
-def frozen_identity(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Return every row as it is, and freeze the worker's heap as a task of ours does."""
-    yield from batches
-    count_task()
 
 
 class Runs:
