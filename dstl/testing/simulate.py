@@ -9,6 +9,9 @@ it is called, and reports all its seeds.
 ``--enumerate 1`` draws nothing: it runs one scenario with one fault, once for each request, connection, message and
 step. It is resumable as well: ``--journal FILE``.
 
+``--one-commit`` goes with all of them: Spark's checkpoint directory is then in the log, so each seed is another world,
+and a journal of one mode is refused in the other.
+
 ``--branches`` prints, instead of figures, which branches of the deciding modules no seed has taken.
 
 Exit codes: 0, every invariant held and every fault has happened; 1, a violation; 2, bad usage; 3, a fault never
@@ -70,15 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="Spark's checkpoint directory is in the log: its commits are checkpoints",
     )
     options = parser.parse_args(arguments)
-    if options.one_commit and (options.journal or options.enumerate is not None):
-        parser.error("--one-commit goes with seeds alone, without a journal")
     if options.seeds < 1 or options.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
     if options.enumerate is not None:
         if options.journal and options.enumerate > 1:
             parser.error("--journal goes with --enumerate 1: it keeps what each place has shown")
         try:
-            return _enumerate(max(1, options.enumerate), options.journal)
+            return _enumerate(max(1, options.enumerate), options.journal, one_commit=options.one_commit)
         except Invalid as error:
             parser.error(str(error))
     if options.start != _DRAWN and not options.start.isdecimal():
@@ -87,7 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.branches:
         return _branches(range(start, start + options.seeds), one_commit=options.one_commit)
     try:
-        journal = Journal(options.journal, start, options.seeds) if options.journal else None
+        journal = (
+            Journal(options.journal, start, options.seeds, one_commit=options.one_commit) if options.journal else None
+        )
     except Invalid as error:
         parser.error(str(error))
     seeds = journal.left if journal else range(start, start + options.seeds)
@@ -114,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 3 if summary.missing and summary.seeds >= _ALL_FAULTS_FROM else 0
 
 
-def _enumerate(every: int, path: Path | None) -> int:
+def _enumerate(every: int, path: Path | None, *, one_commit: bool) -> int:
     """Strike everywhere in the scenario, and print how many places there were; return the exit code."""
-    journal = PlacesJournal(path) if path else None
+    journal = PlacesJournal(path, one_commit=one_commit) if path else None
     failed = 0
     for each in journal.violations if journal else ():
         failed += 1
@@ -124,7 +127,7 @@ def _enumerate(every: int, path: Path | None) -> int:
     for where, what in WAYS:
         struck = journal.places(where, what) if journal else 0
         if journal is None or not journal.has_all(where, what):
-            for nth, result in strike_everywhere(where, what, every=every, first=struck + 1):
+            for nth, result in strike_everywhere(where, what, every=every, first=struck + 1, one_commit=one_commit):
                 struck += 1
                 if journal:
                     journal.add(where, what, nth, map(str, result.violations))

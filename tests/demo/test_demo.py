@@ -45,7 +45,10 @@ def test_the_main_job_survives_every_kill(tmp_path: Path, seed: int) -> None:
     )
     assert report["ok"] is True
     assert report["kills"] == ["worker", "taskmanager", "driver"]
-    assert (report["events"], report["keys"], report["batches"]) == (336_776, 4_044, 8)
+    assert (report["events"], report["keys"]) == (336_776, 4_044)
+    # A driver that is killed between the source's log of files and Spark's own of offsets leaves a file that is in no
+    # batch, and Spark reads it together with the next one.
+    assert report["batches"] in (7, 8)
     assert (report["state_differences"], report["output_differences"]) == (0, 0)
     assert report["restarts"] >= 1
     assert report["requests_per_checkpoint"] <= 2

@@ -17,19 +17,19 @@ EVERY = {"request": 40, "connection": 5, "world.savepoint-1": 5, "message": 150,
 """Which places of a kind are struck: one in so many."""
 
 
-def check(where: str, what: FaultKind, every: int, first: int) -> int:
+def check(where: str, what: FaultKind, every: int, first: int, *, one_commit: bool = False) -> int:
     struck = 0
-    for nth, result in strike_everywhere(where, what, every=every, first=first):
+    for nth, result in strike_everywhere(where, what, every=every, first=first, one_commit=one_commit):
         struck += 1
         assert not result.violations, f"{what} at {where} {nth}: {result.violations[0]}"
         assert result.checkpoints >= 3
     return struck
 
 
-def test_the_scenario_has_checkpoints_materializations_and_savepoints() -> None:
-    result = run_seed(
-        SCENARIO_SEED, plan=FaultPlan(strike=Strike("nowhere", 1, FaultKind.RESET), saves=1.0), target_batches=3
-    )
+@pytest.mark.parametrize("one_commit", [False, True])
+def test_the_scenario_has_checkpoints_materializations_and_savepoints(one_commit: bool) -> None:
+    plan = FaultPlan(strike=Strike("nowhere", 1, FaultKind.RESET), saves=1.0)
+    result = run_seed(SCENARIO_SEED, plan=plan, target_batches=3, one_commit=one_commit)
     assert result.violations == ()
     assert result.checkpoints >= 5
     assert result.materialized > 0
@@ -46,10 +46,13 @@ def test_a_fault_at_any_place_of_the_scenario_breaks_no_invariant(seed: int) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("one_commit", [False, True])
 @pytest.mark.parametrize(("where", "what"), WAYS, ids=lambda each: str(each))
-def test_a_fault_at_every_place_of_the_scenario_breaks_no_invariant(where: str, what: FaultKind) -> None:
+def test_a_fault_at_every_place_of_the_scenario_breaks_no_invariant(
+    where: str, what: FaultKind, one_commit: bool
+) -> None:
     # A savepoint has seven places; some dozen connections are made.
-    assert check(where, what, 1, 1) > {"world.savepoint-1": 5, "connection": 10}.get(where, 20)
+    assert check(where, what, 1, 1, one_commit=one_commit) > {"world.savepoint-1": 5, "connection": 10}.get(where, 20)
 
 
 def test_an_enumeration_that_was_killed_goes_on_where_it_was(
@@ -57,7 +60,9 @@ def test_an_enumeration_that_was_killed_goes_on_where_it_was(
 ) -> None:
     struck: list[int] = []
 
-    def strike(where: str, what: FaultKind, *, every: int = 1, first: int = 1) -> Iterator[tuple[int, SeedResult]]:
+    def strike(
+        where: str, what: FaultKind, *, every: int = 1, first: int = 1, one_commit: bool = False
+    ) -> Iterator[tuple[int, SeedResult]]:
         for nth in range(first, 5):
             if nth == 3 and not struck.count(3):
                 struck.append(nth)

@@ -4,8 +4,11 @@ Numbers are those of ``tests/KNOWN_BUGS.md`` where the bug stands there; the oth
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,13 +28,16 @@ from dstl.spark import task_attempt
 from dstl.state import broadcast_rows
 from dstl.state.timers import Timers
 from dstl.state.ttl import TimeToLive
+from dstl.taskmanager import service
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from dstl.testing.simulation import FaultKind, FaultPlan, run_seed
 from handles.shared_state_registry import SharedStateRegistry
 from materializer.manager import PeriodicMaterializationManager
+from materializer.tables import rocksdb, rocksdb_ingestion
 
 Patch = pytest.MonkeyPatch
 MOST_SEEDS = 120
+BOTH = (False, True)
 
 LOSSY = {FaultKind.LOST_RESPONSE: 0.15, FaultKind.LATE_PUT: 0.1, FaultKind.RESET: 0.1}
 TWO_DRIVERS = (FaultKind.SECOND_DRIVER, FaultKind.DRIVER_PAUSE)
@@ -258,9 +264,48 @@ def expired_value_is_read(patch: Patch) -> None:
     patch.setattr(TimeToLive, "is_dead", lambda self, value: False)
 
 
+def late_attempt_stops_the_next_batch(patch: Patch) -> None:
+    """Found here: an attempt ends while the record of Spark's commit is on its way, and the next batch is refused."""
+    real = CheckpointCoordinator.complete
+
+    def complete(self: CheckpointCoordinator, trigger: Any, *rest: Any) -> object:
+        done = real(self, trigger, *rest)
+        if self._batch is not None and self._batch.batch_id == trigger.batch_id:
+            self._batch.completed_version = trigger.version
+        return done
+
+    patch.setattr(CheckpointCoordinator, "complete", complete)
+
+
+def objects_of_listed_checkpoints_are_deleted(patch: Patch) -> None:
+    """Found here: what Spark's files hold above the boundary is listed, and its segments are gone."""
+    patch.setattr(CheckpointExecution, "_out_of_sight", lambda self, subsumed, batch_id: subsumed)
+
+
+def failed_table_is_looked_at_by_nobody(patch: Patch) -> None:
+    """Found by reading: what a fold ahead of the first read meets on a failing disk, nobody handles."""
+    patch.setattr(service, "_fold_ahead", TaskManagerStateBackend.fold)
+
+
+def disks_errors_come_as_they_are(patch: Patch) -> None:
+    """Found by reading: what a table in files meets on a failing disk is no error of ours."""
+
+    @contextmanager
+    def untranslated(path: Path) -> Iterator[None]:
+        yield
+
+    for module in (rocksdb, rocksdb_ingestion):
+        patch.setattr(module, "translated_errors", untranslated)
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """A bug and the faults under which it shows."""
+    """A bug and the faults under which it shows.
+
+    Attributes:
+        build_in: Patches the product.
+        modes: With Spark's commits as checkpoints (True), without (False), or both.
+    """
 
     build_in: Callable[[Patch], None]
     requests: Mapping[FaultKind, float] = field(default_factory=dict)
@@ -269,6 +314,8 @@ class Mutant:
     mean_s: float = 1.0
     longest_delay_s: float = 10.0
     only: str = ""
+    modes: tuple[bool, ...] = (False,)
+    local_errors: float = 0.0
 
     def plan(self) -> FaultPlan:
         return FaultPlan(
@@ -278,34 +325,37 @@ class Mutant:
             nemesis_mean_s=self.mean_s,
             longest_delay_s=self.longest_delay_s,
             only=self.only,
+            local_errors=self.local_errors,
         )
 
 
 MUTANTS = [
     Mutant(broadcast_rows_as_the_shuffle_has_them, tasks={FaultKind.REORDERED_ROWS: 0.5}),
     Mutant(broadcast_state_is_written_by_the_last_partition),
-    Mutant(cleaner_deletes_fences),
-    Mutant(commit_takes_any_record_for_its_own, nemesis=TWO_DRIVERS, mean_s=0.5),
-    Mutant(lost_response_taken_for_another_driver, requests={FaultKind.LOST_RESPONSE: 0.3}),
-    Mutant(driver_starts_without_a_fence, nemesis=TWO_DRIVERS, mean_s=0.5),
-    Mutant(names_shared_by_attempts),
+    Mutant(cleaner_deletes_fences, modes=BOTH),
+    Mutant(commit_takes_any_record_for_its_own, modes=BOTH, nemesis=TWO_DRIVERS, mean_s=0.5),
+    Mutant(lost_response_taken_for_another_driver, modes=BOTH, requests={FaultKind.LOST_RESPONSE: 0.3}),
+    Mutant(driver_starts_without_a_fence, modes=BOTH, nemesis=TWO_DRIVERS, mean_s=0.5),
+    Mutant(names_shared_by_attempts, modes=BOTH),
     Mutant(
         commit_given_up_without_a_marker,
+        modes=BOTH,
         requests={FaultKind.LATE_PUT: 0.4, FaultKind.RESET: 0.4},
         longest_delay_s=400.0,
         only="manifests/",
     ),
-    Mutant(hole_in_the_recovered_prefix),
+    Mutant(hole_in_the_recovered_prefix, modes=BOTH),
     Mutant(unknown_commit_taken_for_failed, requests={FaultKind.LOST_RESPONSE: 0.5, FaultKind.RESET: 0.4}),
-    Mutant(loser_shares_the_winners_log, tasks=RETRIES),
+    Mutant(loser_shares_the_winners_log, modes=BOTH, tasks=RETRIES),
     Mutant(closing_deletes_what_a_checkpoint_may_name, requests=LOSSY, nemesis=TWO_DRIVERS),
-    Mutant(subsuming_ignores_other_holders),
-    Mutant(cleaner_asks_for_no_proof, requests={FaultKind.SLOW: 0.4}),
-    Mutant(orphans_are_kept_for_ever, nemesis=(FaultKind.TASK_MANAGER_CRASH,)),
+    Mutant(subsuming_ignores_other_holders, modes=BOTH),
+    Mutant(cleaner_asks_for_no_proof, modes=BOTH, requests={FaultKind.SLOW: 0.4}),
+    Mutant(orphans_are_kept_for_ever, modes=BOTH, nemesis=(FaultKind.TASK_MANAGER_CRASH,)),
     Mutant(old_batch_voids_newer_checkpoints, nemesis=TWO_DRIVERS, mean_s=0.3),
     Mutant(second_action_need_not_agree, tasks={FaultKind.SECOND_ACTION: 0.5, FaultKind.CHANGING_OUTPUT: 0.3}),
     Mutant(
         failed_read_back_taken_for_failed_commit,
+        modes=BOTH,
         requests={FaultKind.LOST_RESPONSE: 0.2, FaultKind.SHORT_GET: 0.5},
     ),
     Mutant(
@@ -318,15 +368,26 @@ MUTANTS = [
     Mutant(rows_are_late_as_soon_as_timers_are_due),
     Mutant(fired_timer_stays),
     Mutant(expired_value_is_read),
+    Mutant(failed_table_is_looked_at_by_nobody, nemesis=(FaultKind.LOCAL_FULL,), local_errors=0.02),
+    Mutant(disks_errors_come_as_they_are, nemesis=(FaultKind.LOCAL_FULL,), local_errors=0.02),
+    Mutant(late_attempt_stops_the_next_batch, tasks={FaultKind.SPECULATION: 0.4}, modes=(True,)),
+    Mutant(objects_of_listed_checkpoints_are_deleted, modes=(True,)),
+]
+
+
+CASES = [
+    pytest.param(mutant, mode, id=f"{mutant.build_in.__name__}{'-one-commit' if mode else ''}")
+    for mutant in MUTANTS
+    for mode in mutant.modes
 ]
 
 
 @pytest.mark.drawn(5)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda each: each.build_in.__name__)
-def test_each_known_bug_is_seen_when_it_is_built_in_again(mutant: Mutant, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize(("mutant", "one_commit"), CASES)
+def test_each_known_bug_is_seen_when_it_is_built_in_again(mutant: Mutant, one_commit: bool, monkeypatch: Patch) -> None:
     mutant.build_in(monkeypatch)
     for seed in range(MOST_SEEDS):
-        result = run_seed(seed, plan=mutant.plan())
+        result = run_seed(seed, plan=mutant.plan(), one_commit=one_commit)
         if result.violations:
             print(f"seen with seed {seed}: {result.violations[0]}")
             return

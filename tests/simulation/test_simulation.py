@@ -13,8 +13,8 @@ import pytest
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import Invalid
 from dstl.testing import simulate
-from dstl.testing.simulation import FaultPlan, branches, journal, run_seed, run_seeds
-from dstl.testing.simulation.journal import Journal
+from dstl.testing.simulation import FaultKind, FaultPlan, branches, journal, run_seed, run_seeds
+from dstl.testing.simulation.journal import Journal, PlacesJournal
 
 FAILED = tomllib.loads((Path(__file__).parent / "failed_seeds.toml").read_text())["seed"]
 SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "32"))
@@ -45,6 +45,13 @@ def test_every_invariant_holds_where_sparks_commits_are_the_checkpoints() -> Non
     assert calm.batches == calm.checkpoints >= 12
 
 
+def test_a_driver_that_hears_of_its_commit_when_others_have_gone_on_breaks_no_invariant() -> None:
+    # It was stopped between its record and the answer, and its checkpoint is subsumed when it goes on.
+    nemesis = (FaultKind.SECOND_DRIVER, FaultKind.DRIVER_PAUSE)
+    plan = FaultPlan(nemesis=nemesis, nemesis_mean_s=0.3, longest_delay_s=10.0)
+    assert run_seed(31, plan=plan, one_commit=True).violations == ()
+
+
 @pytest.mark.long
 @pytest.mark.timeout(0)
 def test_every_invariant_holds_for_new_seeds_where_sparks_commits_are_the_checkpoints(seed: int) -> None:
@@ -54,7 +61,8 @@ def test_every_invariant_holds_for_new_seeds_where_sparks_commits_are_the_checkp
 
 @pytest.mark.parametrize("known", FAILED, ids=lambda each: str(each["number"]))
 def test_a_seed_that_has_failed_once_holds(known: dict[str, object]) -> None:
-    assert [str(each) for each in run_seed(int(str(known["number"]))).violations] == []
+    result = run_seed(int(str(known["number"])), one_commit=bool(known.get("one_commit")))
+    assert [str(each) for each in result.violations] == []
 
 
 def test_what_a_failed_seed_has_found_is_kept_by_a_test_that_exists() -> None:
@@ -135,6 +143,29 @@ def test_a_journal_of_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(journal, "code_digest", lambda: "another")
     with pytest.raises(Invalid, match="another world"):
         Journal(tmp_path / "journal", start=1, seeds=1)
+
+
+def test_a_journal_of_the_other_mode_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind, command in (("seeds", ["--seeds", "1", "--jobs", "1"]), ("places", ["--enumerate", "1"])):
+        plain, other = tmp_path / f"{kind}-plain", tmp_path / f"{kind}-one-commit"
+        for file, one_commit in ((plain, False), (other, True)):
+            if kind == "seeds":
+                Journal(file, start=1, seeds=1, one_commit=one_commit)
+            else:
+                PlacesJournal(file, one_commit=one_commit)
+        for file, mode, told in ((plain, ["--one-commit"], "without"), (other, [], "with")):
+            with pytest.raises(SystemExit):
+                simulate.main([*command, *mode, "--journal", str(file)])
+            assert f"was written {told} --one-commit" in capsys.readouterr().err
+
+
+def test_a_long_run_of_one_commit_goes_on_in_its_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["--one-commit", "--journal", str(tmp_path / "journal"), "--jobs", "1", "--json"]
+    assert simulate.main(["--seeds", "1", "--start", "5", *command]) == 0
+    assert simulate.main(["--seeds", "9", "--start", "drawn", *command]) == 0
+    first, again = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert again == first
+    assert first["batches"] == run_seed(5, one_commit=True).batches
 
 
 def test_a_drawn_start_is_another_at_every_run_and_printed(capsys: pytest.CaptureFixture[str]) -> None:

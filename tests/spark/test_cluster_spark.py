@@ -63,6 +63,7 @@ class Job:
         return batch
 
     def marked(self, name: str) -> list[int]:
+        """Return the processes of the attempts that have reached this key, in order."""
         path = self.work / "marks" / name
         return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
@@ -154,7 +155,7 @@ def a_task_manager_dies_between_batches(cluster: StandaloneCluster, driver: Driv
 def an_executor_dies_in_a_batch(cluster: StandaloneCluster, driver: Driver, job: Job) -> None:
     before = cluster.task_managers()
     batch = job.add("pause-1")
-    (worker,) = wait_for(lambda: job.marked("pause-1-0"), "the task that pauses")
+    worker, *_ = wait_for(lambda: job.marked("pause-1"), "the task that pauses")
     environment = Path(f"/proc/{worker}/environ").read_bytes()
     host = next(host for host in HOSTS if f"http://{host}:".encode() in environment)
     parents = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()
@@ -168,12 +169,10 @@ def an_executor_dies_in_a_batch(cluster: StandaloneCluster, driver: Driver, job:
 
 def a_task_is_retried_and_another_run_twice(driver: Driver, job: Job) -> None:
     driver.until("batch", batch=job.add("fail-1"))
-    assert job.marked("fail-1-0")
-    assert job.marked("fail-1-1"), "no second attempt"
+    assert len(job.marked("fail-1")) > 1, "no second attempt"
     started = time.monotonic()
     driver.until("batch", batch=job.add("slow-1"))
-    assert job.marked("slow-1-0")
-    assert job.marked("slow-1-1"), "no speculative copy"
+    assert len(job.marked("slow-1")) > 1, "no second attempt beside the slow one"
     assert time.monotonic() - started < 60, "the slow attempt was waited for"
 
 
@@ -193,6 +192,6 @@ def a_host_dies_between_batches(cluster: StandaloneCluster, driver: Driver, job:
 
 def the_driver_is_killed_in_a_batch(cluster: StandaloneCluster, driver: Driver, job: Job) -> None:
     job.add("pause-2")
-    wait_for(lambda: job.marked("pause-2-0"), "the task that pauses")
+    wait_for(lambda: job.marked("pause-2"), "the task that pauses")
     driver.kill()
     wait_for(lambda: not cluster.task_managers(), "the TaskManagers' end after the driver's")

@@ -132,6 +132,22 @@ def test_a_task_begins_before_it_reads_and_waits_for_no_answer_that_it_does_not_
     ]
 
 
+def test_a_task_with_many_changes_says_that_they_are_all_and_waits_for_no_further_answer():
+    count = 20_000
+    groups = pa.array([n * 8 // count for n in range(count)], pa.int32())
+    rows = pa.RecordBatch.from_pydict({"k": range(count), "v": range(count), KEY_GROUP_COLUMN: groups})
+    said = []
+    assert attempt(counting(), [rows], said).num_rows == count
+    assert said[said.index("Write") :] == [
+        "Write",
+        "answer to Write",
+        "EndOfChanges",
+        "answer to EndOfChanges",
+        "Acknowledgement",
+        "answer to Acknowledgement",
+    ]
+
+
 def test_a_worker_unpickles_a_task_once():
     one = OperatorTask(counting(), SERVICE, Secret.generate())
     data = cloudpickle.dumps(one)

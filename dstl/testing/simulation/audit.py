@@ -13,17 +13,18 @@ from dstl.checkpoint.manifest.scan import retained_of
 from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.service import CheckpointReport
-from dstl.errors import CorruptData, DstlError, Invalid, MissingState
+from dstl.errors import CorruptData, DstlError, Invalid, MissingState, StateTooLarge
 from dstl.runtime import LoopClock, Runtime
 from dstl.testing.simulation.clocked_audit import ClockedAudit
 from dstl.testing.simulation.clocked_model import Batch
+from dstl.testing.simulation.directory_audit import DirectoryAudit
 from dstl.testing.simulation.faults import FaultKind
-from dstl.testing.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, key_group_of, keys_of
+from dstl.testing.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, keys_of
 from dstl.testing.simulation.stage import Stage
 from dstl.testing.simulation.store import RawStore, Stored
+from dstl.testing.simulation.writer_audit import WriterAudit
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
-from handles.file_record import FileRecord
-from handles.key_group import KeyGroupRange, partition_of, range_of_partition
+from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.restore.restore import restore_tables
 from materializer.tables.base import StateTable
 from materializer.tables.heap import HeapStateTable
@@ -32,7 +33,6 @@ __all__ = ["Auditor", "Violation"]
 
 _CHECKED_EVERY = 3  # a whole restore costs more than the batch; reads check every batch, the end all that is left
 _MOST_MANIFEST_BYTES = 1 << 20
-_CLOCK_MARGIN_S = 60.0  # as dstl.checkpoint.upkeep.cleaning_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,10 @@ class Auditor:
         self._flying: dict[int, ManifestRecord] = {}
         self._names: dict[int, frozenset[str]] = {}
         self._held: frozenset[str] = frozenset()
-        self._files: dict[str, str] = {}
-        self._named_by_files: dict[int, frozenset[str]] = {}
-        self._fenced_at = 0.0
+        self._directory = DirectoryAudit(world, objects, self.fail)
         self._highest = self._boundary = 0
-        self._acknowledged: dict[bytes, bytes] = {}
-        self._changing: set[bytes] = set()
-        self._kept: dict[int, Mapping[tuple[str, int], Sequence[TaskSpec]]] = {}
+        self._writers = WriterAudit(world, self.fail)
+        self._landed: set[tuple[str, int]] = set()
         self._digests: dict[str, int] = {}
         self._put_ids: dict[int, str] = {}
         self._epochs: dict[int, int] = {}
@@ -116,8 +113,7 @@ class Auditor:
         if sequence is not None:
             self._record_deleted(sequence)
             return
-        if name in self._files.values():
-            self.fail("I5", f"{name} was deleted, and files of Spark's checkpoint directory are in it")
+        self._directory.deleting(name)
         if name in self._held:
             holders = [c.checkpoint_id for c in self.retained() if name in self._names[c.checkpoint_id]]
             self.fail("I5", f"{name} was deleted, and checkpoints {holders} need it")
@@ -147,7 +143,7 @@ class Auditor:
         self._epochs[sequence] = record.epoch
         if record.kind == "fence":
             self._fences.append(sequence)
-            self._fenced_at = self._world.loop.time()
+            self._directory.fenced()
             return
         below = [fence for fence in self._fences if fence < sequence]
         if not below or below[-1] != record.epoch:
@@ -156,26 +152,14 @@ class Auditor:
             self.fail("I15", f"manifest {sequence} has {size} bytes")
         self._world.given_up += record.kind == "abort"
         if record.files is not None:
-            self._files_landed(sequence, record.files)
+            self._directory.landed(sequence, record.files)
         if record.checkpoint is not None:
             self._checkpoint_landed(sequence, record, record.checkpoint)
-
-    def _files_landed(self, sequence: int, files: FileRecord) -> None:
-        """Take over what the index of Spark's checkpoint directory says from now on (I3)."""
-        if files.is_whole:
-            self._files.clear()
-        for path in files.removed:
-            self._files.pop(path, None)
-        added = {each.path: each.segment.name for each in files.entries()}
-        self._files |= added
-        self._named_by_files[sequence] = frozenset(added.values())
-        for path, name in self._files.items():
-            if name not in self._objects:
-                self.fail("I3", f"record {sequence} leaves {path} in {name}, which is not there")
 
     def _checkpoint_landed(self, sequence: int, record: ManifestRecord, checkpoint: CompletedCheckpoint) -> None:
         world = self._world
         self.checkpoints += 1
+        self._landed.add((checkpoint.run_id, checkpoint.batch_id))
         self.live[sequence] = record
         self._names[sequence] = frozenset(referenced_objects(checkpoint))
         self._hold()
@@ -228,7 +212,7 @@ class Auditor:
         if sequence in retained:
             self.fail("I5", f"the manifest of checkpoint {sequence} was deleted; retained are {retained}")
         self._names.pop(sequence, None)
-        self._named_by_files.pop(sequence, None)
+        self._directory.record_deleted(sequence)
         self.live.pop(sequence, None)
         self._hold()
 
@@ -274,11 +258,11 @@ class Auditor:
 
     def changing(self, spec: TaskSpec) -> None:
         """The changes of a task are no function of its rows."""
-        self._changing.add(spec.writer)
+        self._writers.changing(spec)
 
     def acknowledging(self, spec: TaskSpec, digest: bytes) -> None:
         """A task is about to acknowledge changes of this digest: only from now on may they count."""
-        self._acknowledged[spec.writer] = digest
+        self._writers.acknowledging(spec, digest)
 
     def task_error(self, spec: TaskSpec, error: BaseException) -> None:
         """A task has failed: only with an error that a fault may lead to (I21)."""
@@ -286,6 +270,8 @@ class Auditor:
         unexpected = not isinstance(error, DstlError) or type(error) is DstlError or isinstance(error, Invalid)
         if "not deterministic" in str(error):
             unexpected = not self._world.plan.per_task.get(FaultKind.CHANGING_OUTPUT)
+        if isinstance(error, StateTooLarge):
+            unexpected = not self._world.fired[FaultKind.MEMORY_FULL]
         lost = isinstance(error, (MissingState, CorruptData)) and not self._world.may_corrupt
         if unexpected or lost:
             self.fail("I21" if unexpected else "I6", f"attempt {spec.attempt} of batch {spec.batch}: {error!r}")
@@ -305,12 +291,16 @@ class Auditor:
 
     def batch_committed(self, driver: str, batch: int, kept: Mapping[tuple[str, int], Sequence[TaskSpec]]) -> None:
         """Spark has committed a batch with the output of these attempts: its effects must be durable (I8)."""
-        self._kept[batch] = kept
+        self._writers.committed(batch, kept)
         world = self._world
         world.trace("committed", f"{driver} {batch}")
         newest = next((each for each in reversed(self.retained()) if each.batch_id == batch), None)
         if newest is None:
-            self.fail("I8", f"{driver} has committed batch {batch}, and no checkpoint holds it")
+            # A driver that was stopped behind its record hears of it when others have gone on, and subsumed it.
+            run = next((spec.run for specs in kept.values() for spec in specs), "")
+            overtaken = any(each.batch_id > batch for each in self.retained())
+            if not (overtaken and (run, batch) in self._landed):
+                self.fail("I8", f"{driver} has committed batch {batch}, and no checkpoint holds it")
             return
         self.clocked.committed(newest, kept)
         if world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
@@ -385,53 +375,17 @@ class Auditor:
         for each in checkpoint.operators:
             if each.uid in self.clocked.operators:
                 continue
-            self._check_writers(checkpoint, each.uid, each.parallelism, writers.get(each.uid, {}))
-
-    def _check_writers(
-        self, checkpoint: CompletedCheckpoint, operator: str, parallelism: int, writers: Mapping[bytes, bytes]
-    ) -> None:
-        """Every key was written last by an attempt that has acknowledged, one per partition, and whose changes are
-        those of the attempt whose output Spark has kept (R5)."""
-        logs, batch, groups = self._world.logs, checkpoint.batch_id, checkpoint.max_parallelism
-        chosen: dict[int, bytes] = {}
-        for key in {logs.key_of(operation): None for operation in logs.range_of(batch)}:
-            writer = writers.get(key, b"")
-            winner = chosen.setdefault(partition_of(key_group_of(key, groups), groups, parallelism), writer)
-            if writer != winner or writer not in self._acknowledged or not writer.startswith(b"%d " % batch):
-                self.fail(
-                    "R5",
-                    f"in checkpoint {checkpoint.checkpoint_id} of batch {batch} {operator} {key!r} was written by "
-                    f"{writer!r}, another key of its partition by {winner!r}; only an attempt that acknowledged counts",
-                )
-                return
-        # Where Spark's commits are the checkpoints nothing is compared: the last attempt counts, whichever is kept. So
-        # only changes that are a function of the rows must be those of the output.
-        changing = self._changing if self._world.is_one_commit else frozenset[bytes]()
-        for (uid, partition), specs in self._kept.get(batch, {}).items():
-            left = chosen.get(partition, b"") if uid == operator else b""
-            for spec in specs:
-                # Two drivers may run a batch; what the other one's sink has is not this checkpoint's.
-                counts = bool(left) and spec.run == checkpoint.run_id and changing.isdisjoint((left, spec.writer))
-                if counts and self._acknowledged.get(spec.writer) != self._acknowledged[left]:
-                    self.fail(
-                        "R5",
-                        f"in checkpoint {checkpoint.checkpoint_id} of batch {batch} partition {partition} of "
-                        f"{operator} is as {left!r} left it, and Spark has kept the output of {spec.writer!r}",
-                    )
-                    return
+            self._writers.check(checkpoint, each.uid, each.parallelism, writers.get(each.uid, {}))
 
     def orphans(self) -> list[str]:
         """Return the objects that no manifest in the store names."""
-        of_files = frozenset[str]().union(*self._named_by_files.values())
         return [
             name
             for name in sorted(self._objects)
             if manifest_sequence(name) is None
             and name not in self._held
-            and name not in of_files
             and not name.startswith(SAVEPOINTS)
-            # The last driver may still commit it, for all that a cleaner knows: the next fence decides.
-            and not ("/files/" in name and self._objects[name].modified + _CLOCK_MARGIN_S >= self._fenced_at)
+            and not self._directory.may_need(name)
         ]
 
 

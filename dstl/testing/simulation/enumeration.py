@@ -37,7 +37,7 @@ _MOST = 20_000
 
 
 def strike_everywhere(
-    where: str, what: FaultKind, *, every: int = 1, first: int = 1, seed: int = SCENARIO_SEED
+    where: str, what: FaultKind, *, every: int = 1, first: int = 1, seed: int = SCENARIO_SEED, one_commit: bool = False
 ) -> Iterator[tuple[int, SeedResult]]:
     """Run the scenario once for each place of one fault, and yield the place's number and what the run showed.
 
@@ -47,10 +47,12 @@ def strike_everywhere(
         every: Leave places out between: 1 for none.
         first: The first place.
         seed: The scenario.
+        one_commit: As for :func:`run_seed <dstl.testing.simulation.runner.run_seed>`.
     """
     for nth in range(first, _MOST, every):
         strike = Strike(where, nth, what)
-        result = run_seed(seed, plan=FaultPlan(strike=strike, saves=1.0), target_batches=_BATCHES)
+        plan = FaultPlan(strike=strike, saves=1.0)
+        result = run_seed(seed, plan=plan, target_batches=_BATCHES, one_commit=one_commit)
         if strike.steps < nth:
             return
         yield nth, result

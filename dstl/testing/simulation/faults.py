@@ -30,6 +30,11 @@ class FaultKind(StrEnum):
     PARTIAL_DELETE = "store-partial-delete"
     OUTAGE = "store-outage"
     FULL = "store-full"
+    # The TaskManagers' local disk.
+    LOCAL_FULL = "local-disk-full"
+    LOCAL_ERROR = "local-disk-error"
+    HOST_RESTART = "host-restart-without-what-was-not-synced"
+    MEMORY_FULL = "no-memory-left"
     # Network.
     CONNECTION_RESET = "connection-reset"
     PARTITION = "partition"
@@ -139,6 +144,7 @@ class FaultPlan:
         longest_delay_s: Most seconds by which a late PUT comes late, or a process is stopped.
         saves: Chance that savepoints are made beside the query.
         lives_on: Chance that nobody ends a TaskManager that was given up: it runs on another host, say.
+        local_errors: Chance that an access to the TaskManagers' local disk fails.
         strike: One fault at one step, besides the others.
         healed: Set when the faults are over, for good.
     """
@@ -152,6 +158,7 @@ class FaultPlan:
     longest_delay_s: float = 60.0
     saves: float = 0.2
     lives_on: float = 0.0
+    local_errors: float = 0.0
     strike: Strike | None = None
     healed: bool = False
 

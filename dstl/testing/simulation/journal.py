@@ -32,6 +32,7 @@ class Journal:
         path: The file; made where there is none.
         start: The first seed of a new journal.
         seeds: The number of seeds of a new journal.
+        one_commit: Whether Spark's commits are the checkpoints: the journal is of such seeds alone.
 
     Attributes:
         start: The first seed.
@@ -39,18 +40,20 @@ class Journal:
         summary: What the seeds that are done have shown.
 
     Raises:
-        Invalid: The journal was written by other code, whose seeds mean something else, or it is no journal.
+        Invalid: The journal was written by other code or in the other mode, whose seeds mean something else, or it is
+            no journal.
     """
 
-    def __init__(self, path: Path, start: int, seeds: int) -> None:
+    def __init__(self, path: Path, start: int, seeds: int, *, one_commit: bool = False) -> None:
         self.start, self.seeds, self.summary = start, seeds, Summary()
         self._path = path
+        self._one_commit = one_commit
         self._new = Summary()
         if path.exists():
             self._read()
             _end_line(path)
         else:
-            self._append({"start": start, "seeds": seeds, "code": code_digest()})
+            self._append({"start": start, "seeds": seeds, **_head(one_commit)})
 
     @property
     def left(self) -> range:
@@ -82,12 +85,13 @@ class Journal:
         try:
             lines = _lines(self._path)
             head = next(lines)
-            self.start, self.seeds, code = int(head["start"]), int(head["seeds"]), head["code"]  # type: ignore[call-overload]
+            self.start, self.seeds = int(head["start"]), int(head["seeds"])  # type: ignore[call-overload]
+            written = head["code"], head.get("one_commit")
             for line in lines:
                 self.summary.join(_summary_of(line))
         except (StopIteration, KeyError, TypeError, ValueError) as error:
             raise Invalid(f"{self._path} is no journal of a simulation ({error!r}): name another file") from None
-        _check_code(self._path, code)
+        _check_written(self._path, *written, self._one_commit)
 
 
 class PlacesJournal:
@@ -98,6 +102,7 @@ class PlacesJournal:
 
     Args:
         path: The file; made where there is none.
+        one_commit: As for :class:`Journal`.
 
     Attributes:
         violations: Those of all places.
@@ -106,16 +111,17 @@ class PlacesJournal:
         Invalid: As of :class:`Journal`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, one_commit: bool = False) -> None:
         self.violations: list[str] = []
         self._path = path
+        self._one_commit = one_commit
         self._places: Counter[tuple[str, str]] = Counter()
         self._ended: set[tuple[str, str]] = set()
         if path.exists():
             self._read()
             _end_line(path)
         else:
-            _append(path, {"code": code_digest()})
+            _append(path, _head(one_commit))
 
     def places(self, where: str, what: FaultKind) -> int:
         """Return how many places of a fault were struck."""
@@ -148,12 +154,13 @@ class PlacesJournal:
     def _read(self) -> None:
         try:
             lines = _lines(self._path)
-            code = next(lines)["code"]
+            head = next(lines)
+            written = head["code"], head.get("one_commit")
             for line in lines:
                 self._take(line)
         except (StopIteration, KeyError, TypeError, ValueError) as error:
             raise Invalid(f"{self._path} is no journal of an enumeration ({error!r}): name another file") from None
-        _check_code(self._path, code)
+        _check_written(self._path, *written, self._one_commit)
 
 
 def code_digest() -> str:
@@ -167,9 +174,16 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def _check_code(path: Path, code: object) -> None:
+def _head(one_commit: bool) -> dict[str, object]:
+    return {"code": code_digest(), "one_commit": one_commit}
+
+
+def _check_written(path: Path, code: object, mode: object, one_commit: bool) -> None:
     if code != code_digest():
         raise Invalid(f"{path} was written by other code, and the same seed is another world now: name another file")
+    if mode != one_commit:
+        how = "without" if one_commit else "with"
+        raise Invalid(f"{path} was written {how} --one-commit, where the same seed is another world: name another file")
 
 
 def _append(path: Path, line: object) -> None:

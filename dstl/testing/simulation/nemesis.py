@@ -12,6 +12,8 @@ from dstl.testing.simulation.world import World
 __all__ = ["Nemesis"]
 
 _MOST_DRIVERS = 12
+_HOST_RESTARTS = 0.15
+"""Of those that are drawn: each ends every TaskManager, and none would come to anything."""
 _STEPS = {"driver": 600, "tm": 150, "worker": 60}
 
 
@@ -69,6 +71,15 @@ class Nemesis:
                     world.network.partition(first, second, self._seconds())
             case FaultKind.OUTAGE:
                 world.store.outage_until = world.loop.time() + self._seconds() / 3
+            case FaultKind.LOCAL_FULL:
+                world.disk.full_until = world.loop.time() + self._seconds()
+            case FaultKind.MEMORY_FULL:
+                world.memory.full_until = world.loop.time() + self._seconds()
+            case FaultKind.HOST_RESTART:
+                if rng.random() < _HOST_RESTARTS:
+                    world.count(kind)
+                    world.trace("host-restarted", "")
+                    world.restart_host()
             case FaultKind.FULL:
                 world.store.full_until = world.loop.time() + self._seconds()
 

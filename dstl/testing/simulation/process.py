@@ -119,6 +119,7 @@ class ProcessLoop(VirtualTimeLoop):
         self.callbacks = 0
         self.slow_callback_duration = 1e9
         self.tasks: list[asyncio.Task[Any]] = []
+        self._most_tasks = 2048
         self.set_task_factory(self._task)
 
     @staticmethod
@@ -134,8 +135,9 @@ class ProcessLoop(VirtualTimeLoop):
         # Strong references, so that no task of a killed process is collected (and runs its finally) at a random time.
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, **options)
         self.tasks.append(task)
-        if len(self.tasks) > 2048:
+        if len(self.tasks) > self._most_tasks:
             self.tasks = [each for each in self.tasks if not each.done()]
+            self._most_tasks = max(2048, 2 * len(self.tasks))
         return task
 
     def _run(self, due: _Due) -> None:

@@ -16,6 +16,8 @@ from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 
+from dstl.changelog import segments_in_flight
+from dstl.taskmanager import memory_limit, state_client
 from dstl.testing.simulation.audit import Violation
 from dstl.testing.simulation.cleaning import clean_periodically, sweep_twice
 from dstl.testing.simulation.cluster_manager import ClusterManager
@@ -146,10 +148,12 @@ def run_seed(
         try:
             world = World(loop, seed, plan=plan, keep_trace=keep_trace, one_commit=one_commit)
             try:
-                return loop.run_until_complete(_live(world, target_batches))
+                with _small_thresholds(world):
+                    return loop.run_until_complete(_live(world, target_batches))
             finally:
                 loop.run_until_complete(_dispose(world))
                 world.threads.close()
+                world.disk.remove()
         finally:
             asyncio.set_event_loop(None)
             loop.close()
@@ -201,6 +205,22 @@ def _run_chunk(seeds: list[int], *, one_commit: bool) -> list[SeedResult]:
     finally:
         _collect()
         gc.enable()
+
+
+@contextmanager
+def _small_thresholds(world: World) -> Iterator[None]:
+    """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
+    changed = [(vars(memory_limit), "_LOOK_BYTES")]
+    if world.rng("encoded-ahead").random() < 0.25:
+        changed += [(vars(module), "ENCODED_AHEAD_BYTES") for module in (segments_in_flight, state_client)]
+    before = [names[name] for names, name in changed]
+    try:
+        for names, name in changed:
+            names[name] = 0
+        yield
+    finally:
+        for (names, name), value in zip(changed, before, strict=True):
+            names[name] = value
 
 
 async def _live(world: World, target_batches: int | None) -> SeedResult:

@@ -14,7 +14,6 @@ from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Components, TaskManager
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.world import World
-from materializer.tables.heap import HeapStateTable
 
 __all__ = ["TaskManagerActor"]
 
@@ -28,7 +27,7 @@ class TaskManagerActor:
         self.process = process
         self._member_id = member_id
         self._world = world
-        self._config = config
+        self._config = world.disk.configure(config, process)
         self._secret = secret
         self._parent_ended = asyncio.Event()
 
@@ -44,8 +43,11 @@ class TaskManagerActor:
             hedge_store=stores.client(self.process),
             runtime=world.runtime(self.process.name),
             recorder=MemoryRecorder(samples=16),
+            memory_use=world.memory.use,
         )
-        task_manager = TaskManager(self._config, components, open_table=lambda _: HeapStateTable(), secret=self._secret)
+        task_manager = TaskManager(
+            self._config, components, open_table=world.disk.opener(self.process), secret=self._secret
+        )
         try:
             port = await task_manager.service.server.listen_tcp("simulated")
             lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)

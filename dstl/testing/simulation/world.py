@@ -11,6 +11,8 @@ from dstl.runtime import Runtime
 from dstl.testing.simulation.audit import Auditor
 from dstl.testing.simulation.blocking import BlockingThreads
 from dstl.testing.simulation.faults import FaultKind, FaultPlan, Strike
+from dstl.testing.simulation.host_memory import HostMemory, draw_memory
+from dstl.testing.simulation.local_disk import SimulatedDisk, draw_disk, uses_disk
 from dstl.testing.simulation.network import Network, NetworkLoop
 from dstl.testing.simulation.process import Process
 from dstl.testing.simulation.stage import Stage
@@ -43,6 +45,8 @@ class World(Stage):
         check: The auditor.
         network: All connections.
         store: All objects.
+        disk: The local disk of the TaskManagers' host.
+        memory: Its memory.
         threads: Run blocking code.
         processes: All processes that there have been.
     """
@@ -65,6 +69,12 @@ class World(Stage):
         )
         if self.plan.strike is not None and self.plan.strike.where in ("connection", "message"):
             self.network.strike = self.plan.strike
+        disk = self.rng("disk")
+        is_used = draw_disk(self.plan, disk) if plan is None else uses_disk(plan)
+        self.disk = SimulatedDisk(loop, disk, self.plan, self.count, self.trace, is_used=is_used)
+        if plan is None:
+            draw_memory(self.plan, self.rng("memory"))
+        self.memory = HostMemory(loop, self.plan, self.count, self.trace)
         self.threads = BlockingThreads()
         self.processes: list[Process] = []
         self._clocks: list[_Clock] = []
@@ -99,6 +109,13 @@ class World(Stage):
     def running(self, kind: str) -> list[Process]:
         """Return the running processes of a kind: ``tm`` or ``worker``."""
         return [each for each in self.processes if each.is_running and f".{kind}-" in each.name]
+
+    def restart_host(self) -> None:
+        """End every TaskManager at once, and with them what their host's disk had not synced."""
+        for each in self.processes:
+            if ".tm-" in each.name:
+                each.kill()
+        self.disk.lose_power()
 
     def light_fuse(self, process: Process, most_steps: int, action: Callable[[], None]) -> None:
         """Let something happen to a process between two of its next steps."""
