@@ -161,7 +161,9 @@ class CoordinatorService:
             materialization=materialization,
             max_parallelism=max_parallelism,
         )
-        self._cleaner = PeriodicCleaner(store, runtime, self._log, self._fleet.writer_ids, self._objects.held, options)
+        self._cleaner = PeriodicCleaner(
+            store, runtime, lambda: self._log.epoch, self._fleet.writer_ids, self._objects.held, options
+        )
         self._attempts = AttemptRegister(active_run)
         self._poll = MetricsPoll(secret, lambda: self._fleet.members, host)
         self._sparks = SparksWatermark(spark_watermarks)

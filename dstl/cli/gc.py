@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
 from dstl.cli import console
 from dstl.files.namespace import SCHEME, location_of
@@ -56,7 +56,7 @@ def gc(
             return await clean(
                 store,
                 runtime,
-                ManifestLog(store, runtime),
+                ManifestReader(store, runtime),
                 grace_s=grace_s,
                 dry_run=not commit,
                 live_writer_ids=nobody if stopped else None,

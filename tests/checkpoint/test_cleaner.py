@@ -170,7 +170,15 @@ class Driver:
         async def live() -> Collection[str]:
             return {self.writer_id}
 
-        return await clean(self.store, self.runtime, self.log, grace_s=GRACE, dry_run=dry_run, live_writer_ids=live)
+        return await clean(
+            self.store,
+            self.runtime,
+            self.log,
+            grace_s=GRACE,
+            epoch=lambda: self.log.epoch,
+            dry_run=dry_run,
+            live_writer_ids=live,
+        )
 
 
 def _without_old_segments(parent: CompletedCheckpoint | None, keep: int) -> CompletedCheckpoint | None:
@@ -284,7 +292,7 @@ class World:
             self.runtime,
             self.log,
             live_writer_ids=None if live is None else ask,
-            **{"grace_s": GRACE, "dry_run": False} | options,  # type: ignore[arg-type]
+            **{"grace_s": GRACE, "epoch": lambda: self.log.epoch, "dry_run": False} | options,  # type: ignore[arg-type]
         )
 
     async def has(self, name: str) -> bool:
@@ -520,7 +528,7 @@ async def test_the_periodic_cleaner_of_a_driver_that_was_replaced_ends() -> None
         return set()
 
     options = CheckpointOptions(clean_interval_s=0.001)
-    cleaner = PeriodicCleaner(store, runtime, mine, nobody, set, options)
+    cleaner = PeriodicCleaner(store, runtime, lambda: mine.epoch, nobody, set, options)
     cleaner.start()
     await asyncio.sleep(0.02)
     assert not cleaner._task.done()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cleaning, subsumed_candidates
 from dstl.crash_points import reach
@@ -62,9 +62,10 @@ class CleanerReport:
 async def clean(
     store: ObjectStore,
     runtime: Runtime,
-    log: ManifestLog,
+    log: ManifestReader,
     *,
     grace_s: float,
+    epoch: Callable[[], int] = lambda: 0,
     dry_run: bool = True,
     live_writer_ids: LiveWriterIds | None = None,
     held: Held | None = None,
@@ -81,8 +82,9 @@ async def clean(
     Args:
         store: The location.
         runtime: Source of the probe's name; a dry run's clock.
-        log: The coordinator's, or one that was never fenced (a reader's). A fenced one must still own the location.
+        log: A reader of it.
         grace_s: Seconds that every object is left alone. It must exceed the longest that a commit may take.
+        epoch: Of the driver who cleans, asked after the list is complete: it must still lead. 0: there is none.
         dry_run: Only say what would be deleted.
         live_writer_ids: Asked once, after the list is complete: the writers of all TaskManagers that are connected,
             and of those whose segments a checkpoint that is being committed may name. None: nobody can be asked (the
@@ -104,7 +106,7 @@ async def clean(
     now = None if dry_run else await _store_time(store, runtime)
     listing = [info async for info in store.list()]
     scan = await log.scan()
-    _check(store, log, scan)
+    _check(store, scan, epoch())
     live = None if live_writer_ids is None else await live_writer_ids()
     names = None if held is None else held()
     if now is None:
@@ -141,22 +143,20 @@ async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
             await store.delete([name])
 
 
-def _check(store: ObjectStore, log: ManifestLog, scan: ManifestScan) -> None:
+def _check(store: ObjectStore, scan: ManifestScan, epoch: int) -> None:
     for _, error in sorted(scan.damaged.items(), reverse=True):
         raise CorruptData(f"nothing is deleted, for it is unknown what is needed: {error}") from error
     if not scan.query_id:
         raise _no_location(store)
-    if log.epoch and scan.epoch != log.epoch:
-        raise Fenced(
-            f"{store.location} was taken over by epoch {scan.epoch}; this driver ({log.epoch}) deletes nothing"
-        )
+    if epoch and scan.epoch != epoch:
+        raise Fenced(f"{store.location} was taken over by epoch {scan.epoch}; this driver ({epoch}) deletes nothing")
 
 
 def _no_location(store: ObjectStore) -> Invalid:
     return Invalid(f"{store.location} is not a location of DSTL: no query has written a manifest there")
 
 
-async def _find_subsumed(log: ManifestLog, candidates: list[int]) -> set[int]:
+async def _find_subsumed(log: ManifestReader, candidates: list[int]) -> set[int]:
     """Return those that are records of checkpoints or files; what is gone, or cannot be read, is none."""
 
     async def says_nothing_more(sequence: int) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
-from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.upkeep.cleaner import Held, LiveWriterIds, clean
 from dstl.errors import DstlError, Fenced
 from dstl.options import CheckpointOptions
@@ -21,9 +22,9 @@ class PeriodicCleaner:
     """Runs the cleaner in the background. One event loop.
 
     Args:
-        store: The location.
+        store: The location; all that is read or written here goes through it, and is no checkpoint's request.
         runtime: Clock and ids.
-        log: The coordinator's manifest log: a driver that has been fenced deletes nothing.
+        epoch: The driver's: one that has been fenced deletes nothing.
         live_writer_ids: Asked by every pass; see :func:`~dstl.checkpoint.upkeep.cleaner.clean`.
         held: The same.
         options: Interval and grace.
@@ -33,14 +34,14 @@ class PeriodicCleaner:
         self,
         store: ObjectStore,
         runtime: Runtime,
-        log: ManifestLog,
+        epoch: Callable[[], int],
         live_writer_ids: LiveWriterIds,
         held: Held,
         options: CheckpointOptions,
     ) -> None:
         self._store = store
         self._runtime = runtime
-        self._log = log
+        self._epoch = epoch
         self._live_writer_ids = live_writer_ids
         self._held = held
         self._options = options
@@ -64,8 +65,9 @@ class PeriodicCleaner:
                 report = await clean(
                     self._store,
                     self._runtime,
-                    self._log,
+                    ManifestReader(self._store, self._runtime),
                     grace_s=self._options.clean_grace_s,
+                    epoch=self._epoch,
                     dry_run=False,
                     live_writer_ids=self._live_writer_ids,
                     held=self._held,
