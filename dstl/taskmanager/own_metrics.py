@@ -24,7 +24,7 @@ class TaskManagerMetrics:
     def note_state(self, backend: TaskManagerStateBackend) -> dict[str, tuple[int, int]]:
         """Record and return entries and bytes of the tables, by operator."""
         state: dict[str, tuple[int, int]] = {}
-        for uid, table in backend.tables.items():
+        for uid, table in backend.committed.all().items():
             size = table.size()
             state[uid] = (size.entries, size.bytes)
             self._recorder.gauge(f"stateEntries.{uid}", size.entries)

@@ -172,13 +172,13 @@ class TaskManagerService:
     async def _scan_timers(self, peer: Peer, call: ScanTimers) -> Fetched:
         self._table_of(call)
         key_groups, until, after = _unpack(call.due, 3)
-        timers = self._backend.timers(call.operator)
+        timers = self._backend.committed.timers(call.operator)
         return _pack(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
 
     async def _fetch_due(self, peer: Peer, call: FetchDue) -> DueEntries:
         self._table_of(call)
         (key_groups,) = _unpack(call.key_groups, 1)
-        index = self._backend.expiries(call.operator, call.state, call.place)
+        index = self._backend.committed.expiries(call.operator, call.state, call.place)
         found = due_entries(index, key_groups, call.until, call.skip, call.with_values, self._reply_bytes)
         return DueEntries(found.more, found.entries)
 
@@ -220,7 +220,7 @@ class TaskManagerService:
                 checkpoint,
                 self._store,
                 owned,
-                self._backend.open_table,
+                self._backend.committed.open_table,
                 self._runtime,
                 on_progress=self._progress_listener(),
                 cache=self._backend.tracker.cache,
@@ -284,14 +284,14 @@ class TaskManagerService:
         return Measured(self._metrics.sample())
 
     async def _size(self, peer: Peer, call: Size) -> TableSize:
-        sizes = [table.size() for table in self._backend.tables.values()]
+        sizes = [table.size() for table in self._backend.committed.all().values()]
         return TableSize(sum(s.entries for s in sizes), sum(s.bytes for s in sizes))
 
 
 def _fold_ahead(backend: TaskManagerStateBackend) -> None:
     # What is wrong with a table, the first read is told.
     with suppress(DstlError):
-        backend.fold()
+        backend.committed.fold()
 
 
 def _unpack(payload: Payload, count: int) -> list[Any]:

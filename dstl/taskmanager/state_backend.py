@@ -1,4 +1,4 @@
-"""The state of one TaskManager: committed tables, the log, and overlays of what is not committed yet.
+"""The state of one TaskManager: the log, and overlays of what is not committed yet, over the committed tables.
 
 Base tables never contain uncommitted state. What a task writes is its *attempt*: appended to the log and kept as a
 pending overlay. When the checkpoint of its batch completes, the overlays that count are noted, and they are folded
@@ -8,7 +8,6 @@ its attempts is dropped.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,13 +19,11 @@ from dstl.changelog.writer import StateChangelogWriter
 from dstl.crash_points import reach
 from dstl.errors import Invalid, Superseded, Unavailable
 from dstl.rpc.fleet_messages import Persisted
-from dstl.rpc.messages import ExpiryPlace
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
-from dstl.taskmanager.expiry_index import ExpiryIndex
+from dstl.taskmanager.committed_tables import CommittedTables
 from dstl.taskmanager.memory_limit import MemoryLimit
 from dstl.taskmanager.persisted_part import PersistedPart
-from dstl.taskmanager.timer_index import TimerIndex
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
@@ -71,8 +68,7 @@ class TaskManagerStateBackend:
     """All operators' state for the key groups of one TaskManager. One event loop; not thread-safe.
 
     Invariants:
-        1. Tables hold exactly the state of checkpoint :attr:`base` once :meth:`fold` has run, as every look at them
-           makes it.
+        1. What :attr:`committed` shows is exactly the state of checkpoint :attr:`base`.
         2. A log's sequence numbers that a checkpoint names are dense: a writer with dropped changes is closed, and the
            partition's next attempt opens a log of its own.
 
@@ -84,6 +80,7 @@ class TaskManagerStateBackend:
         memory: Refuses changes that would outgrow it; None: nothing is refused.
 
     Attributes:
+        committed: The tables, and their indexes by time.
         tracker: Bases of the operators; a materialization manager is attached to it.
     """
 
@@ -98,13 +95,9 @@ class TaskManagerStateBackend:
     ) -> None:
         self.storage = storage
         self._memory = memory
-        self.open_table = open_table
         self._runtime = runtime
         self._max_parallelism = max_parallelism
-        self._tables: dict[str, StateTable] = {}
-        self._timers: dict[str, TimerIndex] = {}
-        self._expiries: dict[str, dict[tuple[int, ExpiryPlace], ExpiryIndex]] = {}
-        self._unfolded: deque[tuple[str, pa.RecordBatch, bool]] = deque()
+        self.committed = CommittedTables(open_table)
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
         self._persisted: _Persisted | None = None
@@ -113,12 +106,6 @@ class TaskManagerStateBackend:
         self.tracker = BaseTracker(runtime)
         self.key_groups = KeyGroupRange.all(max_parallelism)
         self.base: CheckpointId | None = None
-
-    @property
-    def tables(self) -> Mapping[str, StateTable]:
-        """The committed tables by operator."""
-        self.fold()
-        return self._tables
 
     @property
     def bases(self) -> Mapping[str, OperatorBases]:
@@ -130,45 +117,12 @@ class TaskManagerStateBackend:
         return {**self.tracker.expired(operator), **dict.fromkeys(self.tracker.deleted(operator), is_deleted)}
 
     def table(self, operator: str) -> StateTable:
-        """Return an operator's table, an empty one for a new operator."""
-        self.fold()
-        return self._opened(operator)
-
-    def timers(self, operator: str) -> TimerIndex:
-        """Return an operator's timers by time."""
-        table = self.table(operator)
-        if operator not in self._timers:
-            self._timers[operator] = TimerIndex(table)
-        return self._timers[operator]
-
-    def expiries(self, operator: str, state: int, place: ExpiryPlace) -> ExpiryIndex:
-        """Return the entries of an operator's state by their time."""
-        table = self.table(operator)
-        indexes = self._expiries.setdefault(operator, {})
-        if (state, place) not in indexes:
-            indexes[state, place] = ExpiryIndex(table, state, place)
-        return indexes[state, place]
-
-    def fold(self) -> None:
-        """Bring the tables up to checkpoint :attr:`base`, now rather than at the next look at them."""
-        while self._unfolded:
-            operator, changes, expiring = self._unfolded[0]
-            self._opened(operator).apply(changes)
-            if operator in self._timers:
-                self._timers[operator].apply(changes)
-            if expiring:
-                for index in self._expiries.get(operator, {}).values():
-                    index.add(changes)
-            self._unfolded.popleft()
-
-    def _opened(self, operator: str) -> StateTable:
-        if operator not in self._tables:
-            self._tables[operator] = self.open_table(operator)
-        return self._tables[operator]
+        """Return an operator's committed table, an empty one for a new operator."""
+        return self.committed.table(operator)
 
     def can_resume(self, parent: CheckpointId | None) -> bool:
         """True where a run can go on from ``parent`` with the tables that are here, none of which has failed."""
-        if any(table.has_failed for table in self._tables.values()):
+        if self.committed.has_failed:
             return False
         return parent == self.base or (self._completed is not None and parent == self._completed[0])
 
@@ -211,12 +165,7 @@ class TaskManagerStateBackend:
         self._completed = None
         self.base = base
         self.resume(base)
-        self._unfolded.clear()
-        self._timers.clear()
-        self._expiries.clear()
-        for table in self._tables.values():
-            table.close()
-        self._tables = tables
+        self.committed.replace(tables)
         self.key_groups = owned
         self.tracker.replaced(dict(bases or {}), registries or {}, replay_bytes_per_s)
 
@@ -380,19 +329,14 @@ class TaskManagerStateBackend:
         for writer in self._writers.values():
             writer.close()
         self._writers.clear()
-        self._unfolded.clear()
-        self._timers.clear()
-        self._expiries.clear()
-        for table in self._tables.values():
-            table.close()
-        self._tables.clear()
+        self.committed.replace({})
 
     def _advance(self, parent: CheckpointId | None) -> None:
-        """Count the completed overlays as folded if the parent contains them; :meth:`fold` does it."""
+        """Hand the completed overlays to the tables if the parent contains them."""
         if self._completed is not None and parent == self._completed[0]:
             for key in self._completed[1]:
                 attempt = self._attempts.pop(key)
-                self._unfolded.extend((attempt.operator, *part) for part in attempt.overlay)
+                self.committed.add(attempt.operator, attempt.overlay)
                 if attempt.writer is not None:
                     # The coordinator's from now on; nobody here asks for it again.
                     attempt.writer.truncate(attempt.to_sqn)
@@ -409,11 +353,10 @@ class TaskManagerStateBackend:
     def _growth(self, operator: str, changes: pa.RecordBatch) -> int:
         """Return about how many bytes these changes, and those that wait, will take beyond what they take now."""
         nbytes: int = changes.nbytes
-        if self._opened(operator).as_files is not None:
+        if self.committed.is_in_files(operator):
             return nbytes
         waiting: int = sum(part.num_rows for each in self._attempts.values() for part, _ in each.overlay)
-        waiting += sum(part.num_rows for _, part, _ in self._unfolded)
-        entries: int = changes.num_rows + waiting
+        entries: int = changes.num_rows + waiting + self.committed.waiting_rows
         return nbytes + ENTRY_OVERHEAD_BYTES * entries
 
     def _writer_for(self, attempt: _Attempt, partition: int) -> StateChangelogWriter:

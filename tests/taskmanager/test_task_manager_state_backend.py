@@ -492,7 +492,7 @@ class StateBackendMachine(RuleBasedStateMachine):
     async def _restore(self, checkpoint: CompletedCheckpoint) -> None:
         owned = self.world.backend.key_groups
         found = await restore_tables(
-            checkpoint, self.world.disk, owned, self.world.backend.open_table, self.world.runtime
+            checkpoint, self.world.disk, owned, self.world.backend.committed.open_table, self.world.runtime
         )
         self.world.backend.replace_tables(found.tables, checkpoint.checkpoint_id, owned, bases=found.bases)
 

@@ -75,5 +75,5 @@ async def test_tables_that_were_replaced_bring_their_own_timers(seed: int) -> No
         table = HeapStateTable()
         table.apply(changes(put(0, STATE, b"k", at(expiry), b"")))
         world.backend.replace_tables({"op": table}, None, everything)
-        assert world.backend.timers("op").due(STATE, [0], at(9), None, 9) == [(0, b"k", at(expiry))]
+        assert world.backend.committed.timers("op").due(STATE, [0], at(9), None, 9) == [(0, b"k", at(expiry))]
     await world.close()
