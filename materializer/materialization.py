@@ -110,9 +110,7 @@ class BaseWriter:
         files = snapshot.as_files
         if plan.files is not None and files is not None:
             try:
-                # A handle without files is one of key groups: so must be that of a table without any, which is empty.
-                in_files = await call_in_thread(_has_files, files)
-                written = await self._write_files(operator, plan, files, plan.files) if in_files else None
+                written = await self._write_files(operator, plan, files, plan.files)
             except BaseException:
                 snapshot.close()
                 raise
@@ -161,7 +159,7 @@ class BaseWriter:
 
     async def _write_files(
         self, operator: str, plan: MaterializationPlan, snapshot: FileSnapshot, stored: Mapping[str, TableFile]
-    ) -> WrittenBases:
+    ) -> WrittenBases | None:
         new: list[str] = []
 
         async def store(data: bytes | memoryview, checksum: int) -> tuple[str, int, int]:
@@ -170,7 +168,8 @@ class BaseWriter:
             return done.name, done.size, done.checksum
 
         try:
-            return WrittenBases((await write_table_files(operator, plan, snapshot, stored, store, self._cache),), 0, ())
+            handle = await write_table_files(operator, plan, snapshot, stored, store, self._cache)
+            return None if handle is None else WrittenBases((handle,), 0, ())
         except BaseException:
             if new:
                 self.discard(sorted(new))
@@ -231,7 +230,3 @@ def _handle(operator: str, plan: MaterializationPlan, pack: _Pack, stored: Store
         checksum=stored.checksum,
         parts=tuple(pack.parts),
     )
-
-
-def _has_files(snapshot: FileSnapshot) -> bool:
-    return any(file.id for file in snapshot.files())

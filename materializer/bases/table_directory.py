@@ -55,8 +55,11 @@ async def write_table_files(
     stored: Mapping[str, TableFile],
     store: StoreObject,
     cache: BaseCache | None = None,
-) -> MaterializedStateHandle:
+) -> MaterializedStateHandle | None:
     """Store those files of a snapshot that are not stored yet, then the index.
+
+    None, and nothing stored, where there is no file: a handle without any is one of key groups, and so must be that of
+    a table that is empty.
 
     Args:
         operator: The operator's uid.
@@ -70,6 +73,8 @@ async def write_table_files(
         DstlError: The store did not take a file, or the snapshot cannot be read.
     """
     found = await call_in_thread(snapshot.files)
+    if not any(file.id for file in found):
+        return None
     turn = asyncio.Semaphore(2)
 
     async def name_file(file: SnapshotFile) -> TableFile:
