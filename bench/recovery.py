@@ -199,7 +199,7 @@ def main(argv: list[str]) -> int:
         help="log after the base, by state; the trigger allows 0.2",
     )
     parser.add_argument("--batch-mb", type=float, default=10.0, help="what a batch of that log changes")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=30, help="the first ones of a process are slower, unevenly so")
     add_store_arguments(parser, store="local")
     add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
