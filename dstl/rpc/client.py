@@ -114,7 +114,7 @@ class Connection:
 
     Attributes:
         pid: The process that made it; no other may use it.
-        is_broken: True once a call has failed on the wire: make another connection.
+        is_broken: True once a call has failed on the wire, or it was closed: make another connection.
 
     Args:
         timeout: Seconds of silence after which a call fails. The handshake has 30 seconds at most.
@@ -163,6 +163,11 @@ class Connection:
     def in_flight(self) -> int:
         """Number of requests that were sent and whose replies were not read yet."""
         return len(self._waiting)
+
+    @property
+    def is_idle(self) -> bool:
+        """True where this process may use it for something new: nothing is under way, and neither side has ended it."""
+        return not (self.is_broken or self.in_flight or self.pid != os.getpid() or self._frames.has_input)
 
     def _handshake(self, sock: socket.socket, secret: Secret, role: Role) -> Framing:
         vouched = is_vouched_for(sock)
@@ -216,6 +221,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket. Idempotent."""
+        self.is_broken = True
         self._frames.close()
 
     def _take(self) -> None:

@@ -80,6 +80,13 @@ class FrameSocket:
             self._read(limit)
         return self._bodies.popleft()
 
+    @property
+    def has_input(self) -> bool:
+        """True where the other side has sent something that was not received, be it the end of the connection."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self._socket.close()

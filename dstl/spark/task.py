@@ -39,8 +39,9 @@ noticed long before, by its connection."""
 _MOST_TASKS = 64
 """Operators that a process keeps: those of its running queries, with room for some that have ended."""
 
-_connections: dict[Address, Connection] = {}
-"""This process's connections; a forked child ignores its parent's."""
+_connections: dict[tuple[Address, bytes], Connection] = {}
+"""This process's connections, by address and secret: another application's service may have the port of one that has
+gone."""
 _copies = BroadcastCopies()
 """What this process's tasks have read of broadcast states."""
 
@@ -134,12 +135,16 @@ def _task_attempt(operator: str) -> TaskAttempt:
 
 
 def _connection(address: Address, secret: Secret) -> Connection:
-    """Return this process's connection to a service, a new one where the old one is broken or was the parent's."""
-    held = _connections.get(address)
-    if held is not None and held.in_flight and held.pid == os.getpid():
-        # A task that failed has left requests behind: nobody waits for what becomes of them.
-        held.close()
-        held = None
-    if held is None or held.is_broken or held.pid != os.getpid():
-        held = _connections[address] = Connection(address, secret, timeout=_CALL_SECONDS)
+    """Return this process's connection to a service; a new one where the held one cannot be used any more.
+
+    A process outlives queries and their services. So whenever it opens a connection, it closes those that have ended:
+    else it would keep a descriptor of each service that it has ever called. A task that failed has left requests
+    behind: nobody waits for what becomes of them.
+    """
+    key = address, secret.reveal()
+    held = _connections.get(key)
+    if held is None or not held.is_idle:
+        for ended in [each for each, connection in _connections.items() if not connection.is_idle]:
+            _connections.pop(ended).close()
+        held = _connections[key] = Connection(address, secret, timeout=_CALL_SECONDS)
     return held

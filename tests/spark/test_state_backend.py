@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.service import CheckpointReport
 from dstl.errors import AccessDenied, Invalid, Unavailable, UserCodeError
-from dstl.options import BatchingOptions, CheckpointOptions
+from dstl.options import BatchingOptions, CheckpointOptions, ClusterOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
@@ -124,6 +125,19 @@ def test_a_coalesce_behind_an_operator_is_named(
         totals = backend.transform_with_state(source.read(), by="k", processor=Totals(), output=TOTAL)
         with pytest.raises(StreamingQueryException, match=r"Invalid: one Spark task .*'operator-1'.* coalesce\(\)"):
             source.drain(totals.coalesce(1))
+
+
+def test_a_second_backend_at_the_port_of_one_that_was_closed_is_called_by_the_same_workers(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        cluster = ClusterOptions(port=free.getsockname()[1])
+    source = stream()
+    for batch in range(3):
+        source.add(rows_of_batch(batch))
+        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark, cluster=cluster) as backend:
+            source.drain(backend.transform_with_state(source.read(), by="k", processor=Totals(), output=TOTAL))
+    assert {row[0]: row[1:] for row in source.output(TOTAL) if row[2] == 3} == expected_totals(3)
 
 
 def test_two_operators_and_a_source_without_new_data_checkpoint_together(

@@ -1,7 +1,9 @@
 """A task as a worker runs it, without Spark: what it asks when, and what it keeps for the next one."""
 
+import asyncio
 import copy
 import json
+import os
 import pickle
 from functools import partial
 
@@ -11,11 +13,13 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
+from dstl.errors import AccessDenied
 from dstl.rpc.client import Address
 from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
 from dstl.rpc.messages import Acknowledged, Acknowledgement, Assignment, Begin, Begun, Done, Fetched, TaskAttempt
 from dstl.rpc.protocol import Secret
-from dstl.spark import count
+from dstl.rpc.server import RpcServer
+from dstl.spark import count, task
 from dstl.spark.operators.keyed_function import FunctionDefinition
 from dstl.spark.operators.processor import ProcessorDefinition
 from dstl.spark.prepared_operator import PreparedOperator
@@ -27,6 +31,7 @@ from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.keyed_functions import AggregateKeys
 from handles.key_group import KeyGroupRange
 from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.echo import Echo, Echoed
 
 KEY, ROW = parse_ddl("k long"), parse_ddl("k long, v long")
 PLACE = {"uid": "op", "by": ("k",), "input_schema": ROW, "key_schema": KEY, "parallelism": 1, "max_parallelism": 8}
@@ -157,6 +162,45 @@ def test_a_worker_unpickles_a_task_once():
     assert first.definition.output == one.definition.output
     other = OperatorTask(counting(), Address("there", 2), Secret.generate())
     assert pickle.loads(cloudpickle.dumps(other)).coordinator == Address("there", 2)
+
+
+async def test_a_reused_worker_calls_no_service_that_has_gone_and_keeps_no_descriptor_of_it(monkeypatch):
+    monkeypatch.setattr(task, "_connections", {})
+
+    async def serve(secret, port=0):
+        async def echo(peer, call):
+            return Echoed(call.n, call.data)
+
+        server = RpcServer(secret, {Echo: echo})
+        return server, Address("127.0.0.1", await server.listen_tcp("127.0.0.1", port))
+
+    def call(address, secret):
+        connection = task._connection(address, secret)
+        return connection, connection.call(Echo(7)).n
+
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    common = Secret.generate()
+    server, address = await serve(common)
+    held, _ = await asyncio.to_thread(call, address, common)
+    before = descriptors()
+    for number in range(100):
+        # Each at the port of the one before, with a secret of its own or, as services have, with the same.
+        await server.close()
+        secret = Secret.generate() if number % 2 else common
+        server, address = await serve(secret, address.port)
+        held, answer = await asyncio.to_thread(call, address, secret)
+        assert answer == 7
+        # What unpickles the next task has another object of the same secret.
+        assert task._connection(address, pickle.loads(pickle.dumps(secret))) is held
+        assert descriptors() <= before + 2
+    # While the old one still answers, the other application's task does not speak to it.
+    other = Secret.generate()
+    with pytest.raises(AccessDenied):
+        await asyncio.to_thread(call, address, other)
+    await server.close()
+    held.close()
 
 
 def test_a_task_sees_nothing_of_what_another_one_has_left_in_its_processor():
