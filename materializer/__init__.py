@@ -1,1 +1,4 @@
 """Tables, their materialization and their recovery."""
+
+DISTRIBUTION = "dstl-pyspark"
+"""As ``handles.DISTRIBUTION``."""

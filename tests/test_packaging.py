@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,10 +24,12 @@ def test_the_wheel_has_the_three_packages_typed_and_nothing_else(tmp_path: Path)
     assert tops == {"dstl", "handles", "materializer"}
     for package in tops:
         assert f"{package}/py.typed" in names
-    unwanted = ("DESIGN", "__pycache__", ".java")
+    unwanted = ("DESIGN", "__pycache__", ".jar")
     assert not [name for name in names if any(each in name for each in unwanted) or name.startswith("dstl/docs/")]
-    if shutil.which("javac") is not None:
-        assert "dstl/jvm/dstl-jvm.jar" in names
+    # An installation compiles its jar of these, as a checkout does: where wheels are built is no JDK, and no PySpark.
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "dstl" / "jvm" / "java").rglob("*.java")}
+    assert len(sources) > 10
+    assert sources <= set(names)
     outside = subprocess.run(
         [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(wheel)!r}); import handles, dstl.errors"],
         cwd=tmp_path,
@@ -49,3 +52,18 @@ def test_no_configuration_names_a_package_index() -> None:
         text = path.read_text()
         assert "index-url" not in text
         assert "index_url" not in text
+
+
+@pytest.mark.parametrize("name", ["handles", "materializer"])
+def test_a_foreign_package_in_the_place_of_ours_is_named_with_what_brought_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text('"""Not ours."""\n')
+    about = tmp_path / f"{name}_toolkit-0.1.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}-toolkit\nVersion: 0.1.1\n")
+    (about / "top_level.txt").write_text(name)
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import dstl.spark"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"dstl.errors.Invalid: the package {name!r} ({tmp_path / name}) is not that of dstl-pyspark")
+    assert f"of {name}-toolkit 0.1.1: uninstall that" in last

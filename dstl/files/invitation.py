@@ -8,16 +8,16 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import msgpack
 
 from dstl.errors import Invalid
+from dstl.jvm.build import own_version
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 
-__all__ = ["FileInvitation", "answer_line", "check_version", "own_version"]
+__all__ = ["FileInvitation", "answer_line", "check_version"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +73,6 @@ def answer_line(socket: str, error: str = "") -> bytes:
     """Return what the process says of itself: where it listens, or why it does not."""
     told: dict[str, Any] = {"error": error} if error else {"socket": socket, "protocol": PROTOCOL_VERSION}
     return base64.b64encode(msgpack.packb(told)) + b"\n"
-
-
-def own_version() -> str:
-    """Return the version of this package; empty where it is not installed."""
-    try:
-        return version("dstl-pyspark")
-    except PackageNotFoundError:
-        return ""
 
 
 def check_version(jar: str) -> None:

@@ -1,94 +1,161 @@
-"""Compiles the sources below ``java/`` against the jars of an installed PySpark: ``python -m dstl.jvm.build``.
+"""The jar for Spark's JVMs: compiled at its first use from the sources beside this file, and kept.
 
-It needs nothing of DSTL and no package, for a wheel's build runs it in an environment of its own.
+``python -m dstl.jvm.build`` does it ahead of time, where an image is built that is to run without a compiler.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
-import tomllib
 import zipfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from io import BytesIO
 from pathlib import Path
 
-__all__ = ["JAR", "SOURCES", "JarNotBuilt", "build_jar", "is_stale", "spark_jars"]
+from dstl.errors import Invalid
+from dstl.private_file import make_private_directory
 
-JAR = Path(__file__).with_name("dstl-jvm.jar")
+__all__ = ["SOURCES", "compiled_jar", "kept_jar", "own_version", "spark_jars"]
+
 SOURCES = Path(__file__).with_name("java")
-_PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _RELEASE = "17"
+"""The oldest Java that Spark 4 runs on."""
 _NEEDED = ("hadoop-client-api-*", "spark-core_*", "spark-common-utils_*", "scala-library-*", "slf4j-api-*")
 _SERVICE = "META-INF/services/org.apache.hadoop.fs.FileSystem"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The time of every entry, zip's earliest: equal sources give equal bytes."""
 
 
-class JarNotBuilt(Exception):
-    """The jar cannot be built here; says in one line what is missing."""
-
-
-def spark_jars() -> Path | None:
-    """Return the directory of Spark's jars: ``DSTL_SPARK_JARS``, else that of the installed PySpark; None without."""
-    named = os.environ.get("DSTL_SPARK_JARS")
-    if named:
-        return Path(named)
-    found = importlib.util.find_spec("pyspark")
-    return Path(found.origin).with_name("jars") if found is not None and found.origin else None
-
-
-def is_stale() -> bool:
-    """Return True where a source is newer than the jar, or there is no jar; False where there are no sources."""
-    sources = [*SOURCES.rglob("*.java")]
-    if not sources:
-        return False
-    return not JAR.exists() or max(p.stat().st_mtime for p in sources) > JAR.stat().st_mtime
-
-
-def build_jar(target: Path = JAR) -> Path:
-    """Compile the sources and return the jar.
+def spark_jars() -> Path:
+    """Return the directory of the jars of the Spark that PySpark runs: ``SPARK_HOME``'s, or its own.
 
     Raises:
-        JarNotBuilt: There is no ``javac``, no PySpark, or the sources do not compile.
+        Invalid: There is no PySpark.
     """
-    sources = sorted(map(str, SOURCES.rglob("*.java")))
-    compiler, jars = shutil.which("javac"), spark_jars()
-    if not sources:
-        raise JarNotBuilt(f"the sources of the jar are not in {SOURCES}: install a wheel, or build from a checkout")
+    try:
+        from pyspark.find_spark_home import _find_spark_home
+    except ModuleNotFoundError:
+        raise Invalid("the jar is compiled against PySpark's: pip install 'dstl-pyspark[spark]'") from None
+    return Path(_find_spark_home()) / "jars"
+
+
+def own_version() -> str:
+    """Return the version of this package; empty where it is not installed."""
+    try:
+        return version("dstl-pyspark")
+    except PackageNotFoundError:
+        return ""
+
+
+def kept_jar(package: Path = SOURCES.parent) -> Path:
+    """Return the jar of these very sources; the first call compiles it. Any number of processes may do so at once.
+
+    Args:
+        package: The directory of this module, where the jar is kept; if it may not be written to, the user's own
+            directory of caches takes its place.
+
+    Raises:
+        Invalid: It cannot be compiled, or kept nowhere; says what is missing.
+    """
+    release = own_version()
+    jar = package / f"dstl-jvm-{_digest(release)}.jar"
+    if jar.is_file():
+        return jar
+    try:
+        if not _takes_files(package):
+            cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dstl"
+            make_private_directory(cache)
+            jar = cache / jar.name
+        if not jar.is_file():
+            _keep(jar, compiled_jar(release))
+    except (OSError, RuntimeError) as error:  # the latter: a user without a home
+        raise Invalid(
+            f"the jar for Spark's JVM cannot be kept ({error}): set XDG_CACHE_HOME to a directory of your own"
+        ) from error
+    return jar
+
+
+def compiled_jar(release: str, options: Sequence[str] = ()) -> bytes:
+    """Return the jar, compiled from the sources.
+
+    Args:
+        release: The version of DSTL that it says it is.
+        options: More options of ``javac``.
+
+    Raises:
+        Invalid: There is no compiler, no PySpark, or the sources do not compile.
+    """
+    compiler = _compiler()
     if compiler is None:
-        raise JarNotBuilt("javac is missing: install a JDK of Java 17 or newer (dstl:// needs it to build its jar)")
-    if jars is None or not jars.is_dir():
-        raise JarNotBuilt("PySpark is missing: install it, or name a directory of Spark's jars in DSTL_SPARK_JARS")
-    path = os.pathsep.join(str(each) for name in _NEEDED for each in sorted(jars.glob(f"{name}.jar")))
-    with tempfile.TemporaryDirectory() as classes:
-        command = [compiler, "--release", _RELEASE, "-Xlint:all", "-Werror", "-encoding", "UTF-8"]
-        done = subprocess.run(
-            [*command, "-cp", path, "-d", classes, *sources], capture_output=True, text=True, check=False
+        raise Invalid(
+            "javac is missing: DSTL compiles the jar for Spark's JVM at its first use, so install a JDK of Java 17 or "
+            "newer (a JRE has no compiler), or run python -m dstl.jvm.build where the environment is made"
         )
+    path = os.pathsep.join(str(each) for name in _NEEDED for each in sorted(spark_jars().glob(f"{name}.jar")))
+    sources = sorted(map(str, SOURCES.rglob("*.java")))
+    with tempfile.TemporaryDirectory() as classes:
+        command = [compiler, "--release", _RELEASE, "-encoding", "UTF-8", *options, "-cp", path, "-d", classes]
+        done = subprocess.run([*command, *sources], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise JarNotBuilt(f"the sources of the jar do not compile:\n{done.stdout}{done.stderr}")
-        _pack(Path(classes), target)
-    return target
+            raise Invalid(f"{compiler} does not compile the jar for Spark's JVM:\n{done.stdout}{done.stderr}")
+        return _packed(Path(classes), release)
 
 
-def _pack(classes: Path, target: Path) -> None:
-    """Write the jar: the same bytes for the same sources, and whole or not at all."""
-    version = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["version"]
-    manifest = f"Manifest-Version: 1.0\nImplementation-Title: dstl-pyspark\nImplementation-Version: {version}\n\n"
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as jar:
+def _compiler() -> str | None:
+    """Return the compiler beside the Java that Spark runs, else that of the search path."""
+    home = os.environ.get("JAVA_HOME")
+    return (shutil.which("javac", path=f"{home}/bin") if home else None) or shutil.which("javac")
+
+
+def _digest(release: str) -> str:
+    """Return what tells this jar from that of other sources."""
+    digest = hashlib.blake2b(release.encode(), digest_size=8)
+    for source in sorted(SOURCES.rglob("*.java")):
+        digest.update(f"\0{source.relative_to(SOURCES)}\0".encode())
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def _packed(classes: Path, release: str) -> bytes:
+    manifest = f"Manifest-Version: 1.0\nImplementation-Title: dstl-pyspark\nImplementation-Version: {release}\n\n"
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as jar:
         jar.writestr(zipfile.ZipInfo("META-INF/MANIFEST.MF", _EPOCH), manifest)
         # Where the plugin was forgotten, the file system is found all the same, and says so.
         jar.writestr(zipfile.ZipInfo(_SERVICE, _EPOCH), "dstl.fs.DstlFileSystem\n")
         for each in sorted(classes.rglob("*.class")):
             jar.writestr(zipfile.ZipInfo(each.relative_to(classes).as_posix(), _EPOCH), each.read_bytes())
-    part.replace(target)
+    return packed.getvalue()
+
+
+def _takes_files(directory: Path) -> bool:
+    """Return whether files may be made there, by making one: permissions alone do not tell it of every file system."""
+    try:
+        with tempfile.TemporaryFile(dir=directory):
+            return True
+    except OSError:
+        return False
+
+
+def _keep(jar: Path, content: bytes) -> None:
+    """Write the jar whole or not at all: other processes may read it, and write the same."""
+    descriptor, part = tempfile.mkstemp(prefix=f".{jar.name}.", dir=jar.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            # Those who may read the package may read its jar.
+            os.fchmod(descriptor, 0o644)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(part, jar)
+    except BaseException:
+        os.unlink(part)
+        raise
 
 
 if __name__ == "__main__":
-    try:
-        print(build_jar())
-    except JarNotBuilt as error:
-        sys.exit(str(error))
+    print(kept_jar())

@@ -9,7 +9,6 @@ import asyncio
 import hashlib
 import logging
 import os
-import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ import google_crc32c
 from dstl.errors import CorruptData
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import MaterializationOptions
+from dstl.private_file import make_private_directory
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from handles.materialized_handle import KeyGroupBase
@@ -248,11 +248,7 @@ class BaseCache:
 
     def _prepare(self) -> bool:
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            info = self._directory.lstat()
-            # In a directory that others may write to, somebody else may have made it.
-            if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-                raise PermissionError(0, "it must be a directory of this user's own, mode 0700")
+            make_private_directory(self._directory)
             self._trim()
         except OSError as error:
             _log.warning("no base cache in %s: %s", self._directory, error.strerror)

@@ -11,7 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from dstl.files.invitation import own_version
+from dstl.jvm.build import own_version
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.file_messages import PlaceFiles
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret

@@ -3,6 +3,8 @@
 import shutil
 import subprocess
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,44 @@ needs_javac = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is
 
 
 @needs_javac
-def test_equal_sources_give_equal_bytes_and_the_version_is_in_it(tmp_path: Path) -> None:
-    first, second = build.build_jar(tmp_path / "a.jar"), build.build_jar(tmp_path / "b.jar")
-    assert first.read_bytes() == second.read_bytes()
-    with zipfile.ZipFile(first) as jar:
+def test_equal_sources_give_equal_bytes_without_a_warning_and_the_version_is_in_it() -> None:
+    first = build.compiled_jar("0.0.7")
+    assert first == build.compiled_jar("0.0.7", ["-Xlint:all", "-Werror"])
+    with zipfile.ZipFile(BytesIO(first)) as jar:
         names = jar.namelist()
-        assert "Implementation-Version: 0." in jar.read("META-INF/MANIFEST.MF").decode()
+        assert "Implementation-Version: 0.0.7" in jar.read("META-INF/MANIFEST.MF").decode()
     assert {"dstl/spark/DstlPlugin.class", "dstl/fs/DstlFileSystem.class", "dstl/fs/DstlFs.class"} <= set(names)
+
+
+@needs_javac
+def test_the_first_use_of_an_installation_compiles_its_jar_once_whoever_calls_it(tmp_path: Path) -> None:
+    # As from a wheel: sources without a jar, in a directory that may be written to, asked by several at once.
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(build.kept_jar, [tmp_path] * 3)
+    assert {first, *others} == {*tmp_path.iterdir()}
+    assert zipfile.ZipFile(first).testzip() is None
+    before = first.stat()
+    assert build.kept_jar(tmp_path) == first
+    assert first.stat() == before
+
+
+@needs_javac
+def test_an_installation_that_may_not_be_written_to_keeps_its_jar_in_the_user_s_own_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # To root every directory is writable but those of such file systems.
+    package = Path("/sys")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    jar = build.kept_jar(package)
+    assert jar.parent == tmp_path / "caches" / "dstl"
+    assert jar.parent.stat().st_mode & 0o777 == 0o700
+    assert zipfile.ZipFile(jar).testzip() is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    assert build.kept_jar(package) == jar, "the second use needs no compiler"
+    jar.parent.chmod(0o777)
+    with pytest.raises(Invalid, match=r"mode 0700.*XDG_CACHE_HOME"):
+        build.kept_jar(package)
 
 
 @needs_javac
@@ -41,17 +74,25 @@ def test_a_forgotten_plugin_is_named_by_the_file_system_itself(tmp_path: Path) -
     assert "spark.plugins=dstl.spark.DstlPlugin" in done.stdout + done.stderr
 
 
-def test_a_clone_without_a_compiler_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "JAR", tmp_path / "none.jar")
-    monkeypatch.setattr("dstl.spark.jar.JAR", tmp_path / "none.jar")
+def test_where_only_a_jre_is_installed_one_sentence_asks_for_a_jdk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Invalid, match="javac is missing"):
-        jar_path()
-    monkeypatch.undo()
-    if shutil.which("javac") is not None:
-        monkeypatch.setenv("DSTL_SPARK_JARS", str(tmp_path / "nowhere"))
-        with pytest.raises(build.JarNotBuilt, match="DSTL_SPARK_JARS"):
-            build.build_jar(tmp_path / "c.jar")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Invalid, match=r"javac is missing.*install a JDK") as refused:
+        build.kept_jar(tmp_path)
+    assert "\n" not in str(refused.value)
+    assert [*tmp_path.iterdir()] == []
+
+
+@needs_javac
+def test_the_compiler_of_java_home_is_taken_though_none_is_on_the_search_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = Path(shutil.which("javac") or "").resolve()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", str(compiler.parents[1]))
+    assert build.kept_jar(tmp_path).is_file()
 
 
 def test_every_source_is_formatted_alike() -> None:

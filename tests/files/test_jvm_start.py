@@ -58,11 +58,8 @@ def test_an_interpreter_that_is_none_is_named_with_its_setting_and_a_wrong_secre
     assert "refuses this JVM (secret)" in refused
 
 
-def test_a_jar_of_another_version_is_refused_by_the_python_that_it_starts(
-    trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "0.0.7"\n')
-    monkeypatch.setattr(build, "_PROJECT", tmp_path / "pyproject.toml")
-    (said,) = starts(trial, build.build_jar(tmp_path / "old.jar"), tmp_path / "place", sys.executable)
+def test_a_jar_of_another_version_is_refused_by_the_python_that_it_starts(trial: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.jar").write_bytes(build.compiled_jar("0.0.7"))
+    (said,) = starts(trial, tmp_path / "old.jar", tmp_path / "place", sys.executable)
     assert "jar of dstl-pyspark 0.0.7" in said
     assert "jar_path()" in said

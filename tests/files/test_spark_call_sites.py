@@ -13,8 +13,6 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from dstl.jvm.build import spark_jars
 
 KNOWN = Path(__file__).with_name("spark_call_sites.txt")
@@ -74,10 +72,7 @@ def call_sites(jars: Path) -> set[str]:
 
 
 def test_spark_reaches_its_checkpoint_directories_by_no_call_that_is_not_known() -> None:
-    jars = spark_jars()
-    if jars is None or not jars.is_dir():
-        pytest.skip("PySpark is missing: there are no call sites to look at")
-    found = call_sites(jars)
+    found = call_sites(spark_jars())
     assert len(found) > 80, "the list itself is no longer read from the jar"
     new = sorted(found - set(KNOWN.read_text().splitlines()))
     assert new == [], "this Spark has calls that dstl:// was not read against"

@@ -29,7 +29,6 @@ def test_two_queries_of_a_java_job_count_on_over_a_restart_and_are_read_from_ano
     spark: SparkSession, stream: Any, tmp_path: Path
 ) -> None:
     jars = spark_jars()
-    assert jars is not None
     classes = tmp_path / "classes"
     subprocess.run(
         ["javac", "--release", "17", "-cp", f"{jars}/*", "-d", str(classes), str(SOURCE)],
@@ -61,7 +60,6 @@ def test_two_queries_of_a_java_job_count_on_over_a_restart_and_are_read_from_ano
 def _run(job: Path, rows: Path, work: Path) -> None:
     """Submit the job as a cluster's user would: no Python but the one that is named."""
     home = spark_jars()
-    assert home is not None
     conf = {
         "spark.plugins": "dstl.spark.DstlPlugin",
         "spark.dstl.python": sys.executable,
