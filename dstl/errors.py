@@ -102,7 +102,11 @@ class Unavailable(DstlError):
 
 
 class SlowDown(Unavailable):
-    """The store throttles (503 SlowDown). Operator action: spread over more prefixes or lower the rate."""
+    """The store throttles (503 SlowDown). Operator action: spread over more prefixes or lower the rate.
+
+    It says that nothing was done; but it is an answer, and something between may have made it up. Where a wrong one
+    would cost data, a name is won for certain first (:class:`~dstl.checkpoint.put_once.PutOnce`).
+    """
 
 
 class TaskManagerLost(Unavailable):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from dstl.crash_points import reach
-from dstl.errors import DstlError, ObjectExists, OutcomeUnknown, Unavailable
+from dstl.errors import DstlError, ObjectExists, OutcomeUnknown, SlowDown, Unavailable
 from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
 
@@ -21,7 +21,8 @@ class PutOnce:
     """Creates objects by put-if-absent, each at a name that several writers may want. One event loop.
 
     An object carries an id of its writer's request (its put-id), so that a writer whose answer was lost can read back
-    whose object is there. A request that was sent ends in exactly one of: stored, taken by another, or unknown.
+    whose object is there. A request that was sent ends in exactly one of: stored, taken by another, or unknown. One
+    that was answered by ``SlowDown`` was sent: gateways give that answer to requests that were carried out, too.
 
     Args:
         store: Where to.
@@ -76,7 +77,7 @@ class PutOnce:
                 sent = True
             except (Unavailable, OutcomeUnknown) as error:
                 self.trouble = error
-                sent = sent or isinstance(error, OutcomeUnknown)
+                sent = sent or isinstance(error, (OutcomeUnknown, SlowDown))
                 _log.warning("putting %s into %s: %s", what, self._store.location, error)
                 continue
             except DstlError as error:

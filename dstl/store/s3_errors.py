@@ -21,7 +21,20 @@ __all__ = ["error_code", "is_expired", "sdk_errors", "translating"]
 
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
 _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "UnrecognizedClientException"})
-_SLOW = ("SlowDown", "Throttl", "TooManyRequests", "RequestLimitExceeded", "BandwidthLimitExceeded")
+_SLOW = frozenset(
+    {
+        "SlowDown",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+        "TooManyRequests",
+        "TooManyRequestsException",
+        "RequestLimitExceeded",
+        "BandwidthLimitExceeded",
+    }
+)
+"""S3's own words for a request that it has not begun. Others resemble them: MinIO's SlowDownWrite comes of a write that
+some of its disks have carried out."""
 _DAMAGED = frozenset({"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentChecksumMismatch", "InvalidDigest"})
 _ELSEWHERE = frozenset({"PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "301", "307"})
 
@@ -82,7 +95,7 @@ def _translate(error: Exception, what: str, *, writes: bool) -> DstlError:
         # S3 did not carry out *this* request: another write or delete of the name was under way. The next attempt
         # finds either a free name or a 412. So it is certain, and not unknown.
         return Unavailable(f"{reason}; another write of the same name was under way, nothing was stored by this one")
-    if status in (429, 503) or code.startswith(_SLOW) or "Throttling" in code:
+    if code in _SLOW or (status in (429, 503) and not writes):
         return SlowDown(f"{reason}; nothing was done, send less")
     if code == "NoSuchBucket":
         return Invalid(f"{reason}; make the bucket or correct the location")
@@ -96,7 +109,9 @@ def _translate(error: Exception, what: str, *, writes: bool) -> DstlError:
         return AccessDenied(f"{reason}; grant this operation to the role, and check expected_bucket_owner")
     if code in _DAMAGED or code == "NoSuchUpload":
         return Unavailable(f"{reason}; it did not arrive whole, nothing was stored")
-    if status >= 500:
+    if status >= 500 or status == 429:
+        # A 503 without S3's document is a gateway's, which also says so of a PUT that the server behind it has carried
+        # out before it broke the connection.
         return _loss(reason, writes)
     return Invalid(f"{reason}: {_shorten(error)}")
 

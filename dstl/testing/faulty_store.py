@@ -33,6 +33,9 @@ class Fault(StrEnum):
     nobody can tell; the others with ``Unavailable``."""
     LOST_RESPONSE = "lost-response"
     """Done, and the answer lost: ends like ``RESET``. ``put`` and ``delete``."""
+    STORED_SLOW_DOWN = "stored-slow-down"
+    """Done, and answered by 503: a gateway whose server carried the put out and then broke the connection.
+    ``SlowDown``, as for a put that was not done. ``put``."""
     LATE_PUT = "late-put"
     """Ends with ``OutcomeUnknown`` at once, and is done ``delay_s`` later. ``put``."""
     STUCK = "stuck"
@@ -47,6 +50,7 @@ class Fault(StrEnum):
 
 _FOR_VERBS: dict[Fault, frozenset[str]] = {
     Fault.LOST_RESPONSE: frozenset({"put", "delete"}),
+    Fault.STORED_SLOW_DOWN: frozenset({"put"}),
     Fault.LATE_PUT: frozenset({"put"}),
     Fault.STALE_LIST: frozenset({"list"}),
     Fault.SHORT_GET: frozenset({"get"}),
@@ -152,6 +156,8 @@ class FaultyStore:
             if rule is not None and rule.fault in (Fault.LATE_PUT, Fault.STUCK):
                 self._later(rule.delay_s, name, body, if_absent)
         info = await self._put(name, body, if_absent)
+        if rule is not None and rule.fault is Fault.STORED_SLOW_DOWN:
+            raise SlowDown(f"{self.location}/{name}: slow down (injected)")
         if rule is not None:
             raise OutcomeUnknown(f"{self.location}/{name}: answer lost (injected)")
         return info

@@ -34,9 +34,10 @@ class ServerFault:
     """Something that the server does instead of answering.
 
     Attributes:
-        kind: ``"error"`` answers with ``status`` and ``code`` and does nothing; ``"lost"`` does the work and then
-            breaks the connection; ``"reset"`` breaks it without doing anything; ``"slow"`` does the work after
-            ``delay_s``; ``"unconditional"`` does the work whatever ``If-None-Match`` says, as some servers do.
+        kind: ``"error"`` answers with ``status`` and ``code`` and does nothing; ``"stored"`` does the work and answers
+            so nevertheless; ``"lost"`` does the work and then breaks the connection; ``"reset"`` breaks it without
+            doing anything; ``"slow"`` does the work after ``delay_s``; ``"unconditional"`` does the work whatever
+            ``If-None-Match`` says, as some servers do.
         method: HTTP method it applies to; empty for all.
         path: Part of the request's path and query; empty for all.
         times: Number of requests that it still applies to.
@@ -175,15 +176,13 @@ class S3Server:
                 return application(environ, start)
             # The body is read in any case: a client that is still sending would see the wrong failure.
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-            if fault.kind == "error":
-                return _error(fault, start)
-            if fault.kind == "lost":
+            if fault.kind in ("lost", "stored"):
                 from io import BytesIO
 
                 environ["wsgi.input"] = BytesIO(body)
                 for _ in application(environ, lambda *_: lambda _: None):
                     pass
-            return _broken(environ)
+            return _error(fault, start) if fault.kind in ("error", "stored") else _broken(environ)
 
         return serve
 

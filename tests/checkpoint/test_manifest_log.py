@@ -415,18 +415,63 @@ def test_recovery_under_503_for_30_seconds(fault: Fault) -> None:
 
 
 def test_a_store_that_stays_away_is_reported_and_nothing_is_unknown() -> None:
+    """It was never reached. Where it answered 503, something was: then a marker must be won first."""
+
     async def run() -> None:
         store = faulty(MemoryStore(clock=LoopClock()))
         log = driver(store, 1)
         await log.fence(QUERY)
-        store.rules[:] = [FaultRule(Fault.SLOW_DOWN, "put", chance=1.0)]
-        with pytest.raises(Unavailable, match=r"did not take record 2 in \d+ attempts: .*slow down \(injected\)"):
+        store.rules[:] = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0)]
+        with pytest.raises(Unavailable, match=r"did not take record 2 in \d+ attempts: .*not reached \(injected\)"):
+            await commit(log, 0)
+        assert not log.is_unknown
+        store.rules[:] = [FaultRule(Fault.SLOW_DOWN, "put", nth=(1, 2, 3, 4))]
+        with pytest.raises(Unavailable, match=r"record 2 could not be stored .*given up: .*slow down \(injected\)"):
             await commit(log, 0)
         assert not log.is_unknown
         store.rules.clear()
-        assert await commit(log, 0) == 2
+        assert await commit(log, 0) == 3
+        assert await kinds(store) == {1: "fence", 2: "abort", 3: "checkpoint"}
 
     run_in_virtual_time(run())
+
+
+@pytest.mark.parametrize("refused", [3, 4])
+def test_a_commit_that_was_stored_and_answered_503_is_no_other_drivers(refused: int) -> None:
+    """A gateway's answer while its server restarts. Before, the driver's next try fenced the driver itself."""
+
+    async def run() -> None:
+        gateway = FaultRule(Fault.STORED_SLOW_DOWN, "put", nth=(2,))
+        restarting = FaultRule(Fault.SLOW_DOWN, "put", nth=tuple(range(1, refused + 1)))
+        store = faulty(MemoryStore(clock=LoopClock()), gateway, restarting)
+        log = driver(store, 1)
+        store.rules.remove(restarting)
+        await log.fence(QUERY)
+        store.rules.append(restarting)
+        assert await commit(log, 0) == 2
+        assert await kinds(store) == {1: "fence", 2: "checkpoint"}
+        assert await commit(log, 1) == 3
+
+    run_in_virtual_time(run())
+
+
+@pytest.mark.parametrize("differs", [False, True])
+async def test_a_record_of_our_own_earlier_try_is_not_another_drivers(store: MemoryStore, differs: bool) -> None:
+    """Whatever the store said of that try: an epoch is one driver's."""
+    log = driver(store, 1)
+    await log.fence(QUERY)
+    earlier = driver(store, 2)
+    earlier.epoch, earlier.next_sequence = log.epoch, log.next_sequence
+    await commit(earlier, 0, objects=("a/b",) if differs else ())
+    if differs:
+        with pytest.raises(OutcomeUnknown, match=r"record 2 .* earlier try of this driver.*restart the query"):
+            await commit(log, 0)
+        assert log.is_unknown
+        assert await log.fence(QUERY) == 3
+    else:
+        assert await commit(log, 0) == 2
+    assert [c.batch_id for c in await log.checkpoints()] == [0]
+    assert await commit(log, 1) == log.next_sequence - 1
 
 
 async def test_swapped_manifests_are_noticed(store: MemoryStore) -> None:

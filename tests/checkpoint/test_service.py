@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import (
     CheckpointDeclined,
     DstlError,
@@ -20,6 +21,7 @@ from dstl.errors import (
     Unavailable,
 )
 from dstl.options import CheckpointOptions, UploadOptions
+from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager import service
@@ -498,6 +500,38 @@ async def test_a_commit_whose_outcome_is_unknown_stops_the_run_and_keeps_its_seg
         await driver.run_batch("run-2", 1, events, model)
         await check_durable(store, model)
         await driver.run_batch("run-2", 2, some_events(rng, 2), model)
+        await check_durable(store, model)
+
+
+@pytest.mark.parametrize("is_tried_again", [False, True])
+async def test_no_record_behind_a_gateway_names_a_deleted_segment(is_tried_again: bool, seed: int) -> None:
+    """It answers 503 to a commit that its server has carried out, and until that has restarted.
+
+    Before, the commit counted as failed: the TaskManager deleted the record's segments when it ended, and a driver
+    whose task was tried again fenced itself, from which no restart recovers.
+    """
+    rng, model, store = random.Random(seed), {}, FaultyStore(MemoryStore())
+    events = some_events(rng, 2)
+    async with open_driver(store, seed, inline_threshold=0, commit_attempts=3) as driver:
+        for batch in range(2):
+            await driver.run_batch("run-1", batch, some_events(rng, batch), model)
+        store.rules = [
+            FaultRule(Fault.STORED_SLOW_DOWN, "put", nth=(1,), only="manifests/"),
+            FaultRule(Fault.SLOW_DOWN, "put", chance=1.0, only="manifests/"),
+        ]
+        with pytest.raises(OutcomeUnknown, match=r"slow down \(injected\)"):
+            await driver.run_batch("run-1", 2, events, {uid: dict(values) for uid, values in model.items()})
+        store.rules = []
+        if is_tried_again:
+            with pytest.raises(OutcomeUnknown):
+                await driver.task(driver.who("run-1", "counts", 2, 0), events["counts"], model["counts"])
+    await asyncio.sleep(0.1)
+    found = await retained(store)
+    assert [c.batch_id for c in found] == [0, 1, 2]
+    assert (await verify_location(store, Runtime.seeded(seed, SystemClock()))).problems == ()
+    async with open_driver(store, seed + 1) as successor:
+        await successor.run_batch("run-2", 2, events, model)
+        await successor.run_batch("run-2", 3, some_events(rng, 3), model)
         await check_durable(store, model)
 
 

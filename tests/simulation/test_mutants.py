@@ -137,6 +137,12 @@ def unknown_commit_taken_for_failed(patch: Patch) -> None:
     patch.setattr(CheckpointExecution, "_commit", commit)
 
 
+def stored_503_taken_for_failed(patch: Patch) -> None:
+    """A commit that a gateway has answered with 503 is called failed, though its server has carried it out."""
+    patch.setattr(put_once, "SlowDown", OutcomeUnknown)
+    patch.setattr(manifest_log, "_says_the_same", lambda found, record: False)
+
+
 def loser_shares_the_winners_log(patch: Patch) -> None:
     """Rule 5: the ranges of an attempt that lost are in the log of the one that won."""
 
@@ -346,6 +352,13 @@ MUTANTS = [
     ),
     Mutant(hole_in_the_recovered_prefix, modes=BOTH),
     Mutant(unknown_commit_taken_for_failed, requests={FaultKind.LOST_RESPONSE: 0.5, FaultKind.RESET: 0.4}),
+    Mutant(
+        stored_503_taken_for_failed,
+        modes=BOTH,
+        requests={FaultKind.STORED_SLOW_DOWN: 0.3},
+        only="manifests/",
+        longest_delay_s=400.0,
+    ),
     Mutant(loser_shares_the_winners_log, modes=BOTH, tasks=RETRIES),
     Mutant(closing_deletes_what_a_checkpoint_may_name, requests=LOSSY, nemesis=TWO_DRIVERS),
     Mutant(subsuming_ignores_other_holders, modes=BOTH),

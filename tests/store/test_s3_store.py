@@ -121,6 +121,28 @@ async def test_each_refusal_has_its_kind_and_is_not_retried(
     assert len(s3_server.fired) == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "text"),
+    [
+        (503, "", "upstream connect error or disconnect/reset before headers. reset reason: connection termination"),
+        (503, "", "<html><body><h1>503 Service Unavailable</h1>No server is available.</body></html>"),
+        (429, "", "too many requests"),
+        (503, "SlowDownWrite", ""),
+    ],
+)
+async def test_a_503_that_is_not_s3s_own_says_nothing_of_a_put(
+    store: S3Store, s3_server: S3Server, status: int, code: str, text: str
+) -> None:
+    """Gateways answer so, too, when their server has carried the PUT out and then ended the connection."""
+    s3_server.fail("stored", method="PUT", status=status, code=code, text=text)
+    with pytest.raises(OutcomeUnknown, match=r"PutObject s3://.*/job/x.*may or may not be stored"):
+        await store.put("x", b"1", if_absent=True)
+    assert await store.get("x") == b"1"
+    s3_server.fail("error", status=status, code=code, text=text)
+    with pytest.raises(SlowDown):
+        await store.get("x")
+
+
 async def test_a_refused_connection_is_certain(s3_server: S3Server) -> None:
     store = S3Store("bucket", options=S3Options(endpoint_url="http://127.0.0.1:1"))
     with pytest.raises(Unavailable, match="nothing was sent"):

@@ -27,6 +27,7 @@ class TestFaultyStoreWithoutFaults(StoreContract):
         (Fault.SLOW_DOWN, SlowDown, False),
         (Fault.RESET, OutcomeUnknown, False),
         (Fault.LOST_RESPONSE, OutcomeUnknown, True),
+        (Fault.STORED_SLOW_DOWN, SlowDown, True),
         (Fault.LATE_PUT, OutcomeUnknown, False),
     ],
 )

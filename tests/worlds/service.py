@@ -13,6 +13,7 @@ import pyarrow as pa
 from dstl.changelog.change_set import OP_DELETE, OP_PUT
 from dstl.checkpoint.attempt_register import ActiveRun
 from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.checkpoint.manifest.reader import ATTEMPTS
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import DstlError
 from dstl.metrics import MetricSet
@@ -142,6 +143,7 @@ class Driver:
         on_progress: ProgressListener | None = None,
         fall_back: bool = False,
         active_run: ActiveRun | None = None,
+        commit_attempts: int = ATTEMPTS,
         **batching: object,
     ) -> None:
         self.store = store
@@ -172,6 +174,7 @@ class Driver:
             on_task_manager_lost=self._lost,
             on_progress=on_progress,
             active_run=active_run,
+            commit_attempts=commit_attempts,
             recorder=self.recorder,
         )
 

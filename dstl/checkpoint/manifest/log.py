@@ -250,8 +250,13 @@ class ManifestLog(ManifestReader):
         except ObjectNotFound:
             whose = "gone again, cleaned by a newer driver"
         else:
-            if found.put_id == record.put_id:
+            if found.put_id == record.put_id or _says_the_same(found, record):
                 return
+            if found.epoch == record.epoch and record.kind in ("checkpoint", "files"):
+                raise OutcomeUnknown(
+                    f"record {record.sequence} in {self._store.location} is of an earlier try of this driver, which "
+                    "the store said it had not stored: restart the query, which goes on from it"
+                )
             whose = f"a {found.kind} of epoch {found.epoch}"
         raise Fenced(
             f"{self._store.location} was taken over: record {record.sequence} is {whose}; this driver "
@@ -291,3 +296,17 @@ class ManifestLog(ManifestReader):
                     raise
                 # The newest readable one's may be lower: then more is taken for retained than is, never less.
                 self.boundary = max(self.boundary, (await self.scan()).boundary)
+
+
+def _says_the_same(found: ManifestRecord, record: ManifestRecord) -> bool:
+    """Return True where a record is one of an earlier try of the same driver to commit the same.
+
+    An epoch is one driver's, but in a fence, whose name is the epoch.
+    """
+
+    def content(each: ManifestRecord) -> ManifestRecord:
+        checkpoint = each.checkpoint and each.checkpoint.model_copy(update={"created_at": 0.0})
+        told = {"put_id": "", "created_at": 0.0, "history": (), "version": 1, "checkpoint": checkpoint}
+        return each.model_copy(update=told)
+
+    return record.kind != "fence" and content(found) == content(record)

@@ -20,6 +20,7 @@ class FaultKind(StrEnum):
     UNAVAILABLE = f"store-{Fault.UNAVAILABLE}"
     RESET = f"store-{Fault.RESET}"
     LOST_RESPONSE = f"store-{Fault.LOST_RESPONSE}"
+    STORED_SLOW_DOWN = f"store-{Fault.STORED_SLOW_DOWN}"
     LATE_PUT = f"store-{Fault.LATE_PUT}"
     LATE_AFTER_CANCEL = "store-late-put-after-cancel"
     LATE_AFTER_DEATH = "store-put-of-a-dead-process"
@@ -214,4 +215,6 @@ def draw_plan(rng: random.Random) -> FaultPlan:
     plan.lives_on = rng.choice((0.0, 0.0, 0.5, 1.0))
     if rng.random() < 0.4:
         plan.per_task = {**plan.per_task, FaultKind.CONSUMED_IN_PIECES: strength * rng.uniform(0.02, 0.15)}
+    if rng.random() < 0.3:
+        plan.per_request = {**plan.per_request, FaultKind.STORED_SLOW_DOWN: strength * rng.uniform(0.005, 0.06)}
     return plan

@@ -25,7 +25,7 @@ T = TypeVar("T")
 _READ_TIMEOUT_S = 30.0  # as S3Options.read_timeout_s: no client waits for ever
 _ALWAYS = (FaultKind.SLOW_DOWN, FaultKind.UNAVAILABLE, FaultKind.RESET, FaultKind.SLOW, FaultKind.STUCK)
 _POSSIBLE = {
-    "put": (*_ALWAYS, FaultKind.LOST_RESPONSE, FaultKind.LATE_PUT),
+    "put": (*_ALWAYS, FaultKind.LOST_RESPONSE, FaultKind.LATE_PUT, FaultKind.STORED_SLOW_DOWN),
     "get": (*_ALWAYS, FaultKind.SHORT_GET),
     "head": _ALWAYS,
     "list": (*_ALWAYS, FaultKind.STALE_LIST),
@@ -337,6 +337,11 @@ class ClientStore:
                 request.apply_at(now + 0.6 * (reply - now), reply_at=reply)
             case FaultKind.SLOW_DOWN:
                 refused = SlowDown(f"sim://{name}: slow down (simulated)")
+            case FaultKind.STORED_SLOW_DOWN:
+                # A gateway whose server has carried it out and restarts, and is not reached until it is back.
+                request.apply_at(now + 0.6 * latency, reply_at=None)
+                request.reply_at(reply, SlowDown(f"sim://{name}: {kind} (simulated)"))
+                store.outage_until = max(store.outage_until, reply + store.delay())
             case FaultKind.FULL:
                 refused = Unavailable(f"sim://{name}: no space left, nothing was stored (simulated)")
             case FaultKind.UNAVAILABLE:
