@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
@@ -16,7 +16,7 @@ from dstl.errors import Fenced, TaskManagerLost
 from dstl.files.index import FileIndex
 from dstl.files.namespace import StateFile, barrier_batch
 from dstl.files.riders import wins
-from dstl.files.rules import batch_of, check_complete, is_final
+from dstl.files.rules import batch_of, check_complete, is_ahead, is_final, next_version
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 from handles.file_record import FileEntry, FileRecord
 from handles.segment_handle import SegmentHandle
@@ -202,12 +202,15 @@ class FileRun:
         """
         located, inlined = _located(parts, sequence, in_front)
         winners: dict[str, tuple[PersistedFile, SegmentHandle | None]] = {}
+        deleted: set[str] = set()
         for part in parts:
             handles = [
                 located[seal] if seal else SegmentHandle(name, size, checksum, offset)
                 for seal, name, size, checksum, offset in part.segments
             ]
             for file in part.files:
+                if file.size < 0 and barrier_batch(file.path) is not None:
+                    deleted.add(file.path)
                 known = winners.get(file.path)
                 if known is not None and not _takes_over(file, known[0]):
                     continue
@@ -219,6 +222,7 @@ class FileRun:
                     removed.append(path)
             elif not self.is_final(path, winners.__contains__):
                 added.append(FileEntry(path, file.size, file.modified_ms, handle, file.log_id, file.sqn))
+        removed += [path for path in self._taken_back(deleted) if path not in winners]
         for path, body in (*also, (barrier, content)):
             self._check_complete(path, body, added, removed)
         is_whole = not boundary or sequence - boundary >= self._whole_every
@@ -227,6 +231,14 @@ class FileRun:
             added = [*(each for each in self.index if each.path not in gone), *added]
             removed = []
         return Step(FileRecord.of(barrier, self.current, added, removed, is_whole=is_whole), inlined, located)
+
+    def _taken_back(self, deleted: Collection[str]) -> list[str]:
+        """Return state of batches that users take back, by deleting the newest barriers: others take their numbers."""
+        barriers = [f"{kind}/{each}" for kind in ("offsets", "commits") for each in self.index.tree.names(kind)]
+        version = next_version(path for path in barriers if path not in deleted)
+        if next_version(deleted) <= version:
+            return []
+        return [entry.path for entry in self.index if is_ahead(entry.path, version)]
 
     def _check_complete(self, barrier: str, content: bytes, added: Sequence[FileEntry], removed: Sequence[str]) -> None:
         batch = barrier_batch(barrier, "commits")

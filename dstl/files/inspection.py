@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+import io
+import json
+import logging
+import zipfile
+import zlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.errors import CorruptData, Invalid, MissingState
+from dstl.files.directory import Directory
 from dstl.files.forking import opened_directory
 from dstl.files.index import HELD, FileIndex, file_steps
-from dstl.files.namespace import barrier_batch, is_of_a_backend, location_of, plain_location_of
+from dstl.files.namespace import StateFile, barrier_batch, is_of_a_backend, location_of, plain_location_of
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
+from dstl.files.rules import is_ahead
 from dstl.options import S3Options
 from dstl.runtime import Runtime
 from dstl.store import open_store
@@ -22,6 +30,13 @@ from handles.file_record import FileEntry
 __all__ = ["CheckpointFiles", "export_files", "opened_files", "roll_back", "verify_files"]
 
 Progress = Callable[[int, int], None]
+
+_log = logging.getLogger(__name__)
+
+_MOST_BYTES = 64 << 20
+"""Of a snapshot's list of files: more than RocksDB ever keeps open, and little for a process."""
+_SHARED = (("sstFiles", "dfsSstFileName", "SSTs"), ("logFiles", "dfsLogFileName", "logs"))
+"""Where a snapshot's list has files that it shares with others, how it calls them, and where they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,8 @@ async def export_files(
 async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> list[str]:
     """Forget what came after a batch, so that the query's next run goes on behind it; returns the paths that are gone.
 
+    One record takes barriers, state and what describes it. The sources' own logs stay: Spark goes on in them.
+
     The directory is taken over: a query that still runs is fenced.
 
     Raises:
@@ -117,17 +134,53 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
     if batch not in batches:
         kept = f"{batches[0]} to {batches[-1]}" if batches else "none"
         raise MissingState(f"{root} keeps the commit of batches {kept}, and not that of {batch}")
-    gone = [path for path in files.entries if (barrier_batch(path) or 0) > batch]
     if is_of_a_backend(root):
         await _check_retained(root, batch, runtime, s3)
     directory = opened_directory(root, runtime, s3)
     try:
+        await directory.claim()
+        paths = {entry.path for entry in directory.run.index}
+        gone = {path for path in paths if (barrier_batch(path) or 0) > batch or is_ahead(path, batch + 1)}
+        gone |= paths & await _only_named_by(directory, gone, paths)
         for path in gone:
             await directory.delete(path, "")
         await directory.flush()
     finally:
         await directory.close()
-    return gone
+    return sorted(gone)
+
+
+async def _only_named_by(directory: Directory, gone: Collection[str], paths: Iterable[str]) -> set[str]:
+    """Return the SST files and logs that snapshots which go name, and no other one of their store."""
+    snapshots: dict[str, list[str]] = {}
+    for path in paths:
+        file = StateFile.of(path)
+        if file is not None and file.kind == "zip" and not file.is_checksum:
+            snapshots.setdefault(file.store, []).append(path)
+    found: set[str] = set()
+    for store, zips in snapshots.items():
+        if not any(path in gone for path in zips):
+            continue
+        named: dict[bool, set[str]] = {True: set(), False: set()}
+        try:
+            for path in zips:
+                named[path in gone] |= _shared_files(store, await directory.read(path, ""))
+        except (CorruptData, MissingState) as error:
+            _log.warning("%s/%s: files that no snapshot needs are left to Spark: %s", directory.root, store, error)
+        else:
+            found |= named[True] - named[False]
+    return found
+
+
+def _shared_files(store: str, content: bytes) -> set[str]:
+    """Return the paths of the SST files and logs that RocksDB's zip of a snapshot names."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)).open("metadata") as stream:
+            _, _, body = stream.read(_MOST_BYTES).partition(b"\n")
+        plain: dict[str, Any] = json.loads(body)
+        return {f"{store}/{place}/{each[name]}" for key, name, place in _SHARED for each in plain.get(key) or ()}
+    except (zipfile.BadZipFile, zlib.error, RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CorruptData(f"a snapshot in {store} does not say which files it needs: {error}") from None
 
 
 async def _check_retained(root: str, batch: int, runtime: Runtime, s3: S3Options) -> None:

@@ -20,6 +20,7 @@ __all__ = [
     "StateFile",
     "backend_root",
     "barrier_batch",
+    "description_batch",
     "is_of_a_backend",
     "is_of_a_query",
     "is_of_the_driver",
@@ -39,6 +40,7 @@ _INNER = re.compile(
 )
 _BARRIER = re.compile(r"(offsets|commits)/(\d+)")
 _STATE = re.compile(r"(state/\d+/\d+(?:/[^/]+)*?)/(\d+)(?:_([0-9A-Za-z-]+))?\.(changelog|delta|zip|snapshot)(\.crc)?")
+_DESCRIPTION = re.compile(r"state/\d+/(?:_metadata/v\d+/|_stateSchema/[^/]+/)(\d+)(?:_[0-9A-Za-z-]+)?(?:\.crc)?")
 _SNAPSHOT = re.compile(r"state/\d+/\d+/(?:.*\.(?:zip|snapshot)(?:\.crc)?|(?:.*/)?SSTs/.*)", re.DOTALL)
 
 
@@ -106,6 +108,12 @@ def barrier_batch(inner: str, kind: str | None = None) -> int | None:
     """Return the batch of a barrier, ``offsets/N`` or ``commits/N``; None for any other path, or another kind."""
     found = _BARRIER.fullmatch(inner)
     return int(found[2]) if found is not None and kind in (None, found[1]) else None
+
+
+def description_batch(inner: str) -> int | None:
+    """Return the batch from which on a file describes an operator and its state's columns; None for any other path."""
+    found = _DESCRIPTION.fullmatch(inner)
+    return int(found[1]) if found is not None else None
 
 
 def is_of_the_driver(inner: str) -> bool:

@@ -14,6 +14,7 @@ from dstl.files.file_run import FileRun, Step
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
 from dstl.files.reader import FileReader
+from dstl.files.rules import is_ahead, next_version
 from dstl.rpc.file_messages import PersistedFiles
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
@@ -207,7 +208,10 @@ class Records(ABC):
 
     async def _adopt(self) -> None:
         """Take over the plain files that are there; the first record will be a whole one, and have them."""
-        self.run.index.apply(FileRecord.of("", "", await plain_entries(self._plain), is_whole=True), 0)
+        entries = await plain_entries(self._plain)
+        version = next_version(entry.path for entry in entries)
+        needed = [entry for entry in entries if not is_ahead(entry.path, version)]
+        self.run.index.apply(FileRecord.of("", "", needed, is_whole=True), 0)
 
     @abstractmethod
     def _boundary(self) -> int:

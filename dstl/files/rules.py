@@ -6,10 +6,19 @@ import json
 from collections.abc import Collection, Container, Iterable
 
 from dstl.errors import TaskManagerLost
-from dstl.files.namespace import StateFile, is_snapshot
+from dstl.files.namespace import StateFile, barrier_batch, description_batch, is_snapshot
 from dstl.files.riders import Rider
 
-__all__ = ["batch_of", "check_complete", "in_order", "is_final", "is_late", "needs_snapshots"]
+__all__ = [
+    "batch_of",
+    "check_complete",
+    "in_order",
+    "is_ahead",
+    "is_final",
+    "is_late",
+    "needs_snapshots",
+    "next_version",
+]
 
 
 def is_final(path: str, committed: Container[str]) -> bool:
@@ -35,6 +44,28 @@ def batch_of(path: str) -> int:
     """Return the batch whose changes a file holds; -1 for any other file."""
     file = StateFile.of(path)
     return file.version - 1 if file is not None and file.kind in ("changelog", "delta") else -1
+
+
+def next_version(paths: Iterable[str]) -> int:
+    """Return the version on which a query's next batch begins: nobody needs a higher one.
+
+    Args:
+        paths: All files, or the barriers alone.
+    """
+    barriers = ((path, batch) for path in paths if (batch := barrier_batch(path)) is not None)
+    # Without any commit Spark runs the newest offsets again.
+    return max((batch + path.startswith("commits/") for path, batch in barriers), default=0)
+
+
+def is_ahead(path: str, version: int) -> bool:
+    """Return True for state behind a version, and for what describes it.
+
+    Spark begins with the newest snapshot up to the version that it loads: one of batches that were taken back must not
+    be there when others have led to its version.
+    """
+    file = StateFile.of(path)
+    described = description_batch(path) if file is None else None
+    return file.version > version if file is not None else described is not None and described >= version
 
 
 def needs_snapshots(paths: Iterable[str], version: int) -> bool:

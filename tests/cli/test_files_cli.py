@@ -1,9 +1,11 @@
 """``dstl files`` as an operator meets it, on directories that real services have written."""
 
 import asyncio
+import io
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -69,12 +71,65 @@ def test_damage_is_found_and_named(place: Path) -> None:
     assert run("files", "verify", f"dstl://{place}").exit_code == 1
 
 
-def test_rollback_forgets_the_batches_behind(place: Path) -> None:
-    rolled = json.loads(run("files", "rollback", f"dstl://{place}", 0, "--json").stdout)
-    assert sorted(rolled["removed"]) == ["commits/1", "commits/2", "offsets/1", "offsets/2"]
-    assert json.loads(run("files", "list", f"dstl://{place}", "--json").stdout)["batches"] == [0]
-    result = run("files", "rollback", f"dstl://{place}", 2)
-    assert (result.exit_code, "0 to 0" in result.stderr) == (1, True)
+def zipped(*sst_files: str) -> bytes:
+    """Spark's zip of a snapshot of RocksDB, as far as anybody reads it without RocksDB."""
+    listed = [{"localFileName": each[:6], "dfsSstFileName": each, "sizeBytes": 1} for each in sst_files]
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("metadata", f"v1\n{json.dumps({'sstFiles': listed, 'numKeys': 1})}")
+    return out.getvalue()
+
+
+STATE_AT_1 = {
+    "state/0/0/1.changelog": b"kept", "state/0/0/1.zip": zipped("1-a.sst"), "state/0/0/SSTs/1-a.sst": b"kept",
+    "state/0/1/1.zip": b"damaged", "state/0/1/SSTs/1-a.sst": b"kept",
+    "state/1/0/left/1_a-b.zip": zipped("1-b.sst"), "state/1/0/left/SSTs/1-b.sst": b"kept", "state/2/0/1.delta": b"k",
+    "state/0/0/_metadata/schema": b"kept", "state/0/_metadata/metadata": b"kept", "state/1/_metadata/v2/0": b"kept",
+    "state/1/_stateSchema/default/0_a-b": b"kept",
+}  # fmt: skip
+STATE_BEHIND = {
+    1: {
+        "state/0/0/2.changelog": b"old", "state/0/0/2.changelog.crc": b"old", "state/0/0/2.zip": zipped("1-a.sst"),
+        "state/1/0/left/2_c-d.changelog": b"old", "state/1/0/left/2_c-d.zip": zipped("2-c.sst", "1-b.sst"),
+        "state/1/0/left/SSTs/2-c.sst": b"old", "state/2/0/2.delta": b"old", "state/2/0/2.snapshot": b"old",
+        "state/1/_metadata/v2/1": b"old", "state/1/_stateSchema/default/1_a-b": b"old", "sources/0/1": b"the source's",
+    },
+    2: {
+        "state/0/0/3.zip": zipped("1-a.sst", "3-d.sst"), "state/0/0/SSTs/3-d.sst": noise(BIG),
+        "state/0/1/3.zip": zipped("3-e.sst"), "state/0/1/SSTs/3-e.sst": b"of a store with a damaged snapshot",
+        "state/2/0/3.delta.crc": b"old",
+    },
+}  # fmt: skip
+
+
+def test_rollback_forgets_the_batches_behind_and_all_state_of_theirs_in_one_record(tmp_path: Path) -> None:
+    root = f"dstl://{tmp_path}/query"
+
+    async def work(run: str, batches: dict[int, dict[str, bytes]]) -> list[str]:
+        stores = {str(tmp_path / "query" / "_dstl"): LocalStore(str(tmp_path / "query" / "_dstl"))}
+        async with Application(dict(stores), lambda store: store) as started:
+            driver = await started.driver(run, root)
+            for batch, files in batches.items():
+                await driver.batch(batch, files)
+            return await driver.names("state/0/0")
+
+    asyncio.run(work("old", {0: STATE_AT_1, **STATE_BEHIND}))
+    # A large snapshot, which no record has waited for, comes with a later one.
+    asyncio.run(work("older", {3: {}, 4: {}}))
+    before = set(tmp_path.rglob("manifests/*"))
+    rolled = json.loads(run("files", "rollback", root, 0, "--json").stdout)
+    assert len(set(tmp_path.rglob("manifests/*")) - before) == 2, "the fence, and one record"
+    kept = {"sources/0/1", "state/0/1/SSTs/3-e.sst"}
+    state = {path for files in STATE_BEHIND.values() for path in files} - kept
+    barriers = {f"{kind}/{batch}" for kind in ("offsets", "commits") for batch in range(1, 5)}
+    assert set(rolled["removed"]) == state | barriers
+    listed = json.loads(run("files", "list", root, "--json").stdout)
+    assert {each["path"] for each in listed["files"]} == {*STATE_AT_1, *kept, "commits/0", "offsets/0"}
+    assert asyncio.run(work("new", {1: {"state/0/0/2.changelog": b"new"}})) == [
+        "1.changelog", "1.zip", "2.changelog", "SSTs", "_metadata",
+    ]  # fmt: skip
+    result = run("files", "rollback", root, 3)
+    assert (result.exit_code, "0 to 1" in result.stderr) == (1, True)
 
 
 def test_what_is_none_is_refused_and_gc_takes_what_no_file_needs(place: Path, tmp_path: Path) -> None:

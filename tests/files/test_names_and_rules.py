@@ -8,7 +8,7 @@ from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.file_run import FileRun
 from dstl.files.namespace import FilePath, StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
 from dstl.files.riders import Rider, Riders
-from dstl.files.rules import check_complete, is_final, needs_snapshots
+from dstl.files.rules import check_complete, is_ahead, is_final, needs_snapshots, next_version
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 
 
@@ -68,6 +68,33 @@ def test_what_is_committed_is_final_while_its_commit_is_there() -> None:
     assert not is_final("state/0/0/4.changelog", committed)
     # The user has rolled back: the batch runs again.
     assert not is_final("state/0/0/3.changelog", committed - {"commits/2"})
+
+
+@pytest.mark.parametrize(
+    ("path", "version"),
+    [
+        # As PySpark 4.3 names them, with the version or batch that each holds or begins with.
+        *((f"state/0/3/{store}{7}{unique}.{kind}{checksum}", 7)
+          for store in ("", "left-keyToNumValues/") for unique in ("", "_93f21ceb-e7fc-4487-b5a1-1ac4bd15ac12")
+          for kind in ("zip", "changelog", "delta", "snapshot") for checksum in ("", ".crc")),
+        ("state/0/_metadata/v2/6", 7),
+        ("state/0/_stateSchema/default/6_93f21ceb-e7fc-4487-b5a1-1ac4bd15ac12", 7),
+        *((path, None) for path in (
+            "state/0/3/SSTs/000008-196e68b0-5a86-4b92-8e00-7919f14b8ccb.sst", "state/0/3/logs/000008-ab.log",
+            "state/0/3/_metadata/schema", "state/0/3/left-keyToNumValues/_metadata/schema",
+            "state/0/_metadata/metadata", "metadata", "offsets/9", "commits/9", "sources/0/9", "sources/0/9.compact",
+        )),
+    ],
+)  # fmt: skip
+def test_state_is_ahead_of_every_version_below_its_own(path: str, version: int | None) -> None:
+    assert [is_ahead(path, each) for each in (5, 6, 7)] == [version is not None] * 2 + [False]
+
+
+def test_the_next_batch_begins_behind_the_newest_commit_or_on_the_newest_offsets() -> None:
+    assert next_version(["metadata", "state/0/0/9.zip"]) == 0
+    assert next_version(["offsets/4", "commits/3", "commits/4"]) == 5
+    assert next_version(["offsets/5", "offsets/4", "commits/4"]) == 5
+    assert next_version(["offsets/5", "offsets/4"]) == 5, "Spark runs them again"
 
 
 def test_a_snapshot_is_needed_where_it_is_a_versions_only_copy() -> None:

@@ -7,6 +7,7 @@ import pytest
 from dstl.errors import AccessDenied, Fenced, Invalid, OutcomeUnknown, TaskManagerLost, Unavailable
 from dstl.files import barriers, service
 from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import FaultyStore
 from worlds.files import BIG, application, noise
 
@@ -315,6 +316,54 @@ async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_agai
         assert await again.read(changelog(0, 2)) == b"other"
     async with application(stores) as app:
         assert await (await app.driver("last")).read(changelog(0, 2)) == b"other"
+
+
+@pytest.mark.parametrize("has_new_offsets", [False, True])
+async def test_state_of_batches_that_users_take_back_is_gone_with_the_next_record(
+    has_new_offsets: bool, stores: dict[str, ObjectStore]
+) -> None:
+    """Spark begins with the newest snapshot up to the version that it loads: with one of the batches taken back."""
+    async with application(stores) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        for batch in range(4):
+            await driver.offsets(batch)
+            await far.put(f"state/0/0/{batch + 1}.zip", b"old")
+            await driver.put(changelog(0, batch + 1), b"old")
+            await driver.commit(batch)
+        # Of the batch that runs nothing is kept.
+        await driver.offsets(4)
+        await far.put("state/0/0/5.zip", b"pending")
+        for path in ("commits/3", "commits/2", "offsets/4", "offsets/3", *(["offsets/2"] if has_new_offsets else [])):
+            await driver.delete(path, run="")
+        again = await app.driver("next")
+        if has_new_offsets:
+            await again.offsets(2)
+        await again.put(changelog(0, 3), b"new")
+        await again.commit(2)
+        names = ["1.changelog", "1.zip", "2.changelog", "2.zip", "3.changelog"]
+        assert await again.names("state/0/0") == names
+        assert await again.read(changelog(0, 3)) == b"new"
+        await again.batch(3, {})
+        # Spark's own purge of old batches takes nothing back.
+        for path in ("commits/0", "offsets/0"):
+            await again.delete(path)
+        await again.batch(4, {})
+        assert await again.names("state/0/0") == names
+
+
+async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_state_of_what_was_taken_back(
+    stores: dict[str, ObjectStore],
+) -> None:
+    plain = stores["/jobs/query"] = MemoryStore()
+    for path in ("metadata", "offsets/0", "offsets/1", "commits/0", "state/0/0/1.delta", "state/0/0/2.snapshot"):
+        await plain.put(path, b"{}")
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        assert await driver.names("state/0/0") == ["1.delta"]
+        await driver.put("state/0/0/2.delta", b"new")
+        await driver.commit(1)
+        assert await driver.names("state/0/0") == ["1.delta", "2.delta"]
+    assert await plain.get("state/0/0/2.snapshot") == b"{}", "the way back is as it was"
 
 
 class _Silent(FaultyStore):
