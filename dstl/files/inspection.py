@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,13 +11,12 @@ from dstl.errors import CorruptData, Invalid, MissingState
 from dstl.files.forking import opened_directory
 from dstl.files.index import HELD, FileIndex, file_steps
 from dstl.files.namespace import barrier_batch, is_of_a_backend, location_of, plain_location_of
+from dstl.files.origins import OpenStore, Origins
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
-from dstl.options import S3Options
 from dstl.runtime import Runtime
-from dstl.store import open_store
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry
+from handles.file_record import FileEntry, place_elsewhere
 
 __all__ = ["CheckpointFiles", "export_files", "opened_files", "roll_back", "verify_files"]
 
@@ -32,11 +31,19 @@ class CheckpointFiles:
         root: Its URI.
         entries: Its committed files, by path.
         reader: Reads them.
+        origins: The locations elsewhere that they may lie in.
     """
 
     root: str
     entries: Mapping[str, FileEntry]
     reader: FileReader
+    origins: Origins
+
+    @property
+    def elsewhere(self) -> dict[str, bool]:
+        """The locations of other directories that its records name, and whether they are opened."""
+        places = (place_elsewhere(entry.segment.name) for entry in self.entries.values())
+        return {place: self.origins.allows(place) for place in sorted({each[0] for each in places if each is not None})}
 
     @property
     def batches(self) -> list[int]:
@@ -46,16 +53,25 @@ class CheckpointFiles:
 
 
 @asynccontextmanager
-async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncIterator[CheckpointFiles]:
+async def opened_files(
+    root: str, runtime: Runtime, open_store: OpenStore, also: Collection[str] = ()
+) -> AsyncIterator[CheckpointFiles]:
     """Read the index of a directory; takes nothing over.
+
+    Args:
+        root: The directory.
+        runtime: Clock and jitter.
+        open_store: Opens a location.
+        also: Directories elsewhere whose objects it may use; see :class:`~dstl.files.origins.Origins`.
 
     Raises:
         MissingState: No query has written there.
         CorruptData: A record is damaged.
         Invalid: The root names no location, or another query's.
     """
-    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
-    reader = FileReader(store, plain, runtime, open_elsewhere=lambda location: open_store(location, s3))
+    origins = Origins(root, also, open_store)
+    store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
+    reader = FileReader(store, plain, runtime, origins=origins)
     try:
         index = FileIndex()
         scan = await ManifestReader(store, runtime).scan()
@@ -66,7 +82,7 @@ async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncItera
             index.apply(files, sequence)
         found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
         entries = {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
-        yield CheckpointFiles(root, entries, reader)
+        yield CheckpointFiles(root, entries, reader, origins)
     finally:
         await reader.close()
         await store.close()
@@ -104,7 +120,7 @@ async def export_files(
     return sum(entry.size for entry in ordered)
 
 
-async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> list[str]:
+async def roll_back(root: str, batch: int, runtime: Runtime, open_store: OpenStore) -> list[str]:
     """Forget what came after a batch, so that the query's next run goes on behind it; returns the paths that are gone.
 
     The directory is taken over: a query that still runs is fenced.
@@ -112,15 +128,15 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
     Raises:
         MissingState: The batch is not among those that are kept; or of a ``StateBackend``, its checkpoint is not.
     """
-    async with opened_files(root, runtime, s3) as files:
+    async with opened_files(root, runtime, open_store) as files:
         batches = files.batches
     if batch not in batches:
         kept = f"{batches[0]} to {batches[-1]}" if batches else "none"
         raise MissingState(f"{root} keeps the commit of batches {kept}, and not that of {batch}")
     gone = [path for path in files.entries if (barrier_batch(path) or 0) > batch]
     if is_of_a_backend(root):
-        await _check_retained(root, batch, runtime, s3)
-    directory = opened_directory(root, runtime, s3)
+        await _check_retained(root, batch, runtime, open_store)
+    directory = opened_directory(root, runtime, open_store)
     try:
         for path in gone:
             await directory.delete(path, "")
@@ -130,8 +146,8 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
     return gone
 
 
-async def _check_retained(root: str, batch: int, runtime: Runtime, s3: S3Options) -> None:
-    store = open_store(location_of(root), s3)
+async def _check_retained(root: str, batch: int, runtime: Runtime, open_store: OpenStore) -> None:
+    store = open_store(location_of(root))
     try:
         retained = (await ManifestReader(store, runtime).scan()).retained
     finally:

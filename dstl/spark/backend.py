@@ -19,7 +19,7 @@ from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Closed, Invalid
 from dstl.metrics import MetricSet
-from dstl.option_sources import check_sections, resolve
+from dstl.option_sources import check_option_names, resolve
 from dstl.options import (
     BatchingOptions,
     CheckpointOptions,
@@ -197,7 +197,7 @@ class StateBackend(StatefulOperators):
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
         conf = dict(session.sparkContext.getConf().getAll())
-        check_sections(os.environ, conf)
+        check_option_names(os.environ, conf)
         sections = (batching, upload, hedging, materialization, s3, sealing, memory)
         config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
