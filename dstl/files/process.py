@@ -40,7 +40,7 @@ from dstl.rpc.file_messages import (
 )
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done
-from dstl.rpc.server import Peer
+from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
@@ -102,6 +102,22 @@ class FileProcess:
         self._open_store = open_store
         self._options = FileOptions.of(invitation.options)
 
+    async def listen_tcp(self, server: RpcServer) -> int:
+        """Listen for processes of other hosts, where there are any; returns the port.
+
+        Raises:
+            Invalid: The address is none of this host.
+        """
+        host, bind = self.invitation.host, self.invitation.bind
+        address = host if bind is None else bind
+        try:
+            return await server.listen_tcp(address, known_as=host) if address else 0
+        except OSError as error:
+            raise Invalid(
+                f"the file service of {host} cannot listen at {address} ({error.strerror}): give the driver an address "
+                "of its own host in spark.driver.bindAddress, and each executor a name that its host has"
+            ) from None
+
     def origins(self, root: str) -> Origins:
         """Return the locations whose objects a directory may use."""
         return Origins(root, self._options.also, self._open)
@@ -149,9 +165,8 @@ class _Coordinator(FileProcess):
         )
 
     async def listen(self, socket: str) -> None:
-        host = self.invitation.host
         await self.service.server.listen_unix(socket)
-        self._port = await self.service.server.listen_tcp(host)
+        self._port = await self.listen_tcp(self.service.server)
 
     async def close(self) -> None:
         await self.service.server.close()
@@ -334,7 +349,7 @@ async def hosting(
         host = _Host(invitation, config, runtime, open_store, calls)
         try:
             await host.service.server.listen_unix(socket)
-            port = await host.service.server.listen_tcp(invitation.host)
+            port = await host.listen_tcp(host.service.server)
             lifeline = await AsyncConnection.open(where, secret, role=Role.TASK_MANAGER)
             await lifeline.call(EnlistFiles(invitation.member, Address(invitation.host, port, socket)))
             yield HostLife(socket, asyncio.ensure_future(lifeline.wait_closed_by_peer()), host.hand_over)
