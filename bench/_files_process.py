@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from dstl.files.__main__ import main
-from dstl.options import S3Options
+from dstl.options import S3Options, SealingOptions
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
 
@@ -68,7 +68,7 @@ class SlowStore:
         await asyncio.sleep(self._latency_s)
 
 
-def open_slow(location: str, options: S3Options) -> ObjectStore:
+def open_slow(location: str, options: S3Options, sealing: SealingOptions) -> ObjectStore:
     """Open a location as the environment says."""
     return SlowStore(LocalStore(location), float(os.environ[LATENCY]), Path(os.environ[REQUESTS]))
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from dstl import options
 from dstl.errors import Invalid
 
-__all__ = ["SECTIONS", "check_sections", "resolve"]
+__all__ = ["SECTIONS", "check_option_names", "resolve"]
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "batching": options.BatchingOptions,
@@ -34,15 +34,15 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 """Every section of options, by the name that the environment and Spark's configuration have for it."""
 
-_PLAIN = frozenset({"python", "commit", "sources", "durability"})
+_PLAIN = frozenset({"python", "commit", "sources", "durability", "also"})
 """Settings of Spark's plugin and of ``dstl://`` (``dstl/files/options.py``), which are of no section."""
 _SPARK, _ENVIRONMENT = "spark.dstl.", "DSTL_"
 
 _Options = TypeVar("_Options", bound=BaseModel)
 
 
-def check_sections(environment: Iterable[str], spark_conf: Iterable[str]) -> None:
-    """Refuse names of options in sections that there are not, which nobody would read.
+def check_option_names(environment: Iterable[str], spark_conf: Iterable[str]) -> None:
+    """Refuse names of options that there are not, and of sections, which nobody would read.
 
     Args:
         environment: Names of the process's environment.
@@ -53,13 +53,16 @@ def check_sections(environment: Iterable[str], spark_conf: Iterable[str]) -> Non
     """
     for name in sorted(spark_conf):
         if name.startswith(_SPARK):
-            section, _, _ = name.removeprefix(_SPARK).partition(".")
-            if name.removeprefix(_SPARK) in _PLAIN:
+            section, dot, option = name.removeprefix(_SPARK).partition(".")
+            if section in _PLAIN and not dot:
                 continue
             if section not in SECTIONS:
                 raise _no_section(name, section)
-            if name == _SPARK + section:
+            if not option:
                 raise Invalid(f"{name} is a section and no option: write {name}.OPTION")
+            if option not in SECTIONS[section].model_fields:
+                near = get_close_matches(option, SECTIONS[section].model_fields, 1)
+                raise Invalid(f"{name} is no option{f'; did you mean {_SPARK}{section}.{near[0]}?' if near else ''}")
     # Of one word are "host" and "port", with which other programs' variables end as well.
     endings = tuple(f"_{each.upper()}" for kind in SECTIONS.values() for each in kind.model_fields if "_" in each)
     for name in sorted(environment):
@@ -69,12 +72,12 @@ def check_sections(environment: Iterable[str], spark_conf: Iterable[str]) -> Non
             raise _no_section(name, section)
 
 
-def _nearest(section: str) -> list[str]:
-    return get_close_matches(section.lower(), SECTIONS, 1, cutoff=0.66)
+def _nearest(section: str, names: Iterable[str] = SECTIONS) -> list[str]:
+    return get_close_matches(section.lower(), list(names), 1, cutoff=0.66)
 
 
 def _no_section(name: str, section: str) -> Invalid:
-    near = _nearest(section)
+    near = _nearest(section, SECTIONS if name.startswith(_ENVIRONMENT) else (*SECTIONS, *sorted(_PLAIN)))
     meant = f"; did you mean {near[0]}?" if near else ""
     return Invalid(f"{name} is no option: there is no section {section!r}, there are {', '.join(SECTIONS)}{meant}")
 

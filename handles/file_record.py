@@ -11,13 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["FILES_OWNER", "PLAIN", "FileEntry", "FileRecord", "elsewhere", "place_elsewhere"]
+__all__ = ["FILES_OWNER", "MAX_PATH", "PLAIN", "FileEntry", "FileRecord", "elsewhere", "is_path", "place_elsewhere"]
 
 PLAIN = "plain:"
 """Begins the name of what is no object of the log, but a file that Spark has written itself."""
 FILES_OWNER = "files"
 """Stands for the query in a location of files alone: no ``StateBackend`` takes it for its own."""
 _ELSEWHERE = "at:"
+MAX_PATH = 512
+"""Most characters of a path: those of an object's name, under which ``dstl files export`` writes the file."""
 
 _Row = tuple[str, int, int, int, int, int]
 
@@ -33,6 +35,12 @@ def place_elsewhere(name: str) -> tuple[str, str] | None:
         return None
     location, _, inner = name.removeprefix(_ELSEWHERE).partition("#")
     return unquote(location), inner
+
+
+def is_path(path: str) -> bool:
+    """Return True for a path of at most :data:`MAX_PATH` characters without empty, ``.`` and ``..`` elements."""
+    framed = f"/{path}/"
+    return len(path) <= MAX_PATH and not any(wrong in framed for wrong in ("//", "/./", "/../", "\0"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,9 @@ class FileRecord(BaseModel):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> FileRecord:
+        for path in (*self.removed, *(row[0] for row in self.added)):
+            if not is_path(path):
+                raise ValueError(f"{path[:80]!r} is no path of a file")
         for path, size, _, segment, log, sqn in self.added:
             if not (0 <= segment < len(self.segments) and 0 <= log < len(self.logs) and sqn >= 0 and size >= 0):
                 raise ValueError(f"the entry of file {path!r} names a segment or log that its record does not list")

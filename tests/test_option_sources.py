@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dstl.errors import Invalid
-from dstl.option_sources import check_sections, resolve
+from dstl.option_sources import check_option_names, resolve
 from dstl.options import BatchingOptions, HedgingOptions
 
 
@@ -33,7 +35,25 @@ def test_a_misspelt_name_and_a_bad_value_say_where_they_were_set() -> None:
 def test_variables_that_are_not_ours_are_left_alone() -> None:
     """Kubernetes puts some into every container, for each service: here for dstl-master, dstl-driver and dstl."""
     others = ["MASTER_SERVICE_HOST", "DRIVER_PORT_7078_TCP_ADDR", "SERVICE_PORT", "SECRET", "LOG_LEVEL", "TEST_SEED"]
-    check_sections([*(f"DSTL_{name}" for name in others), "PATH", "dstl_batchng_x"], ["spark.master", "spark.dstlx.y"])
+    environment = [*(f"DSTL_{name}" for name in others), "PATH", "dstl_batchng_x"]
+    check_option_names(environment, ["spark.master", "spark.dstlx.y", "spark.dstl.commit", "spark.dstl.s3.region"])
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("spark.dstl.durabilty", "durability"),
+        ("spark.dstl.Commit", "commit"),
+        ("spark.dstl.commit.mode", ""),
+        ("spark.dstl.batchng.byte_budget", "batching"),
+        ("spark.dstl.batching.byte_buget", "spark.dstl.batching.byte_budget"),
+        ("spark.dstl.cluster.prot", "spark.dstl.cluster.port"),
+    ],
+)
+def test_a_name_that_is_no_option_is_refused_with_the_one_that_was_perhaps_meant(name: str, meant: str) -> None:
+    with pytest.raises(Invalid, match=f"{re.escape(name)} is no option") as caught:
+        check_option_names([], [name])
+    assert not meant or str(caught.value).endswith(f"did you mean {meant}?")
 
 
 def test_an_argument_of_another_class_is_refused() -> None:

@@ -25,6 +25,10 @@ __all__ = ["RecordFrame", "complaint"]
 _LENGTHS = struct.Struct("<II")
 _TAIL = struct.Struct("<I8s")
 _FIXED = _LENGTHS.size + _TAIL.size
+_ALWAYS = 1 << 20
+_MAX_RATIO = 512
+"""The most regular index of files that there can be, of paths of 500 characters, packs to a 274th. What packs better is
+forged, and would have a few bytes take a gigabyte; :data:`_ALWAYS` bytes may pack as they like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class RecordFrame:
         if len(raw) > self.max_raw:
             raise Invalid(f"{self.what} of {len(raw)} bytes is too large: {self.too_large}")
         body = zstandard.ZstdCompressor(level=self.level).compress(raw)
+        if _is_swollen(len(body), len(raw)):
+            raise Invalid(f"{self.what} of {len(raw)} bytes packs into {len(body)}, as none does: {self.too_large}")
         front = b"".join((self.magic, *inlined, body, _LENGTHS.pack(len(body), len(raw))))
         return b"".join((front, _TAIL.pack(google_crc32c.value(front), self.end)))
 
@@ -80,13 +86,17 @@ class RecordFrame:
         body_length, raw_length = _LENGTHS.unpack_from(data, len(data) - _FIXED)
         room = len(data) - _FIXED - len(self.magic)
         fits = body_length <= room if self.inlines else body_length == room
-        if not fits:
+        if not fits or _is_swollen(body_length, raw_length):
             raise damaged(f"a body of {body_length} bytes, {raw_length} unpacked, is declared")
         body = data[len(data) - _FIXED - body_length : len(data) - _FIXED]
         try:
             return from_json(decompress(body, raw_length, max_size=self.max_raw), allow_inf_nan=False)
         except ValueError as error:
             raise damaged(str(error)) from None
+
+
+def _is_swollen(packed: int, raw: int) -> bool:
+    return raw > max(_ALWAYS, _MAX_RATIO * packed)
 
 
 def complaint(error: ValidationError) -> str:

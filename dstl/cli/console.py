@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Annotated, Any, TypeVar
 
 import typer
@@ -40,6 +41,7 @@ __all__ = [
     "errors_as_exit",
     "new_table",
     "open_at",
+    "opener",
     "parse_duration",
     "print_json",
     "print_table",
@@ -148,6 +150,11 @@ def run_at(location: str, endpoint_url: str | None, work: Callable[[ObjectStore,
 def open_at(location: str, endpoint_url: str | None) -> ObjectStore:
     """Open a location's store, with the key that ``DSTL_SEALING_KEY_FILE`` names where its objects are sealed."""
     return open_store(location, s3_options(endpoint_url), sealing_options())
+
+
+def opener(endpoint_url: str | None) -> Callable[[str], ObjectStore]:
+    """Return :func:`open_at` of one endpoint."""
+    return partial(open_at, endpoint_url=endpoint_url)
 
 
 def sealing_options() -> SealingOptions:

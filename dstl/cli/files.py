@@ -13,6 +13,7 @@ from dstl.cli.migrate import migrate
 from dstl.files.forking import fork as make_fork
 from dstl.files.forking import release
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
+from dstl.options import SealingOptions
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store
 
@@ -27,12 +28,21 @@ app = typer.Typer(
 app.command(epilog=console.EXIT_CODES)(migrate)
 
 Root = Annotated[str, typer.Argument(metavar="DIRECTORY", help="As in checkpointLocation: dstl://bucket/path.")]
+Also = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DIRECTORY",
+        help="A directory elsewhere that this one was forked from: dstl://... Repeatable. Those of the same bucket or "
+        "parent directory need not be named.",
+    ),
+]
 T = TypeVar("T")
 
 
 @app.command("list", epilog=console.EXIT_CODES)
 def list_(
     directory: Root,
+    also: Also = None,
     endpoint_url: console.EndpointUrl = None,
     wide: console.Wide = False,
     as_json: console.AsJson = False,
@@ -43,13 +53,15 @@ def list_(
         return files
 
     with console.errors_as_exit():
-        files = _at(directory, endpoint_url, work)
+        files = _at(directory, also, endpoint_url, work)
     rows = [
         {"path": each.path, "size": each.size, "modified_ms": each.modified_ms, "object": each.segment.name}
         for each in files.entries.values()
     ]
     if as_json:
-        console.print_json({"directory": directory, "batches": files.batches, "files": rows})
+        console.print_json(
+            {"directory": directory, "batches": files.batches, "files": rows, "elsewhere": files.elsewhere}
+        )
         return
     title = f"{len(rows)} files of {directory}, batches {files.batches[0] if files.batches else '-'}"
     title += f" to {files.batches[-1]}" if len(files.batches) > 1 else ""
@@ -57,17 +69,25 @@ def list_(
     for row in rows:
         console.add_row(table, row["path"], console.size_text(float(str(row["size"]))), row["object"])
     console.print_table(table, wide=wide)
+    for location, is_opened in files.elsewhere.items():
+        note = "" if is_opened else ", which is NOT opened: neither its bucket's nor beside it, and not named by --also"
+        typer.echo(console.printable(f"has objects of {location}{note}"))
 
 
 @app.command(epilog=console.EXIT_CODES)
-def verify(directory: Root, endpoint_url: console.EndpointUrl = None, as_json: console.AsJson = False) -> None:
+def verify(
+    directory: Root,
+    also: Also = None,
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
+) -> None:
     """Read every byte of every file of DIRECTORY and report each that is damaged or missing."""
     with console.errors_as_exit(), console.progress_bar("verifying") as on_progress:
 
         async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, list[str]]:
             return len(files.entries), await verify_files(files, on_progress)
 
-        count, problems = _at(directory, endpoint_url, work)
+        count, problems = _at(directory, also, endpoint_url, work)
     if as_json:
         console.print_json({"ok": not problems, "directory": directory, "files": count, "problems": problems})
     else:
@@ -82,20 +102,22 @@ def verify(directory: Root, endpoint_url: console.EndpointUrl = None, as_json: c
 def export(
     directory: Root,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="An empty directory, or s3://bucket/prefix.")],
+    also: Also = None,
     endpoint_url: console.EndpointUrl = None,
     as_json: console.AsJson = False,
 ) -> None:
-    """Write DIRECTORY as plain files, which Spark opens without DSTL."""
+    """Write DIRECTORY as plain files, which Spark opens without DSTL, and which carry no seal."""
     with console.errors_as_exit(), console.progress_bar("exporting") as on_progress:
 
         async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, int]:
-            plain = open_store(target, console.s3_options(endpoint_url))
+            # Spark itself is to read it, which knows of no seal.
+            plain = open_store(target, console.s3_options(endpoint_url), SealingOptions())
             try:
                 return len(files.entries), await export_files(files, plain, on_progress)
             finally:
                 await plain.close()
 
-        count, nbytes = _at(directory, endpoint_url, work)
+        count, nbytes = _at(directory, also, endpoint_url, work)
     if as_json:
         console.print_json({"directory": directory, "target": target, "files": count, "bytes": nbytes})
     else:
@@ -111,7 +133,7 @@ def rollback(
 ) -> None:
     """Forget the batches of DIRECTORY behind BATCH: the query's next run goes on there. A running query is fenced."""
     with console.errors_as_exit():
-        gone = asyncio.run(roll_back(directory, batch, system_runtime(), console.s3_options(endpoint_url)))
+        gone = asyncio.run(roll_back(directory, batch, system_runtime(), console.opener(endpoint_url)))
     if as_json:
         console.print_json({"directory": directory, "batch": batch, "removed": gone})
     else:
@@ -122,20 +144,24 @@ def rollback(
 def fork(
     directory: Root,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="An empty directory: dstl://bucket/path.")],
+    also: Also = None,
     endpoint_url: console.EndpointUrl = None,
     as_json: console.AsJson = False,
 ) -> None:
     """Let TARGET begin with the files of DIRECTORY, without copying one. A query that runs in DIRECTORY is fenced.
 
     Both go their own way from then on. Neither deletes an object that the other needs: DIRECTORY keeps what TARGET
-    began with until it is released.
+    began with until it is released. Where DIRECTORY is a fork itself, name what it was forked from with --also: that is
+    taken over as well.
     """
     with console.errors_as_exit():
-        batches = asyncio.run(make_fork(directory, target, system_runtime(), console.s3_options(endpoint_url)))
+        made = asyncio.run(make_fork(directory, target, system_runtime(), console.opener(endpoint_url), also or ()))
     if as_json:
-        console.print_json({"directory": directory, "target": target, "batches": batches})
-    else:
-        typer.echo(f"{console.printable(target)} has the {batches} batches of {console.printable(directory)}")
+        console.print_json({"directory": directory, "target": target, "batches": made.batches, "also": made.also})
+        return
+    typer.echo(f"{console.printable(target)} has the {made.batches} batches of {console.printable(directory)}")
+    if made.also:
+        typer.echo(console.printable(f"its query needs spark.dstl.also={','.join(made.also)}"))
 
 
 @app.command("release", epilog=console.EXIT_CODES)
@@ -147,17 +173,22 @@ def release_(
 ) -> None:
     """Let DIRECTORY go of what it keeps for its fork TARGET, which was deleted. A running query is fenced."""
     with console.errors_as_exit():
-        count = asyncio.run(release(directory, target, system_runtime(), console.s3_options(endpoint_url)))
+        count = asyncio.run(release(directory, target, system_runtime(), console.opener(endpoint_url)))
     if as_json:
         console.print_json({"directory": directory, "target": target, "objects": count})
     else:
         typer.echo(f"{console.printable(directory)} has let go of {count} objects")
 
 
-def _at(root: str, endpoint_url: str | None, work: Callable[[CheckpointFiles, Runtime], Awaitable[T]]) -> T:
+def _at(
+    root: str,
+    also: list[str] | None,
+    endpoint_url: str | None,
+    work: Callable[[CheckpointFiles, Runtime], Awaitable[T]],
+) -> T:
     async def run() -> T:
         runtime = system_runtime()
-        async with opened_files(root, runtime, console.s3_options(endpoint_url)) as files:
+        async with opened_files(root, runtime, console.opener(endpoint_url), also or ()) as files:
             return await work(files, runtime)
 
     return asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,8 @@ import pyarrow.parquet as pq
 
 from dstl.demo.aircraft import STATE_NAME, Alert, State, expected_result
 from dstl.demo.job import OPERATOR, JobConfig
-from dstl.options import S3Options
+from dstl.option_sources import resolve
+from dstl.options import S3Options, SealingOptions
 from dstl.runtime import system_runtime
 from dstl.spark.saved_state.reader import find_checkpoint, read_state
 from dstl.store.location import open_store
@@ -57,7 +59,8 @@ def judge(config: JobConfig, flights: pa.Table) -> Verdict:
 
 async def _states(config: JobConfig) -> tuple[int, dict[str | None, State]]:
     runtime = system_runtime()
-    store = open_store(config.location, S3Options(endpoint_url=config.endpoint_url))
+    sealing = resolve("sealing", SealingOptions, None, os.environ, {})  # as the job itself, whose environment this is
+    store = open_store(config.location, S3Options(endpoint_url=config.endpoint_url), sealing)
     try:
         checkpoint = await find_checkpoint(store, runtime)
         rows = read_state(store, runtime, checkpoint, OPERATOR, STATE_NAME)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dstl.errors import Invalid
+from dstl.errors import CorruptData, Invalid
 from dstl.files.namespace import OBJECTS, is_of_a_query
 from dstl.store.base import ObjectStore
 from handles.file_record import PLAIN, FileEntry
@@ -20,7 +20,8 @@ async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
         plain: The directory. Hidden files, as those of half-written ones, are passed over by every store.
 
     Raises:
-        Invalid: There are files that nobody knows, so it is perhaps another directory than was meant.
+        Invalid: There are files that nobody knows, so it is perhaps another directory than was meant; or objects are
+            sealed here, which files of Spark's own cannot be.
     """
     entries = []
     async for info in plain.list(""):
@@ -33,4 +34,13 @@ async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
             )
         handle = SegmentHandle(PLAIN + info.name, info.size, 0)
         entries.append(FileEntry(info.name, info.size, int(info.modified * 1000), handle, "", 0))
+    if entries:
+        smallest = min(entries, key=lambda entry: entry.size)
+        try:
+            await plain.get(smallest.path)
+        except CorruptData:
+            raise Invalid(
+                f"{plain.location} holds plain files of Spark's, which carry no seal, and sealing.key_file is set: "
+                "nobody could tell a forged one. Give the query another directory, or go on without a key"
+            ) from None
     return entries

@@ -12,8 +12,9 @@ from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
 from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
+from dstl.files.origins import Origins
 from dstl.files.participants import FileHost, Participants
-from dstl.files.reader import FileReader, OpenElsewhere
+from dstl.files.reader import FileReader
 from dstl.files.records import OwnRecords, Records
 from dstl.rpc.codec import Payload
 from dstl.rpc.file_messages import PersistedFiles
@@ -169,7 +170,7 @@ def own_directory(
     hosts: Mapping[str, FileHost],
     runtime: Runtime,
     options: FileOptions = FileOptions(),
-    open_elsewhere: OpenElsewhere | None = None,
+    origins: Origins | None = None,
 ) -> CoordinatedDirectory:
     """Return a checkpoint directory that has a log of its own.
 
@@ -181,9 +182,9 @@ def own_directory(
         hosts: The other hosts' services by name; the caller keeps it up to date.
         runtime: Clock, jitter and ids.
         options: When files become durable.
-        open_elsewhere: Opens the locations of other directories, for forks of them.
+        origins: Opens the locations of other directories, for forks of them.
     """
     run = FileRun(outlives_hosts=options.durability == "task")
-    reader = FileReader(store, plain, runtime, open_elsewhere=open_elsewhere)
+    reader = FileReader(store, plain, runtime, origins=origins)
     records = OwnRecords(store, plain, run, Participants(root, log, hosts, run), reader, runtime)
     return CoordinatedDirectory(root, log, records, runtime.clock, options)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 from dstl.checkpoint.manifest.log import ManifestLog
@@ -15,92 +15,116 @@ from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.index import HELD, file_steps
 from dstl.files.namespace import (
-    OBJECTS,
     SCHEME,
     barrier_batch,
     is_of_a_backend,
     location_of,
     plain_location_of,
 )
+from dstl.files.origins import OpenStore, Origins, root_of
 from dstl.files.query_directory import QueryDirectory
 from dstl.files.records import OWNER
-from dstl.options import S3Options
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 from dstl.runtime import Runtime
-from dstl.store import open_store
-from dstl.store.base import ObjectStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
 from handles.file_record import PLAIN, FileEntry, elsewhere, place_elsewhere
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["fork", "opened_directory", "release"]
-
-OpenStore = Callable[[str, S3Options], ObjectStore]
+__all__ = ["Fork", "fork", "opened_directory", "release"]
 
 
-def opened_directory(
-    root: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store
-) -> CoordinatedDirectory:
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """What a fork has begun with.
+
+    Attributes:
+        batches: The number of its batches.
+        also: The directories that its query must name in ``spark.dstl.also``, for they are elsewhere.
+    """
+
+    batches: int
+    also: tuple[str, ...]
+
+
+def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> CoordinatedDirectory:
     """Open a directory for a change of its index without a query; the caller closes it."""
-    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
+    store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
     config = TaskManagerConfig(location="")
     changelog = Changelog(config, Components(store=store, runtime=runtime), OWNER)
     log = FileLog(changelog, runtime, config.batching.inline_threshold)
     if is_of_a_backend(root):
         return QueryDirectory(root, store, plain, log, _NoRuns(ManifestLog(store, runtime)), runtime)
-    return own_directory(root, store, plain, log, {}, runtime, open_elsewhere=lambda location: open_store(location, s3))
+    return own_directory(root, store, plain, log, {}, runtime)
 
 
-async def fork(source: str, target: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store) -> int:
-    """Let a directory begin with another's committed files; returns the number of its batches.
+async def fork(source: str, target: str, runtime: Runtime, open_store: OpenStore, also: Collection[str] = ()) -> Fork:
+    """Let a directory begin with another's committed files.
 
     One record of the source holds its objects for the target, whatever becomes of the source's query; then one record
     of the target names them. Neither side ever deletes them until :func:`release`. The source is taken over: a query
-    that still runs there is fenced, and may be started again.
+    that still runs there is fenced, and may be started again. So is each directory that the source was forked from.
+
+    Args:
+        source: Its root.
+        target: The root of an empty directory.
+        runtime: Clock, jitter and ids.
+        open_store: Opens a location.
+        also: Directories besides the two that may be taken over.
 
     Raises:
-        Invalid: There is something in the target already, or it is the source.
+        Invalid: There is something in the target already, or it is the source; or the source has objects of a directory
+            that nobody has named.
         MissingState: The source has no files.
     """
     if is_of_a_backend(source) or is_of_a_backend(target):
         raise Invalid(f"{source}: files of a StateBackend are not without its state: make a savepoint instead")
+    source, target, *named = (root_of(plain_location_of(each)) for each in (source, target, *also))
     async with AsyncExitStack() as stack:
-        old, new = (opened_directory(each, runtime, s3, open_store) for each in (source, target))
+        old, new = (opened_directory(each, runtime, open_store) for each in (source, target))
         stack.push_async_callback(old.close)
         stack.push_async_callback(new.close)
         if source == target or await new.listing("", ""):
             raise Invalid(f"{target} is not empty: fork into a directory of its own")
+        await old.listing("", "")
+        _check_named(source, _entries(old), named)  # so that what is refused fences nobody
         await old.claim()
-        entries = [_elsewhere(entry, source) for entry in old.run.index if not entry.path.startswith(f"{HELD}/")]
+        entries = _entries(old)
         if not entries:
             raise MissingState(f"{source} holds no files: no query has written there through {SCHEME}://")
         # Whoever has an object must know of the fork before the fork relies on it.
+        _check_named(source, entries, named)
         for root, names in _owned(entries).items():
             if root == source:
                 await old.add(_holds(names, target))
             else:
-                owner = opened_directory(root, runtime, s3, open_store)
+                owner = opened_directory(root, runtime, open_store)
                 stack.push_async_callback(owner.close)
                 await owner.claim()
                 await owner.add(_holds(names, target))
         await new.add(_part(entries))
-        return sum(barrier_batch(entry.path, "commits") is not None for entry in entries)
+        places = {place[0] for entry in entries if (place := place_elsewhere(entry.segment.name)) is not None}
+        origins = Origins(target, (), open_store)
+        return Fork(
+            sum(barrier_batch(entry.path, "commits") is not None for entry in entries),
+            tuple(sorted({root_of(place) for place in places if not origins.allows(place)})),
+        )
 
 
-async def release(source: str, target: str, runtime: Runtime, s3: S3Options, open_store: OpenStore = open_store) -> int:
+async def release(source: str, target: str, runtime: Runtime, open_store: OpenStore) -> int:
     """Let go of what a directory holds for a fork that was deleted; returns the number of objects.
 
     Raises:
         Invalid: The fork is there.
     """
-    store = open_store(location_of(target), s3)
+    source, target = (root_of(plain_location_of(each)) for each in (source, target))
+    store = open_store(location_of(target))
     try:
         if file_steps(await ManifestReader(store, runtime).scan(), store.location, OWNER):
             raise Invalid(f"{target} is there, and may need the objects of {source}: delete it first")
     finally:
         await store.close()
-    directory = opened_directory(source, runtime, s3, open_store)
+    directory = opened_directory(source, runtime, open_store)
     try:
         await directory.claim()
         held = _held(target)
@@ -114,6 +138,21 @@ async def release(source: str, target: str, runtime: Runtime, s3: S3Options, ope
 
 def _held(target: str) -> str:
     return f"{HELD}/{quote(target, safe='')}"
+
+
+def _entries(directory: CoordinatedDirectory) -> list[FileEntry]:
+    """Return a directory's files as another one names them."""
+    index = directory.run.index
+    return [_elsewhere(entry, directory.root) for entry in index if not entry.path.startswith(f"{HELD}/")]
+
+
+def _check_named(source: str, entries: Iterable[FileEntry], named: Collection[str]) -> None:
+    """Refuse to take a directory over that only a record names."""
+    for root in sorted(_owned(entries).keys() - {source, *named}):
+        raise Invalid(
+            f"{source} uses objects of {root}, which a fork would take over as well, and a query that runs there is "
+            f"fenced. Where that is meant, name it too: --also {root}"
+        )
 
 
 def _elsewhere(entry: FileEntry, root: str) -> FileEntry:
@@ -134,14 +173,8 @@ def _owned(entries: Iterable[FileEntry]) -> dict[str, dict[str, SegmentHandle]]:
         place = place_elsewhere(entry.segment.name)
         if place is not None and entry.log_id:
             location, name = place
-            found.setdefault(_root(location), {})[name] = replace(entry.segment, name=name)
+            found.setdefault(root_of(location), {})[name] = replace(entry.segment, name=name)
     return found
-
-
-def _root(location: str) -> str:
-    """Return the directory of a location."""
-    plain = location.removesuffix(f"/{OBJECTS}")
-    return plain.replace("s3://", f"{SCHEME}://", 1) if plain.startswith("s3://") else f"{SCHEME}://{quote(plain)}"
 
 
 def _holds(names: dict[str, SegmentHandle], target: str) -> PersistedFiles:

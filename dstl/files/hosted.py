@@ -11,7 +11,8 @@ from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.namespace import barrier_batch
-from dstl.files.reader import FileReader, OpenElsewhere
+from dstl.files.origins import Origins
+from dstl.files.reader import FileReader
 from dstl.files.rules import is_late
 from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
@@ -47,7 +48,7 @@ class HostedDirectory(Directory):
         log: What this process takes.
         coordinator: Who decides.
         runtime: Clock, jitter.
-        open_elsewhere: Opens the locations of other directories, for forks of them.
+        origins: Opens the locations of other directories, for forks of them.
         stores_at_once: A file is stored, and the coordinator knows where, before its put returns.
         asks_always: A file waits until the offsets of its batch are durable; else they were before a task began.
     """
@@ -62,7 +63,7 @@ class HostedDirectory(Directory):
         coordinator: CoordinatorLink,
         runtime: Runtime,
         *,
-        open_elsewhere: OpenElsewhere | None = None,
+        origins: Origins | None = None,
         stores_at_once: bool = False,
         asks_always: bool = False,
     ) -> None:
@@ -71,7 +72,7 @@ class HostedDirectory(Directory):
         self._member = member
         self._stores = (store, plain)
         self._coordinator = coordinator
-        self._reader = FileReader(store, plain, runtime, open_elsewhere=open_elsewhere)
+        self._reader = FileReader(store, plain, runtime, origins=origins)
         self._serves = ""
         self._committed = -1
         self._serving = asyncio.Lock()

@@ -43,39 +43,57 @@ def file_steps(scan: ManifestScan, location: str, owner: str) -> list[tuple[int,
 
 
 class FileTree:
-    """Directories, as the paths of files make them. Not thread-safe."""
+    """Directories, as the paths of files make them: in memory as large as the paths are long. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._children: dict[str, Counter[str]] = {}
+        self._root = _Node()
 
     def add(self, path: str) -> None:
         """There is a file."""
-        for directory, name in _steps(path):
-            self._children.setdefault(directory, Counter())[name] += 1
+        node = self._root
+        for name in path.split("/"):
+            below = node.below.get(name)
+            if below is None:
+                below = node.below[name] = _Node()
+            below.files += 1
+            node = below
 
     def remove(self, path: str) -> None:
         """A file is gone, and with it the directories that held nothing else."""
-        for directory, name in _steps(path):
-            names = self._children[directory]
-            names[name] -= 1
-            if not names[name]:
-                del names[name]
-                if not names:
-                    del self._children[directory]
+        node = self._root
+        for name in path.split("/"):
+            below = node.below[name]
+            below.files -= 1
+            if not below.files:
+                del node.below[name]
+                return
+            node = below
 
     def count(self, directory: str, name: str) -> int:
         """Return the number of files under a name of a directory."""
-        return self._children.get(directory, Counter())[name]
+        below = self._find(directory).get(name)
+        return below.files if below is not None else 0
 
     def names(self, directory: str) -> Collection[str]:
         """Return what lies directly in a directory; nothing where there is none."""
-        return tuple(self._children.get(directory, ()))
+        return tuple(self._find(directory))
+
+    def _find(self, directory: str) -> dict[str, _Node]:
+        below = self._root.below
+        for name in directory.split("/") if directory else ():
+            node = below.get(name)
+            below = node.below if node is not None else {}
+        return below
 
 
-def _steps(path: str) -> Iterator[tuple[str, str]]:
-    parts = path.split("/")
-    for i, part in enumerate(parts):
-        yield "/".join(parts[:i]), part
+class _Node:
+    """A directory or a file: the number of files at and below it, and what lies in it."""
+
+    __slots__ = ("below", "files")
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.below: dict[str, _Node] = {}
 
 
 class FileIndex:

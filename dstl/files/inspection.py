@@ -18,14 +18,13 @@ from dstl.files.directory import Directory
 from dstl.files.forking import opened_directory
 from dstl.files.index import HELD, FileIndex, file_steps
 from dstl.files.namespace import StateFile, barrier_batch, is_of_a_backend, location_of, plain_location_of
+from dstl.files.origins import OpenStore, Origins
 from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.files.rules import is_ahead
-from dstl.options import S3Options
 from dstl.runtime import Runtime
-from dstl.store import open_store
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry
+from handles.file_record import FileEntry, place_elsewhere
 
 __all__ = ["CheckpointFiles", "export_files", "opened_files", "roll_back", "verify_files"]
 
@@ -47,11 +46,19 @@ class CheckpointFiles:
         root: Its URI.
         entries: Its committed files, by path.
         reader: Reads them.
+        origins: The locations elsewhere that they may lie in.
     """
 
     root: str
     entries: Mapping[str, FileEntry]
     reader: FileReader
+    origins: Origins
+
+    @property
+    def elsewhere(self) -> dict[str, bool]:
+        """The locations of other directories that its records name, and whether they are opened."""
+        places = (place_elsewhere(entry.segment.name) for entry in self.entries.values())
+        return {place: self.origins.allows(place) for place in sorted({each[0] for each in places if each is not None})}
 
     @property
     def batches(self) -> list[int]:
@@ -61,16 +68,25 @@ class CheckpointFiles:
 
 
 @asynccontextmanager
-async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncIterator[CheckpointFiles]:
+async def opened_files(
+    root: str, runtime: Runtime, open_store: OpenStore, also: Collection[str] = ()
+) -> AsyncIterator[CheckpointFiles]:
     """Read the index of a directory; takes nothing over.
+
+    Args:
+        root: The directory.
+        runtime: Clock and jitter.
+        open_store: Opens a location.
+        also: Directories elsewhere whose objects it may use; see :class:`~dstl.files.origins.Origins`.
 
     Raises:
         MissingState: No query has written there.
         CorruptData: A record is damaged.
         Invalid: The root names no location, or another query's.
     """
-    store, plain = open_store(location_of(root), s3), open_store(plain_location_of(root), s3)
-    reader = FileReader(store, plain, runtime, open_elsewhere=lambda location: open_store(location, s3))
+    origins = Origins(root, also, open_store)
+    store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
+    reader = FileReader(store, plain, runtime, origins=origins)
     try:
         index = FileIndex()
         scan = await ManifestReader(store, runtime).scan()
@@ -81,7 +97,7 @@ async def opened_files(root: str, runtime: Runtime, s3: S3Options) -> AsyncItera
             index.apply(files, sequence)
         found = (entry for entry in index if not entry.path.startswith(f"{HELD}/"))
         entries = {entry.path: entry for entry in sorted(found, key=lambda each: each.path)}
-        yield CheckpointFiles(root, entries, reader)
+        yield CheckpointFiles(root, entries, reader, origins)
     finally:
         await reader.close()
         await store.close()
@@ -119,7 +135,7 @@ async def export_files(
     return sum(entry.size for entry in ordered)
 
 
-async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> list[str]:
+async def roll_back(root: str, batch: int, runtime: Runtime, open_store: OpenStore) -> list[str]:
     """Forget what came after a batch, so that the query's next run goes on behind it; returns the paths that are gone.
 
     One record takes barriers, state and what describes it. The sources' own logs stay: Spark goes on in them.
@@ -129,14 +145,14 @@ async def roll_back(root: str, batch: int, runtime: Runtime, s3: S3Options) -> l
     Raises:
         MissingState: The batch is not among those that are kept; or of a ``StateBackend``, its checkpoint is not.
     """
-    async with opened_files(root, runtime, s3) as files:
+    async with opened_files(root, runtime, open_store) as files:
         batches = files.batches
     if batch not in batches:
         kept = f"{batches[0]} to {batches[-1]}" if batches else "none"
         raise MissingState(f"{root} keeps the commit of batches {kept}, and not that of {batch}")
     if is_of_a_backend(root):
-        await _check_retained(root, batch, runtime, s3)
-    directory = opened_directory(root, runtime, s3)
+        await _check_retained(root, batch, runtime, open_store)
+    directory = opened_directory(root, runtime, open_store)
     try:
         await directory.claim()
         paths = {entry.path for entry in directory.run.index}
@@ -183,8 +199,8 @@ def _shared_files(store: str, content: bytes) -> set[str]:
         raise CorruptData(f"a snapshot in {store} does not say which files it needs: {error}") from None
 
 
-async def _check_retained(root: str, batch: int, runtime: Runtime, s3: S3Options) -> None:
-    store = open_store(location_of(root), s3)
+async def _check_retained(root: str, batch: int, runtime: Runtime, open_store: OpenStore) -> None:
+    store = open_store(location_of(root))
     try:
         retained = (await ManifestReader(store, runtime).scan()).retained
     finally:

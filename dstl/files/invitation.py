@@ -29,6 +29,7 @@ class FileInvitation:
         version: Of the jar; empty where it is not known.
         secret: The application's.
         host: This host as Spark names it.
+        bind: Address of this host at which it listens for others; None for ``host``, empty where there are none.
         member: The host service's name; empty for a coordinator.
         coordinator: Where a host's service enlists.
         options: Spark's ``spark.dstl.*`` settings.
@@ -38,6 +39,7 @@ class FileInvitation:
     version: str
     secret: Secret
     host: str
+    bind: str | None = None
     member: str = ""
     coordinator: Address | None = None
     options: dict[str, str] = field(default_factory=dict)
@@ -61,6 +63,7 @@ class FileInvitation:
                 version=str(fields["version"]),
                 secret=Secret(fields["secret"]),
                 host=str(fields["host"]),
+                bind=str(fields["bind"]) if "bind" in fields else None,
                 member=str(fields.get("member", "")),
                 coordinator=coordinator,
                 options={str(name): str(value) for name, value in fields["options"].items()},

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
 from dstl.errors import Invalid
+from handles.file_record import is_path
 
 __all__ = [
     "OBJECTS",
@@ -73,6 +74,10 @@ class FilePath:
         for i in range(len(parts)):
             inner = "/".join(parts[i:])
             if _INNER.fullmatch(inner):
+                if not is_path(inner):
+                    raise Invalid(
+                        f"a path of {len(inner)} characters is too long for a checkpoint directory: {path[:80]!r}"
+                    )
                 return FilePath("/".join((front, *parts[:i])), inner)
         return FilePath("/".join((front, *parts)), "")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from dstl.errors import Invalid
+from dstl.files.namespace import SCHEME, plain_location_of
 
 __all__ = ["FileOptions"]
 
@@ -38,6 +40,23 @@ class FileOptions(BaseModel):
     where a host's service is lost before it, the query fails and its next run runs the batch again. ``task``: before
     the task ends, which waits for the store, in a request for the files that are closed together; a host that is lost
     afterwards costs nothing. Of the driver's own host nothing is stored earlier, for the query ends with it."""
+
+    also: tuple[str, ...] = ()
+    """Checkpoint directories elsewhere (``dstl://...``, joined by commas) whose objects a fork of them may use. Those
+    of the same bucket or parent directory need not be named. More: who can write the records of a directory can have
+    this process read checkpoints there; none: a fork of a directory elsewhere cannot be read."""
+
+    @field_validator("also", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [each for each in re.split(rf",(?={SCHEME}:)", value) if each] if isinstance(value, str) else value
+
+    @field_validator("also")
+    @classmethod
+    def _are_roots(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for each in value:
+            plain_location_of(each)
+        return value
 
     @staticmethod
     def of(spark_conf: Mapping[str, str]) -> FileOptions:

@@ -17,9 +17,10 @@ from dstl.files.hosts import HostRegistry
 from dstl.files.invitation import FileInvitation, check_version
 from dstl.files.namespace import FilePath, location_of, plain_location_of
 from dstl.files.options import FileOptions
+from dstl.files.origins import Origins
 from dstl.files.service import FileService
-from dstl.option_sources import resolve
-from dstl.options import BatchingOptions, HedgingOptions, S3Options, UploadOptions
+from dstl.option_sources import check_option_names, resolve
+from dstl.options import BatchingOptions, HedgingOptions, S3Options, SealingOptions, UploadOptions
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.file_messages import (
     CompleteFiles,
@@ -39,7 +40,7 @@ from dstl.rpc.file_messages import (
 )
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done
-from dstl.rpc.server import Peer
+from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
@@ -52,7 +53,7 @@ __all__ = ["FileProcess", "HostLife", "OpenStore", "configuration", "coordinatin
 
 _log = logging.getLogger(__name__)
 
-OpenStore = Callable[[str, S3Options], ObjectStore]
+OpenStore = Callable[[str, S3Options, SealingOptions], ObjectStore]
 """Opens the store of a location."""
 
 
@@ -64,15 +65,16 @@ def configuration(options: Mapping[str, str], environment: Mapping[str, str]) ->
         environment: The process's.
 
     Raises:
-        Invalid: One of them is wrong.
+        Invalid: One of them is wrong, or is none.
     """
-
+    check_option_names(environment, options)
     return TaskManagerConfig(
         location="",
         batching=resolve("batching", BatchingOptions, None, environment, options),
         upload=resolve("upload", UploadOptions, None, environment, options),
         hedging=resolve("hedging", HedgingOptions, None, environment, options),
         s3=resolve("s3", S3Options, None, environment, options),
+        sealing=resolve("sealing", SealingOptions, None, environment, options),
     )
 
 
@@ -100,9 +102,25 @@ class FileProcess:
         self._open_store = open_store
         self._options = FileOptions.of(invitation.options)
 
-    def elsewhere(self, location: str) -> ObjectStore:
-        """Open another directory's location, whose objects a fork uses."""
-        return self._open_store(location, self._config.s3)
+    async def listen_tcp(self, server: RpcServer) -> int:
+        """Listen for processes of other hosts, where there are any; returns the port.
+
+        Raises:
+            Invalid: The address is none of this host.
+        """
+        host, bind = self.invitation.host, self.invitation.bind
+        address = host if bind is None else bind
+        try:
+            return await server.listen_tcp(address, known_as=host) if address else 0
+        except OSError as error:
+            raise Invalid(
+                f"the file service of {host} cannot listen at {address} ({error.strerror}): give the driver an address "
+                "of its own host in spark.driver.bindAddress, and each executor a name that its host has"
+            ) from None
+
+    def origins(self, root: str) -> Origins:
+        """Return the locations whose objects a directory may use."""
+        return Origins(root, self._options.also, self._open)
 
     def components(self, root: str) -> tuple[ObjectStore, ObjectStore, FileLog]:
         """Open the store of a directory, that of its plain files, and its log.
@@ -110,10 +128,12 @@ class FileProcess:
         Raises:
             Invalid: The root names no location.
         """
-        store = self._open_store(location_of(root), self._config.s3)
-        plain = self._open_store(plain_location_of(root), self._config.s3)
+        store, plain = self._open(location_of(root)), self._open(plain_location_of(root))
         changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
         return store, plain, FileLog(changelog, self._runtime, self._config.batching.inline_threshold)
+
+    def _open(self, location: str) -> ObjectStore:
+        return self._open_store(location, self._config.s3, self._config.sealing)
 
 
 class _Coordinator(FileProcess):
@@ -145,9 +165,8 @@ class _Coordinator(FileProcess):
         )
 
     async def listen(self, socket: str) -> None:
-        host = self.invitation.host
         await self.service.server.listen_unix(socket)
-        self._port = await self.service.server.listen_tcp(host)
+        self._port = await self.listen_tcp(self.service.server)
 
     async def close(self) -> None:
         await self.service.server.close()
@@ -160,7 +179,7 @@ class _Coordinator(FileProcess):
         if known is None:
             store, plain, log = self.components(root)
             hosts = self._registry.hosts
-            known = own_directory(root, store, plain, log, hosts, self._runtime, self._options, self.elsewhere)
+            known = own_directory(root, store, plain, log, hosts, self._runtime, self._options, self.origins(root))
             self._directories[root] = known
         return known
 
@@ -249,7 +268,7 @@ class _Host(FileProcess):
                 log,
                 self._coordinator,
                 self._runtime,
-                open_elsewhere=self.elsewhere,
+                origins=self.origins(root),
                 stores_at_once=self._options.durability == "task",
                 asks_always=self._options.sources == "keep",
             )
@@ -330,7 +349,7 @@ async def hosting(
         host = _Host(invitation, config, runtime, open_store, calls)
         try:
             await host.service.server.listen_unix(socket)
-            port = await host.service.server.listen_tcp(invitation.host)
+            port = await host.listen_tcp(host.service.server)
             lifeline = await AsyncConnection.open(where, secret, role=Role.TASK_MANAGER)
             await lifeline.call(EnlistFiles(invitation.member, Address(invitation.host, port, socket)))
             yield HostLife(socket, asyncio.ensure_future(lifeline.wait_closed_by_peer()), host.hand_over)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -12,6 +12,8 @@ from dstl.changelog.segment.read_plan import ReadSizes
 from dstl.changelog.segment.reader import SegmentReader
 from dstl.errors import CorruptData, MissingState
 from dstl.files.file_log import file_bytes
+from dstl.files.namespace import OBJECTS, is_of_a_query
+from dstl.files.origins import Origins
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
@@ -19,10 +21,7 @@ from handles.file_record import PLAIN, FileEntry, place_elsewhere
 from handles.segment_handle import SegmentHandle
 from handles.sequence_number import SequenceNumberRange
 
-__all__ = ["FileReader", "OpenElsewhere"]
-
-OpenElsewhere = Callable[[str], ObjectStore]
-"""Opens the store of a location."""
+__all__ = ["FileReader"]
 
 _WHOLE = 6 << 20
 """Above a segment's usual size: a restart then reads each of them once, however many files it holds."""
@@ -45,7 +44,7 @@ class FileReader:
         store: The directory's location.
         plain: The directory itself, for files that were adopted.
         runtime: Jitter of pauses between attempts.
-        open_elsewhere: Opens the location whose objects a fork uses; closed with this.
+        origins: Opens the locations whose objects a fork uses; those are closed with this. None: it is no fork.
         cache_bytes: Of segments and of files, in bytes each. More: fewer requests when partitions move; less: less
             memory.
     """
@@ -56,9 +55,9 @@ class FileReader:
         plain: ObjectStore,
         runtime: Runtime,
         cache_bytes: int = _CACHE,
-        open_elsewhere: OpenElsewhere | None = None,
+        origins: Origins | None = None,
     ) -> None:
-        self._open_elsewhere = open_elsewhere
+        self._origins = origins
         self._elsewhere: dict[str, ObjectStore] = {}
         self._store = store
         self._plain = plain
@@ -83,7 +82,7 @@ class FileReader:
         if key in self._files:
             self._files.move_to_end(key)
             return self._files[key]
-        segment = self._segment(entry.segment)
+        segment = self._segment(entry)
         async with segment.turn:
             content = self._files.get(key)
             if content is None:
@@ -104,7 +103,9 @@ class FileReader:
             await store.close()
 
     async def _read_plain(self, entry: FileEntry) -> bytes:
-        plain, name = self._place(entry.segment.name)
+        plain, name = self._place(entry)
+        if name != entry.path or not is_of_a_query(name):
+            raise CorruptData(f"{self._store.location}: {entry.path} is said to be {name}, which Spark has not written")
         content = await plain.get(name)
         if len(content) != entry.size:
             raise CorruptData(
@@ -128,8 +129,9 @@ class FileReader:
             )
         return content
 
-    def _place(self, name: str) -> tuple[ObjectStore, str]:
-        """Return the store of an object, and its name there."""
+    def _place(self, entry: FileEntry) -> tuple[ObjectStore, str]:
+        """Return the store of a file's object, and its name there."""
+        name = entry.segment.name
         if name.startswith(PLAIN):
             return self._plain, name.removeprefix(PLAIN)
         found = place_elsewhere(name)
@@ -138,15 +140,18 @@ class FileReader:
         location, inner = found
         store = self._elsewhere.get(location)
         if store is None:
-            if self._open_elsewhere is None:
+            if self._origins is None:
                 raise MissingState(f"{name} is an object of {location}, which is not open here")
-            store = self._elsewhere[location] = self._open_elsewhere(location)
+            if bool(entry.log_id) != location.endswith(f"/{OBJECTS}"):
+                raise CorruptData(f"{self._store.location}: {entry.path} is said to lie in {location}, no log of files")
+            store = self._elsewhere[location] = self._origins.open(location)
         return store, inner
 
-    def _segment(self, handle: SegmentHandle) -> _Segment:
+    def _segment(self, entry: FileEntry) -> _Segment:
+        handle = entry.segment
         known = self._segments.get(handle)
         if known is None:
-            store, name = self._place(handle.name)
+            store, name = self._place(entry)
             reader = SegmentReader(store, replace(handle, name=name), sizes=ReadSizes(whole=_WHOLE))
             known = self._segments[handle] = _Segment(reader, handle.size if handle.size <= _WHOLE else 1 << 16)
             self._held += known.cost

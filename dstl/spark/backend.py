@@ -19,7 +19,7 @@ from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
 from dstl.errors import Closed, Invalid
 from dstl.metrics import MetricSet
-from dstl.option_sources import check_sections, resolve
+from dstl.option_sources import resolve
 from dstl.options import (
     BatchingOptions,
     CheckpointOptions,
@@ -50,6 +50,7 @@ from dstl.spark.application.session import (
     is_local,
     local_task_managers,
     session_of,
+    settings_of,
 )
 from dstl.spark.application.shutdown import shut_down
 from dstl.spark.listener import CheckpointMetrics, Listeners
@@ -196,8 +197,7 @@ class StateBackend(StatefulOperators):
         self._loop = IoLoop("dstl-coordinator")
         self._closer: weakref.finalize[Any, StateBackend] | None = None
         runtime = system_runtime()
-        conf = dict(session.sparkContext.getConf().getAll())
-        check_sections(os.environ, conf)
+        conf = settings_of(session)
         sections = (batching, upload, hedging, materialization, s3, sealing, memory)
         config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)

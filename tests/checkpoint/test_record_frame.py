@@ -1,6 +1,7 @@
 """The frame of manifests and savepoints: what it takes, and what it finds wrong."""
 
 import struct
+from dataclasses import replace
 
 import google_crc32c
 import pytest
@@ -47,6 +48,17 @@ def test_a_record_of_a_reader_that_takes_less_is_refused_before_it_is_unpacked()
     raw = b'{"a":"' + b"x" * 93 + b'"}'
     with pytest.raises(CorruptData, match="record x: "):
         FRAME.unpack(framed(zstandard.compress(raw), len(raw)), damaged)
+
+
+def test_a_small_record_unpacks_to_no_large_one() -> None:
+    """Of a body that packs as no index does; below a megabyte it may."""
+    large = replace(FRAME, max_raw=128 << 20)
+    assert large.unpack(large.pack({"a": "x" * ((1 << 20) - 8)}), damaged)
+    raw = b'{"a":"' + b"x" * (2 << 20) + b'"}'
+    with pytest.raises(CorruptData, match="2097160 unpacked, is declared"):
+        large.unpack(framed(zstandard.compress(raw), len(raw)), damaged)
+    with pytest.raises(Invalid, match="as none does: split it"):
+        large.pack({"a": "x" * (2 << 20)})
 
 
 def test_a_body_may_not_reach_into_the_magic() -> None:

@@ -98,6 +98,9 @@ def test_a_host_s_process_hands_its_files_over_at_sigterm(tmp_path: Path) -> Non
     [
         ({"version": "0.0.1"}, "jar of dstl-pyspark 0.0.1"),
         ({"options": {"spark.dstl.batching.inline_threshold": "much"}}, "inline_threshold"),
+        ({"options": {"spark.dstl.commit": "with_next"}}, "with-next"),
+        ({"options": {"spark.dstl.batchng.byte_budget": "1"}}, "did you mean batching?"),
+        ({"bind": "192.0.2.1"}, "spark.driver.bindAddress"),
         ({"kind": "broker"}, "no invitation"),
         ({"secret": b"short"}, "no invitation"),
     ],

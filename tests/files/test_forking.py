@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dstl.errors import Fenced, Invalid, MissingState
-from dstl.files.forking import fork, release
-from dstl.options import S3Options
+from dstl.files.forking import Fork, fork, release
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
@@ -21,12 +20,12 @@ def stores() -> dict[str, ObjectStore]:
     return {}
 
 
-def opener(stores: dict[str, ObjectStore]) -> Callable[[str, S3Options], ObjectStore]:
-    return lambda location, options: kept(stores.setdefault(location, MemoryStore()))
+def opener(stores: dict[str, ObjectStore]) -> Callable[[str], ObjectStore]:
+    return lambda location: kept(stores.setdefault(location, MemoryStore()))
 
 
-async def make(stores: dict[str, ObjectStore], source: str = ROOT, target: str = FORK) -> int:
-    return await fork(source, target, system_runtime(), S3Options(), opener(stores))
+async def make(stores: dict[str, ObjectStore], source: str = ROOT, target: str = FORK, *also: str) -> Fork:
+    return await fork(source, target, system_runtime(), opener(stores), also)
 
 
 async def names(store: ObjectStore) -> set[str]:
@@ -53,7 +52,7 @@ async def test_a_fork_names_the_same_objects_and_each_side_goes_its_own_way(stor
     await stores["/jobs/query"].put("metadata", b"{}")
     await fill(stores, range(3))
     before = await names(stores[OLD])
-    assert await make(stores) == 3
+    assert await make(stores) == Fork(3, ())
     assert len(await names(stores[OLD]) - before) == 2, "the fence and one record"
     assert len(await names(stores[NEW])) == 2, "no object is copied"
     async with application(stores) as app:
@@ -80,9 +79,9 @@ async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(st
         assert len(await names(store)) < 200, "what nobody needs has gone"
     assert shared < await names(stores[OLD])
     with pytest.raises(Invalid, match="delete it first"):
-        await release(ROOT, FORK, system_runtime(), S3Options(), opener(stores))
+        await release(ROOT, FORK, system_runtime(), opener(stores))
     del stores[NEW]
-    assert await release(ROOT, FORK, system_runtime(), S3Options(), opener(stores)) >= 3
+    assert await release(ROOT, FORK, system_runtime(), opener(stores)) >= 3
     await fill(stores, range(110, 220))
     assert not shared & await names(stores[OLD])
 
@@ -90,9 +89,13 @@ async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(st
 async def test_a_fork_of_a_fork_is_held_by_the_objects_owner(stores: dict[str, ObjectStore]) -> None:
     await fill(stores, range(3))
     await make(stores)
-    assert await make(stores, FORK, SECOND) == 3
+    before = await names(stores[NEW]), await names(stores[OLD])
+    with pytest.raises(Invalid, match=f"{FORK} uses objects of {ROOT}.*--also {ROOT}"):
+        await make(stores, FORK, SECOND)
+    assert (await names(stores[NEW]), await names(stores[OLD])) == before, "what is refused fences nobody"
+    assert await make(stores, FORK, SECOND, f"{ROOT}/") == Fork(3, ())
     del stores[NEW]
-    await release(ROOT, FORK, system_runtime(), S3Options(), opener(stores))
+    await release(ROOT, FORK, system_runtime(), opener(stores))
     await fill(stores, range(3, 110))
     async with application(stores) as app:
         driver = await app.driver("second", SECOND)

@@ -58,6 +58,27 @@ def test_an_interpreter_that_is_none_is_named_with_its_setting_and_a_wrong_secre
     assert "refuses this JVM (secret)" in refused
 
 
+def test_a_driver_whose_name_is_no_address_of_its_host_listens_where_spark_binds_or_is_told(
+    trial: Path, tmp_path: Path
+) -> None:
+    """As in a container behind a network address translation; and an option that there is not is said as such."""
+    tries = (
+        ("spark.driver.host=192.0.2.1",),
+        ("spark.driver.bindAddress=127.0.0.1",),
+        ("spark.driver.bindAddress=192.0.2.1", "spark.master=local-cluster[1,1,1024]"),
+        ("spark.master=local[2]",),
+        ("spark.dstl.durabilty=task",),
+    )
+    said = starts(trial, jar_path(), tmp_path / "place", *(each for one in tries for each in (*one, sys.executable)))
+    lines = [line for line in said if "(secret)" not in line]
+    assert [line == "started" for line in lines] == [False, True, False, True, False], said
+    for line in (lines[0], lines[2]):
+        assert "cannot listen at 192.0.2.1" in line
+        assert "spark.driver.bindAddress" in line
+    assert "spark.dstl.durabilty is no option" in lines[4]
+    assert "did you mean durability?" in lines[4]
+
+
 def test_a_jar_of_another_version_is_refused_by_the_python_that_it_starts(trial: Path, tmp_path: Path) -> None:
     (tmp_path / "old.jar").write_bytes(build.compiled_jar("0.0.7"))
     (said,) = starts(trial, tmp_path / "old.jar", tmp_path / "place", sys.executable)

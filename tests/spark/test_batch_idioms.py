@@ -24,7 +24,6 @@ import dstl
 from dstl.checkpoint.report import CheckpointReport
 from dstl.errors import CheckpointDeclined, Invalid, MissingState
 from dstl.files.inspection import opened_files
-from dstl.options import S3Options
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, count, sum
 from dstl.spark.query.foreach_batch import with_checkpoint
@@ -284,7 +283,7 @@ class Job:
 def committed(root: str) -> list[int]:
     async def read() -> list[int]:
         try:
-            async with opened_files(root, system_runtime(), S3Options()) as files:
+            async with opened_files(root, system_runtime(), open_store) as files:
                 return files.batches
         except MissingState:
             return []

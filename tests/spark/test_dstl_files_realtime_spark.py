@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from dstl.files.inspection import opened_files
-from dstl.options import S3Options
 from dstl.runtime import system_runtime
+from dstl.store import open_store
 
 pytestmark = [
     pytest.mark.spark,
@@ -77,5 +77,5 @@ def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, spark
 
 
 async def _barriers(place: str) -> list[str]:
-    async with opened_files(place, system_runtime(), S3Options()) as files:
+    async with opened_files(place, system_runtime(), open_store) as files:
         return [path for path in files.entries if path.startswith(("offsets/", "commits/"))]

@@ -27,7 +27,7 @@ KINDS = {"rocksdb": ("RocksDB", 1), "rocksdb-2": ("RocksDB", 2), "hdfs": ("HDFSB
 
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[Any]:
-    """Sets options for the queries that are started next; ends the thread that makes snapshots, which has an interval."""
+    """Sets options for the queries that are started next; ends the thread that makes snapshots: it has an interval."""
     names: set[str] = set()
 
     def choose(kind: str, interval: str, partitions: int = 1) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench._stateful_queries import stateful_queries
 from dstl.checkpoint.manifest.log import ManifestLog
+from dstl.errors import Invalid
 from dstl.runtime import system_runtime
-from dstl.spark import jar_path
+from dstl.spark import StateBackend, jar_path
 from dstl.store import LocalStore
 
 pytestmark = [
@@ -237,6 +239,16 @@ def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
     assert sorted((tmp_path / "taken").rglob("*")) == before
     with pytest.raises(Exception, match="names no directory"):
         run(source, "count", "dstl:///")
+    # An option is read when the application starts.
+    location = tmp_path / "late"
+    for name in ("spark.dstl.commit", "spark.dstl.batching.byte_budget"):
+        refusal = rf"{re.escape(name)}=1 is set in a session.*before the application starts"
+        with settings(spark, {name: "1"}):
+            with pytest.raises(Exception, match=refusal):
+                run(source, "count", f"dstl://{location}")
+            with pytest.raises(Invalid, match=refusal):
+                StateBackend(str(location), spark=spark)
+    assert not location.exists()
     with pytest.raises(Exception, match="checkpoint locations of streaming queries"):
         spark.range(3).write.json(f"dstl://{tmp_path}/a-sink")
 

@@ -21,7 +21,6 @@ from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.report import CheckpointReport
 from dstl.errors import CheckpointDeclined, Invalid, MissingState, TaskManagerLost
 from dstl.files.inspection import opened_files, roll_back
-from dstl.options import S3Options
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause, count
 from dstl.store import open_store
@@ -72,7 +71,7 @@ class Job:
 
     def commits(self) -> list[int]:
         async def read() -> list[int]:
-            async with opened_files(self.root, system_runtime(), S3Options()) as files:
+            async with opened_files(self.root, system_runtime(), open_store) as files:
                 return files.batches
 
         return asyncio.run(read())
@@ -127,12 +126,12 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
         "a fence for each driver, and two records a batch: offsets/N, and commits/N with all else"
     )
 
-    asyncio.run(roll_back(job.root, 1, system_runtime(), S3Options()))
+    asyncio.run(roll_back(job.root, 1, system_runtime(), open_store))
     job.run()
     assert job.commits() == [0, 1, 2]
     assert job.got[2] == dict(job.expected)
     with pytest.raises(MissingState, match="keeps the commit of batches 0 to 2"):
-        asyncio.run(roll_back(job.root, 7, system_runtime(), S3Options()))
+        asyncio.run(roll_back(job.root, 7, system_runtime(), open_store))
 
     other = Job(spark, Numbered(stream), tmp_path / "other")
     other.expected = Counter(job.expected)

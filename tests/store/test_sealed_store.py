@@ -1,5 +1,6 @@
 """Objects that are sealed: what somebody without the key does to them is seen before a byte of it is used."""
 
+import ast
 import hmac
 import random
 from collections.abc import AsyncIterator
@@ -121,3 +122,27 @@ async def test_a_key_comes_from_a_file_that_its_owner_alone_may_read(tmp_path: P
         open_store(tmp_path / "state", sealing=SealingOptions(key_file=str(key)))
     with pytest.raises(Invalid, match="cannot be read"):
         open_store(tmp_path / "state", sealing=SealingOptions(key_file=str(tmp_path / "none")))
+
+
+def test_no_product_code_opens_a_store_without_saying_how_its_objects_are_sealed() -> None:
+    """Each call or partial of ``open_store`` has its third argument; where it is a parameter, its type says so."""
+    root, calls, wrong = Path(__file__).parents[2], 0, []
+    for path in (each for package in ("dstl", "handles", "materializer") for each in (root / package).rglob("*.py")):
+        if path.is_relative_to(root / "dstl/testing"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        is_the_store = any(
+            isinstance(node, ast.ImportFrom) and any(each.name == "open_store" for each in node.names)
+            for node in ast.walk(tree)
+        )
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            named = [getattr(each, "id", getattr(each, "attr", "")) for each in (call.func, *call.args[:1])]
+            if named[0] in ("S3Store", "LocalStore") and not path.is_relative_to(root / "dstl/store"):
+                wrong.append(f"{path}:{call.lineno}")
+            given = len(call.args) + any(each.arg == "sealing" for each in call.keywords) * 3
+            if is_the_store and (named[0] == "open_store" or named == ["partial", "open_store"]):
+                calls += 1
+                if given < (3 if named[0] == "open_store" else 4):
+                    wrong.append(f"{path}:{call.lineno}")
+    assert calls > 5, "the calls were not found"
+    assert wrong == []

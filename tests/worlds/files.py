@@ -13,11 +13,12 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import OutcomeUnknown
 from dstl.files.invitation import FileInvitation
 from dstl.files.process import HostLife, configuration, coordinating, hosting
-from dstl.options import S3Options
+from dstl.options import S3Options, SealingOptions
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StagePart, StatFile
 from dstl.rpc.protocol import Secret
 from dstl.runtime import SystemClock, system_runtime
+from dstl.store import open_store
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
@@ -144,7 +145,9 @@ class Application:
         self._hosts: dict[str, tuple[contextlib.AsyncExitStack, HostLife]] = {}
         self._socket = ""
 
-    def _open_store(self, location: str, options: S3Options) -> ObjectStore:
+    def _open_store(self, location: str, options: S3Options, sealing: SealingOptions) -> ObjectStore:
+        if sealing.key_file is not None:  # its location is a directory
+            return open_store(location, options, sealing)
         found = self.stores.setdefault(location, MemoryStore())
         counted = InstrumentedStore(self._wrap(kept(found)))
         self.opened.append(counted)

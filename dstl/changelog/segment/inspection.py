@@ -54,7 +54,7 @@ async def fetch_segment(
         return await _fetch_sealed(where, offset, size, options, sealing)
     if has_scheme(source):
         location, _, name = source.rpartition("/")
-        return await _fetch(open_store(location, options), name, offset, size)
+        return await _fetch(open_store(location, options, sealing), name, offset, size)
     data = await asyncio.to_thread(_read_file, source)
     return data[offset : None if size is None else offset + size]
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from dstl.checkpoint.fleet.fleet_size import task_managers_of
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
 from dstl.errors import Invalid, brief
+from dstl.option_sources import check_option_names
 
 __all__ = [
     "LOOPBACK",
@@ -24,6 +25,7 @@ __all__ = [
     "local_slots",
     "local_task_managers",
     "session_of",
+    "settings_of",
 ]
 
 LOOPBACK = "127.0.0.1"
@@ -42,6 +44,24 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     if not isinstance(session, SparkSession):
         raise Invalid(f"spark={brief(session)} is {type(session).__name__}, not a SparkSession")
     return session
+
+
+def settings_of(session: SparkSession) -> dict[str, str]:
+    """Return Spark's settings with which the application has started.
+
+    Raises:
+        Invalid: One is no option of DSTL; or the session sets one later, when nobody reads it any more.
+    """
+    settings = dict(session.sparkContext.getConf().getAll())
+    check_option_names(os.environ, settings)
+    for name, value in sorted(session.conf.getAll.items()):
+        if name.startswith("spark.dstl.") and settings.get(name) != value:
+            raise Invalid(
+                f"{name}={value} is set in a session of a running application, where it changes nothing: set it before "
+                "the application starts, in its first SparkSession.builder or with spark-submit --conf; or give the "
+                "option to the StateBackend"
+            )
+    return settings
 
 
 def is_local(session: SparkSession) -> bool:

@@ -57,6 +57,7 @@ public final class DstlFileSystem extends FileSystem {
 
   @Override
   public void initialize(URI name, Configuration configuration) throws IOException {
+    Service.check(configuration);
     super.initialize(name, configuration);
     setConf(configuration);
     String authority = name.getAuthority();

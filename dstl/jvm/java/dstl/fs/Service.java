@@ -6,6 +6,7 @@ import java.util.Deque;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedDeque;
+import org.apache.hadoop.conf.Configuration;
 
 /** The file service of this JVM's host: found once, called over pooled connections. Thread-safe. */
 public final class Service {
@@ -18,6 +19,7 @@ public final class Service {
   private static final Map<String, String> RUNS = new ConcurrentHashMap<>();
   private static volatile Locator locator;
   private static volatile boolean remembersRuns;
+  private static volatile Map<String, String> settings;
   private static Address address;
 
   private Service() {}
@@ -45,6 +47,26 @@ public final class Service {
     }
     for (Connection each = IDLE.poll(); each != null; each = IDLE.poll()) {
       each.close();
+    }
+  }
+
+  /** Say with which {@code spark.dstl.*} settings, without that prefix, the application has started; null: it ends. */
+  public static void started(Map<String, String> options) {
+    settings = options;
+  }
+
+  /** Refuse options that a session sets: nobody reads them any more. */
+  static void check(Configuration session) throws IOException {
+    Map<String, String> known = settings;
+    if (known == null) {
+      return;
+    }
+    for (Map.Entry<String, String> each : session.getPropsWithPrefix("spark.dstl.").entrySet()) {
+      if (!each.getValue().equals(known.get(each.getKey()))) {
+        throw new IOException("dstl.errors.Invalid: spark.dstl." + each.getKey() + "=" + each.getValue()
+            + " is set in a session of a running application, where it changes nothing: set it before the application"
+            + " starts, in its first SparkSession.builder or with spark-submit --conf");
+      }
     }
   }
 

@@ -34,8 +34,15 @@ final class Coordinator implements Closeable {
     invitation.put("kind", "coordinator");
     invitation.put("version", version());
     invitation.put("secret", secret);
-    invitation.put("host", conf.get("spark.driver.host", "127.0.0.1"));
-    invitation.put("options", options());
+    String host = conf.get("spark.driver.host", "127.0.0.1");
+    String master = conf.get("spark.master", "");
+    // Of a local master nobody comes over the network.
+    boolean isAlone = master.equals("local") || master.startsWith("local[");
+    invitation.put("host", host);
+    invitation.put("bind", isAlone ? "" : conf.get("spark.driver.bindAddress", host));
+    Map<String, String> options = new LinkedHashMap<>();
+    options().forEach((name, value) -> options.put("spark.dstl." + name, value));
+    invitation.put("options", options);
     Map<?, ?> said = process.begin(invitation);
     address = new Address((String) said.get("socket"), secret, ((Number) said.get("protocol")).longValue());
     return address;
@@ -59,10 +66,11 @@ final class Coordinator implements Closeable {
     return version == null ? "" : version;
   }
 
-  private Map<String, Object> options() {
-    Map<String, Object> options = new LinkedHashMap<>();
+  /** Return the settings of DSTL, by their names behind {@code spark.dstl.}. */
+  Map<String, String> options() {
+    Map<String, String> options = new LinkedHashMap<>();
     for (Tuple2<String, String> each : conf.getAllWithPrefix("spark.dstl.")) {
-      options.put("spark.dstl." + each._1(), each._2());
+      options.put(each._1(), each._2());
     }
     return options;
   }

@@ -48,6 +48,7 @@ public final class DstlPlugin implements SparkPlugin {
         throw new IllegalStateException(error.getMessage(), error);
       }
       Service.use(coordinator::locate, true);
+      Service.started(coordinator.options());
       // What an executor needs goes by `receive` alone: this map would land in the application's configuration.
       return Map.of();
     }
@@ -61,6 +62,7 @@ public final class DstlPlugin implements SparkPlugin {
     @Override
     public void shutdown() {
       if (coordinator != null) {
+        Service.started(null);
         Service.use(null, false);
         coordinator.close();
       }
