@@ -15,8 +15,9 @@ from dstl.files.file_log import FileLog
 from dstl.files.hosted import HostedDirectory
 from dstl.files.hosts import HostRegistry
 from dstl.files.invitation import FileInvitation, check_version
-from dstl.files.namespace import FilePath, location_of, plain_location_of
+from dstl.files.namespace import is_of_a_backend, location_of, plain_location_of
 from dstl.files.options import FileOptions
+from dstl.files.roots import CheckpointRoots, RootProbe
 from dstl.files.service import FileService
 from dstl.option_sources import resolve
 from dstl.options import BatchingOptions, HedgingOptions, S3Options, UploadOptions
@@ -108,8 +109,13 @@ class FileProcess:
         """Open the store of a directory, that of its plain files, and its log.
 
         Raises:
-            Invalid: The root names no location.
+            Invalid: The root names no location, or that of a ``StateBackend``.
         """
+        if is_of_a_backend(root):
+            raise Invalid(
+                f"{root} lies in the log of a StateBackend, which alone serves it: ask it for checkpoint_location in this "
+                "very driver, and keep Spark's own stateful operators out of the query, whose executors would write there"
+            )
         store = self._open_store(location_of(root), self._config.s3)
         plain = self._open_store(plain_location_of(root), self._config.s3)
         changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
@@ -131,8 +137,10 @@ class _Coordinator(FileProcess):
         self._directories: dict[str, CoordinatedDirectory] = {}
         self._registry = HostRegistry(invitation.host, socket, invitation.secret, runtime, self._lost)
         self._port = 0
+        self._roots = CheckpointRoots(RootProbe(self.elsewhere, runtime))
         self.service = FileService(
             self._directory,
+            self._roots,
             invitation.secret,
             {
                 PlaceFiles: self._place,
@@ -193,13 +201,18 @@ class _Coordinator(FileProcess):
         return Done()
 
     async def _find(self, peer: Peer, call: FindFile) -> FoundFile:
-        path = FilePath.parse(call.path)
-        entry = await self._opened(path.root).entry(path.inner)
+        path = await self._roots.find(call.path, call.run)
+        entry = await self._opened(path.root).entry(path.inner) if path is not None else None
         if entry is None:
             return FoundFile((), "", 0, -1, 0)
         handle = entry.segment
         place = (handle.name, handle.size, handle.checksum, handle.offset)
         return FoundFile(place, entry.log_id, entry.sqn, entry.size, entry.modified_ms)
+
+
+async def _ask_coordinator(root: str) -> bool:
+    """A host looks for no root: whether there is one its coordinator says."""
+    return True
 
 
 class _Host(FileProcess):
@@ -218,6 +231,7 @@ class _Host(FileProcess):
         self._directories: dict[str, HostedDirectory] = {}
         self.service = FileService(
             self._directory,
+            CheckpointRoots(_ask_coordinator),
             invitation.secret,
             {PersistFiles: self._persist, CompleteFiles: self._complete, ResetFiles: self._reset},
         )
