@@ -190,6 +190,13 @@ class CheckpointOptions(_Options):
     ``MaterializationOptions.publish_within_s``. Shorter: orphans go sooner; longer: more margin for drivers that were
     paused."""
 
+    clock_hold_s: float = Field(default=300.0, ge=0)
+    """How long processing time stands still when the driver's clock is behind the batch before; then it goes on with
+    the clock. Longer: a host that starts with a wrong clock has more time to get the right one (NTP takes minutes),
+    before state is given times that are over once it has; shorter: where it was the clock *before* that was wrong,
+    timers and times to live go on sooner. 0: the clock is followed at once, as Spark does, and each correction,
+    however small, takes time back."""
+
     task_manager_timeout_s: float = Field(default=120.0, gt=0)
     """How long a query waits for its TaskManagers to register; a restore that comes no byte further for half a minute
     more than this is given up. Longer: slow hosts are waited for; shorter: a host that never comes, or hangs, fails the

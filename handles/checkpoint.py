@@ -163,8 +163,9 @@ class CompletedCheckpoint(_Frozen):
         watermark_ms: Event-time watermark for the next batch, in Unix milliseconds; None where there is none.
         late_watermark_ms: The watermark of this batch itself: in the next one rows at or before it are late. As in
             Spark, what is late lags one batch behind what is due.
-        batch_time_ms: The batch's processing time, Unix milliseconds: what it has when it runs again, and no later
-            batch has an earlier one. None in checkpoints of before it was kept, and where a savepoint begins.
+        batch_time_ms: The batch's processing time, Unix milliseconds: what it has when it runs again. A later batch
+            has an earlier one only where the driver's clock was behind for long. None where it is not known.
+        held_since_ms: What that clock said when time began to stand still at an earlier batch's; None where it did not.
         sequence_base: Added to the numbers of the log that tasks order list elements by: in a job that began with a
             savepoint they go on from the job that it was made of.
     """
@@ -179,6 +180,7 @@ class CompletedCheckpoint(_Frozen):
     watermark_ms: int | None = None
     late_watermark_ms: int | None = None
     batch_time_ms: int | None = None
+    held_since_ms: int | None = None
     sequence_base: _Count = 0
     operators: tuple[OperatorEntry, ...] = ()
     materialized: tuple[MaterializedStateHandle, ...] = ()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from dstl.checkpoint.batch_time import BatchTime
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
 from dstl.checkpoint.truncation import kept_log, with_reports
 from dstl.rpc.fleet_messages import Persisted, PersistedLog
@@ -29,7 +30,7 @@ def assemble(
     created_at: float,
     watermark_ms: int | None,
     operators: Sequence[OperatorEntry],
-    batch_time_ms: int | None = None,
+    batch_time: BatchTime | None = None,
     generations: int = 2,
 ) -> tuple[CompletedCheckpoint, list[bytes]]:
     """Return the checkpoint and the segments to be inlined in its manifest, in order.
@@ -68,7 +69,8 @@ def assemble(
         max_parallelism=max_parallelism,
         created_at=created_at,
         watermark_ms=watermark_ms,
-        batch_time_ms=batch_time_ms,
+        batch_time_ms=batch_time.ms if batch_time else None,
+        held_since_ms=batch_time.held_since_ms if batch_time else None,
         late_watermark_ms=_late_watermark(parent),
         sequence_base=parent.sequence_base if parent else 0,
         operators=tuple(operators),

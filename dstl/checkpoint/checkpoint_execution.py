@@ -150,7 +150,7 @@ class CheckpointExecution:
             kind: type[Exception] = type(error) if is_lasting else CheckpointDeclined
             raise kind(f"the checkpoint of batch {trigger.batch_id} failed: {error}") from error
         located = inlined_handles(parts, checkpoint.checkpoint_id)
-        await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time_ms)
+        await self._fleet.complete(checkpoint, trigger.winners, located, coordinator.batch_time.ms)
         subsumed = coordinator.complete(trigger, checkpoint, self._options.retained)
         self._objects.retain([checkpoint])
         self._objects.subsume(self._out_of_sight(subsumed, trigger.batch_id))
@@ -201,7 +201,7 @@ class CheckpointExecution:
             created_at=self._runtime.clock.wall(),
             watermark_ms=watermark_ms,
             operators=operators,
-            batch_time_ms=coordinator.batch_time_ms,
+            batch_time=coordinator.batch_time,
             generations=self._materialization.generations,
         )
 

@@ -39,6 +39,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from dstl.checkpoint.acknowledgements import Acknowledgements
+from dstl.checkpoint.batch_time import BatchTime
 from dstl.checkpoint.finished_attempts import FinishedAttempts
 from dstl.crash_points import reach
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, Invalid, MissingState, Superseded
@@ -79,7 +80,7 @@ class _Batch:
     batch_id: int
     parent: CompletedCheckpoint | None
     operators: Mapping[str, Acknowledgements | FinishedAttempts]
-    time_ms: int
+    time: BatchTime
     version: int = 0
     completed_version: int = 0
     failure: DstlError | None = None
@@ -105,11 +106,14 @@ class CheckpointCoordinator:
     Args:
         operators: Parallelism of each stateful operator, known from their construction.
         by_commit: Spark's own commit triggers the checkpoints, and not the acknowledgements.
+        clock_hold_ms: See :meth:`BatchTime.after`.
     """
 
-    def __init__(self, operators: Mapping[str, int], *, by_commit: bool = False) -> None:
+    def __init__(self, operators: Mapping[str, int], *, by_commit: bool = False, clock_hold_ms: int = 0) -> None:
         self._parallelism = dict(operators)
         self.by_commit = by_commit
+        self._clock_hold_ms = clock_hold_ms
+        self._clock_warning: str | None = None
         self._run: str | None = None
         self._retired: set[str] = set()
         self._batch: _Batch | None = None
@@ -157,9 +161,14 @@ class CheckpointCoordinator:
         self._completed = sorted(completed, key=lambda each: each.checkpoint_id)
 
     @property
-    def batch_time_ms(self) -> int:
+    def batch_time(self) -> BatchTime:
         """The processing time of the current batch: the same for all its tasks, however often they run."""
-        return self._batch.time_ms if self._batch else 0
+        return self._batch.time if self._batch else BatchTime(0)
+
+    def take_clock_warning(self) -> str | None:
+        """Return, once, what to tell of the clock by which the current batch has begun."""
+        warning, self._clock_warning = self._clock_warning, None
+        return warning
 
     def begin(
         self, task: TaskAttempt, now_ms: int, is_alive: Callable[[int], bool] = lambda attempt_id: True
@@ -357,12 +366,15 @@ class CheckpointCoordinator:
         self._batch = _Batch(task.batch_id, parent, operators, self._time_of(task.batch_id, parent, now_ms))
         return self._batch
 
-    def _time_of(self, batch_id: int, parent: CompletedCheckpoint | None, now_ms: int) -> int:
+    def _time_of(self, batch_id: int, parent: CompletedCheckpoint | None, now_ms: int) -> BatchTime:
         """Return the batch's time: its own where it has been checkpointed, for a sink may have what it made then."""
-        ran = [c.batch_time_ms for c in self._completed if c.batch_id == batch_id and c.batch_time_ms is not None]
+        ran = [time for c in self._completed if c.batch_id == batch_id and (time := BatchTime.of(c)) is not None]
         if ran:
             return ran[-1]
-        return max(now_ms, parent.batch_time_ms or 0) if parent else now_ms
+        before = BatchTime.of(parent)
+        time = BatchTime.after(before, now_ms, self._clock_hold_ms)
+        self._clock_warning = time.warning(before, now_ms, self._clock_hold_ms)
+        return time
 
     def _no_parent(self, batch_id: int) -> DstlError:
         """Return what to say where the batch before has no checkpoint: how to let Spark run that one again."""

@@ -62,6 +62,7 @@ class RunOpening:
         max_parallelism: Number of key groups.
         fall_back: Where the checkpoint of the batch before a run's first cannot be read or restored, go on from the
             newest older one that can: what the batches in between did is lost, is logged, and is in the report.
+        clock_hold_s: See :class:`~dstl.options.CheckpointOptions`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class RunOpening:
         *,
         max_parallelism: int,
         fall_back: bool = False,
+        clock_hold_s: float = 0.0,
     ) -> None:
         self._location = location
         self._log = log
@@ -82,6 +84,7 @@ class RunOpening:
         self._runtime = runtime
         self._max_parallelism = max_parallelism
         self._fall_back = fall_back
+        self._clock_hold_ms = int(clock_hold_s * 1000)
         self._savepoint: tuple[SavepointRestore, Savepoint | None] | None = None
         self._fenced_for: str | None = None
         self._refused: tuple[str, DstlError] | None = None
@@ -276,7 +279,9 @@ class RunOpening:
         planned_ms = await directory.batch_time_ms(task.batch_id) if directory is not None else None
         now_ms = int(self._runtime.clock.wall() * 1000) if planned_ms is None else planned_ms
         while True:
-            coordinator = CheckpointCoordinator(operators, by_commit=directory is not None)
+            coordinator = CheckpointCoordinator(
+                operators, by_commit=directory is not None, clock_hold_ms=self._clock_hold_ms
+            )
             coordinator.open_run(task.run_id, found, accept_older=self._fall_back)
             parent = coordinator.begin(task, now_ms)
             self._catalogue.open(parent)

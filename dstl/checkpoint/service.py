@@ -149,6 +149,7 @@ class CoordinatorService:
             runtime,
             max_parallelism=max_parallelism,
             fall_back=fall_back,
+            clock_hold_s=options.clock_hold_s,
         )
         self._execution = CheckpointExecution(
             counted,
@@ -325,7 +326,7 @@ class CoordinatorService:
             watermark_ms=watermark_ms,
             late_watermark_ms=late_ms,
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
-            processing_time_ms=coordinator.batch_time_ms,
+            processing_time_ms=coordinator.batch_time.ms,
             registry=json.dumps(self._catalogue.registry_of(task.operator)).encode(),
             assignments=assignments,
         )
@@ -337,6 +338,8 @@ class CoordinatorService:
         planned_ms = await self.commits.batch_time_ms(task)
         now_ms = int(self._runtime.clock.wall() * 1000) if planned_ms is None else planned_ms
         parent = coordinator.begin(task, now_ms, self._attempts.is_alive)
+        if (warning := coordinator.take_clock_warning()) is not None:
+            _log.warning("query %s: %s", task.query_id, warning)
         if not self._fleet.holds(parent.checkpoint_id if parent else None):
             await self._runs.prepare(task.query_id, parent)
         return coordinator, parent

@@ -162,26 +162,73 @@ def task(batch: int, run: str = "run") -> TaskAttempt:
     return TaskAttempt("query", run, "op", batch, 0, 1, batch)
 
 
-def opened(*completed: CompletedCheckpoint) -> CheckpointCoordinator:
-    made = CheckpointCoordinator({"op": 1})
+HOLD_MS = 300_000
+
+
+def opened(*completed: CompletedCheckpoint, hold_ms: int = HOLD_MS) -> CheckpointCoordinator:
+    made = CheckpointCoordinator({"op": 1}, clock_hold_ms=hold_ms)
     made.open_run("run", completed)
     return made
 
 
-def test_the_time_of_a_batch_does_not_fall_when_the_clock_is_set_back() -> None:
+def ran_at(now_ms: int, parent: CompletedCheckpoint, hold_ms: int = HOLD_MS) -> tuple[CompletedCheckpoint, str | None]:
+    """Return the next batch's checkpoint, by a driver whose clock says this, and what it warned of."""
+    coordinator = opened(parent, hold_ms=hold_ms)
+    coordinator.begin(task(parent.batch_id + 1), now_ms)
+    time, number = coordinator.batch_time, parent.checkpoint_id + 1
+    times = {"batch_time_ms": time.ms, "held_since_ms": time.held_since_ms}
+    return checkpoint(number, parent.batch_id + 1).model_copy(update=times), coordinator.take_clock_warning()
+
+
+def test_a_clock_that_was_a_year_ahead_once_does_not_stop_time() -> None:
+    year, minute = 365 * 86_400_000, 60_000
+    at, warnings = checkpoint(1, 0).model_copy(update={"batch_time_ms": 10_000 + year}), []
+    times = []
+    for now in range(10_000 + minute, 10_000 + 9 * minute, minute):
+        at, warning = ran_at(now, at)
+        times.append(at.batch_time_ms)
+        warnings += [warning] if warning else []
+    held = [10_000 + year] * 5
+    assert times == [*held, *range(10_000 + 6 * minute, 10_000 + 9 * minute, minute)]
+    (warning,) = warnings
+    for each in ("1970-01-01 00:01:10", "1971-01-01 00:00:10", "1970-01-01 00:06:10", "clock_hold_s=0"):
+        assert each in warning
+
+
+def test_a_clock_that_is_behind_for_a_moment_takes_no_time_back() -> None:
     parent = checkpoint(1, 0).model_copy(update={"batch_time_ms": 5000})
-    coordinator = opened(parent)
-    coordinator.begin(task(1), now_ms=4000)
-    assert coordinator.batch_time_ms == 5000
-    coordinator = opened(parent)
-    coordinator.begin(task(1), now_ms=6000)
-    assert coordinator.batch_time_ms == 6000
+    held, _ = ran_at(4000, parent)
+    assert (held.batch_time_ms, held.held_since_ms) == (5000, 4000)
+    after, warning = ran_at(6000, held)
+    assert (after.batch_time_ms, after.held_since_ms, warning) == (6000, None, None)
 
 
-def test_a_checkpoint_of_before_times_were_kept_leaves_the_clock() -> None:
+def test_a_clock_that_falls_again_while_time_stands_still_is_waited_for_anew() -> None:
+    parent = checkpoint(1, 0).model_copy(update={"batch_time_ms": 10_000_000, "held_since_ms": 9_000_000})
+    held, warning = ran_at(5000, parent)
+    assert (held.batch_time_ms, held.held_since_ms, warning) == (10_000_000, 5000, None)
+    assert ran_at(5000 + HOLD_MS, held)[0].batch_time_ms == 5000 + HOLD_MS
+
+
+def test_without_a_hold_the_clock_is_followed_at_once() -> None:
+    parent = checkpoint(1, 0).model_copy(update={"batch_time_ms": 5000})
+    after, warning = ran_at(4000, parent, hold_ms=0)
+    assert (after.batch_time_ms, after.held_since_ms) == (4000, None)
+    assert warning is not None
+    assert "goes back with the clock" in warning
+
+
+def test_a_batch_that_runs_again_has_its_time_whatever_the_clock_says() -> None:
+    done = checkpoint(2, 1, parent=1).model_copy(update={"batch_time_ms": 5000, "held_since_ms": 4000})
+    coordinator = opened(checkpoint(1, 0), done)
+    coordinator.begin(task(1), now_ms=9_000_000)
+    assert (coordinator.batch_time.ms, coordinator.batch_time.held_since_ms) == (5000, 4000)
+
+
+def test_a_checkpoint_of_unknown_time_leaves_the_clock() -> None:
     coordinator = opened(checkpoint(1, 0), checkpoint(2, 1, parent=1))
     coordinator.begin(task(1), now_ms=4000)
-    assert coordinator.batch_time_ms == 4000
+    assert coordinator.batch_time.ms == 4000
 
 
 async def test_sequences_grow_over_what_was_numbered_by_the_log() -> None:

@@ -521,7 +521,7 @@ def test_all_tasks_of_a_batch_have_one_time() -> None:
     cluster = Cluster()
     cluster.coordinator.begin(cluster.task(0), 5)
     cluster.coordinator.begin(cluster.task(1), 9)
-    assert cluster.coordinator.batch_time_ms == 5
+    assert cluster.coordinator.batch_time.ms == 5
 
 
 @pytest.mark.parametrize("retain", [2, 3, 5])

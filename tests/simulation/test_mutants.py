@@ -16,6 +16,7 @@ from dstl.changelog.ledger import LogLedger, Ownership
 from dstl.changelog.object_names import SegmentNames
 from dstl.checkpoint import assembly, put_once
 from dstl.checkpoint.acknowledgements import Acknowledgements
+from dstl.checkpoint.batch_time import BatchTime
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest import log as manifest_log
@@ -238,8 +239,8 @@ def offered_bases_are_discarded(patch: Patch) -> None:
 def replayed_batch_has_a_new_time(patch: Patch) -> None:
     """Found by reading: a batch that runs again fires other timers than those whose output its sink has."""
 
-    def time_of(self: CheckpointCoordinator, batch_id: int, parent: object, now_ms: int) -> int:
-        return now_ms
+    def time_of(self: CheckpointCoordinator, batch_id: int, parent: object, now_ms: int) -> BatchTime:
+        return BatchTime(now_ms)
 
     patch.setattr(CheckpointCoordinator, "_time_of", time_of)
 

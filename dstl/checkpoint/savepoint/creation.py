@@ -67,6 +67,7 @@ _COPIED = (
     "batch_id",
     "watermark_ms",
     "late_watermark_ms",
+    "batch_time_ms",
     "max_parallelism",
     "operators",
 )

@@ -117,6 +117,8 @@ class Savepoint(_Frozen):
         batch_id: The micro-batch whose effects it holds.
         watermark_ms: Event-time watermark after that batch, Unix milliseconds; None where there is none.
         late_watermark_ms: The watermark of that batch itself: in the next one, rows at or before it are late.
+        batch_time_ms: That batch's processing time, Unix milliseconds. A job that begins here goes on from it, as
+            ``CheckpointOptions.clock_hold_s`` says. None where it is not known.
         sequence_base: Above every number by which an element of a list is ordered: see ``CompletedCheckpoint``.
         max_parallelism: Number of key groups; a job that is restored from it must have the same.
         operators: The operators and their states.
@@ -133,6 +135,7 @@ class Savepoint(_Frozen):
     batch_id: Annotated[int, Field(ge=-1)]
     watermark_ms: int | None = None
     late_watermark_ms: int | None = None
+    batch_time_ms: int | None = None
     sequence_base: _Count
     max_parallelism: Annotated[int, Field(ge=1, le=MAX_MAX_PARALLELISM)]
     operators: tuple[OperatorEntry, ...]

@@ -84,6 +84,7 @@ def savepoint_as_checkpoint(
         created_at=savepoint.created_at if created_at is None else created_at,
         watermark_ms=savepoint.watermark_ms,
         late_watermark_ms=savepoint.late_watermark_ms,
+        batch_time_ms=savepoint.batch_time_ms,
         sequence_base=savepoint.sequence_base,
         operators=tuple(operators),
         materialized=tuple(

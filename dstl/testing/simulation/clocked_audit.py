@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dstl.options import CheckpointOptions
 from dstl.testing.simulation.clocked_model import DELAY_MS, LOOK, Batch, States, event_time_ms, run_model
 from dstl.testing.simulation.clocked_operator import clocked_operator, show_states
 from dstl.testing.simulation.spark import CLOCKED, QueryLogs, TaskSpec, key_group_of, keys_of
@@ -20,6 +21,8 @@ __all__ = ["ClockedAudit"]
 
 Output = dict[bytes, list[str]]
 _LATER_MS = 1700
+# The promise of the option's default, which every simulated query has.
+_HOLD_MS = int(CheckpointOptions().clock_hold_s * 1000)
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class _Known:
     late_watermark_ms: int
     states: Mapping[str, States]
     output: Mapping[str, Output]
+    held_since_ms: int | None = None
 
 
 _NOTHING = _Known(-1, 0, 0, 0, {}, {})
@@ -67,8 +71,15 @@ class ClockedAudit:
         first, of = self._times.setdefault(batch, (time, number))
         if first != time:
             self._fail("I8", f"batch {batch} ran at {first} for checkpoint {of}, and at {time} for checkpoint {number}")
-        if time < parent.time_ms:
-            self._fail("I9", f"batch {batch} of checkpoint {number} is {parent.time_ms - time} ms before its parent's")
+        held = checkpoint.held_since_ms
+        if held is not None and time != parent.time_ms:
+            self._fail(
+                "I9", f"batch {batch} of checkpoint {number} is held at {time}, its parent ran at {parent.time_ms}"
+            )
+        waited = 0 if parent.held_since_ms is None else time - parent.held_since_ms
+        if time < parent.time_ms and waited < _HOLD_MS:
+            back = parent.time_ms - time
+            self._fail("I9", f"checkpoint {number}: time goes back by {back} ms, after it stood still for {waited}")
         given = Batch(time, parent.watermark_ms, parent.late_watermark_ms)
         operations = self._logs.range_of(batch)
         rows = self._rows(operations)
@@ -84,6 +95,7 @@ class ClockedAudit:
             parent.watermark_ms,
             {uid: states for uid, (states, _) in ran.items()},
             {uid: output for uid, (_, output) in ran.items()},
+            held,
         )
         if (checkpoint.watermark_ms or 0) != watermark:
             self._fail("I9", f"checkpoint {number} has watermark {checkpoint.watermark_ms}, not {watermark}")
