@@ -11,7 +11,8 @@ __all__ = ["SegmentHandle"]
 class SegmentHandle:
     """One segment: a whole object, or a part of one (a segment written inside a manifest).
 
-    A handle holds names only; location, bucket and credentials come from the configuration of whoever reads it.
+    A handle holds names only; location, bucket and credentials come from the configuration of whoever reads it. That
+    of a fork names a location too, which its reader opens only within what was named to it.
 
     Attributes:
         name: Object name relative to the store's location; the key under which shared state is counted.

@@ -36,7 +36,7 @@ __all__ = ["Fork", "fork", "opened_directory", "release"]
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """What a fork has begun with.
+    """A fork that was made, and what it needs.
 
     Attributes:
         batches: The number of its batches.

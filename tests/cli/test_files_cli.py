@@ -181,3 +181,20 @@ def test_a_fork_reads_the_same_objects_and_is_released_when_it_is_gone(place: Pa
         assert wrong.exit_code == 2, wrong.output
     shutil.rmtree(tmp_path / "fork")
     assert json.loads(run("files", "release", source, target, "--json").stdout)["objects"] > 0
+
+
+def test_objects_elsewhere_are_shown_and_opened_where_they_are_named_alone(place: Path, tmp_path: Path) -> None:
+    source, target = f"dstl://{place}", f"dstl://{tmp_path}/deep/fork"
+    made = run("files", "fork", source, target)
+    assert f"its query needs spark.dstl.also={source}" in made.stdout
+    listed = run("files", "list", target)
+    assert f"has objects of {place}/_dstl, which is NOT opened" in listed.stdout
+    told = json.loads(run("files", "list", target, "--also", source, "--json").stdout)
+    assert told["elsewhere"] == {f"{place}/_dstl": True}
+    refused = run("files", "export", target, tmp_path / "plain")
+    assert (refused.exit_code, f"--also {source}" in refused.stderr, (tmp_path / "plain").exists()) == (1, True, False)
+    for command in (("verify", target), ("export", target, tmp_path / "plain")):
+        assert run("files", *command, "--also", source).exit_code == 0
+    again = run("files", "fork", target, f"dstl://{tmp_path}/second")
+    assert (again.exit_code, f"--also {source}" in again.stderr) == (2, True)
+    assert run("files", "fork", target, f"dstl://{tmp_path}/second", "--also", source).exit_code == 0

@@ -18,7 +18,13 @@ from fuzz.mutator import mutate, mutate_json, to_text
 from dstl.changelog.segment.decoder import decode_segment, parse_index
 from dstl.changelog.segment.frame import pack_trailer
 from dstl.checkpoint.manifest import format as manifest_format
-from dstl.checkpoint.manifest.format import decode_record, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.format import (
+    ManifestRecord,
+    decode_record,
+    encode_record,
+    manifest_name,
+    manifest_sequence,
+)
 from dstl.checkpoint.savepoint import format as savepoint_format
 from dstl.checkpoint.savepoint.format import (
     decode_marker,
@@ -27,6 +33,8 @@ from dstl.checkpoint.savepoint.format import (
     parse_savepoint_location,
 )
 from dstl.errors import DstlError
+from dstl.files.index import FileIndex
+from dstl.files.origins import Origins
 from dstl.rpc import fleet_messages, messages
 from dstl.rpc.codec import CALL, Call, decode_call, decode_reply, encode_call, reply_of
 from dstl.rpc.frame_columns import VALUE_COLUMN, read_columns, write_columns
@@ -40,6 +48,8 @@ from dstl.state.descriptor import StateKind
 from dstl.state.registry import StateRegistry
 from dstl.store.base import check_name
 from dstl.store.location import split_locations
+from handles.file_record import FileEntry, FileRecord, elsewhere, place_elsewhere
+from handles.segment_handle import SegmentHandle
 from materializer.bases import key_group_file as base_file
 from materializer.bases import table_index as base_index
 from materializer.bases.table_index import decode_index
@@ -135,6 +145,39 @@ def _manifest() -> Target:
     return Target(
         "manifest", lambda data: decode_record(data, name), samples, *[_framed(manifest_format._FRAME, samples)] * 3
     )
+
+
+def _files() -> Target:
+    """Records of files, applied to an index, and their places looked at; what they name is bounded."""
+    handles = [
+        SegmentHandle(name, 5, 0) for name in ("a/b.seg", "plain:offsets/0", elsewhere("/jobs/x/_dstl", "c.seg"))
+    ]
+    paths = ("state/0/0/1.changelog", "offsets/0", ".forks/dstl%3A%2F%2Fx/c.seg")
+    rows = [FileEntry(path, 5, 1, handle, "l", 1) for path, handle in zip(paths, handles, strict=True)]
+    bodies = [FileRecord.of("commits/0", "r", rows[:count], ["metadata"], is_whole=count == 3) for count in (0, 2, 3)]
+    fields: dict[str, Any] = {"kind": "files", "epoch": 1, "put_id": "p", "query_id": "files", "created_at": 0}
+    name, origins = manifest_name(3), Origins("dstl:///jobs/query", ["dstl://bucket/x"], lambda location: None)  # type: ignore
+    samples = [encode_record(ManifestRecord(sequence=3, files=body, **fields)) for body in bodies]
+
+    def decode(data: bytes) -> None:
+        found = decode_record(data, name).files
+        index = FileIndex()
+        for sequence, body in enumerate((bodies[1], found or bodies[0], bodies[2])):
+            index.apply(body, sequence)
+            for each in index:
+                assert len(each.path) <= 512, each.path
+                assert not {"", ".", ".."} & set(each.path.split("/")), each.path
+                place = place_elsewhere(each.segment.name)
+                if place is not None and origins.allows(place[0]):
+                    assert place[0].startswith(("/jobs/", "s3://bucket/x")), place
+                    assert "/../" not in f"{place[0]}/", place
+            for front in ("", "state", "state/0", "offsets/0/x"):
+                assert all(index.tree.count(front, inner) for inner in index.tree.names(front))
+        index.apply(bodies[0].model_copy(update={"is_whole": True}), 3)
+        assert (len(index), index.tree.names(""), index.names()) == (0, (), set())
+        index.take_free(4)
+
+    return Target("files", decode, samples, *[_framed(manifest_format._FRAME, samples)] * 3)
 
 
 def _savepoint() -> Target:
@@ -314,7 +357,7 @@ def _name() -> Target:
 TARGETS = {
     target.name: target
     for target in (
-        _segment(), _manifest(), _savepoint(), _base(), _table_index(), _frame(), _message(), _columns(), _rows(),
-        _registry(), _name(),
+        _segment(), _manifest(), _files(), _savepoint(), _base(), _table_index(), _frame(), _message(), _columns(),
+        _rows(), _registry(), _name(),
     )
 }  # fmt: skip
