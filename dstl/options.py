@@ -361,9 +361,9 @@ class MaterializationOptions(TriggerOptions):
     disk. 0: none. A cache is only used for state in S3, unless ``cache_directory`` is set."""
 
     cache_directory: str | None = None
-    """Where it is; it must be, or become, a directory of this user's own with mode 0700. None: ``dstl-cache-<uid>`` in
-    the system's temporary directory. Best on the disk that has the TaskManager's temporary directory, for then RocksDB
-    opens cached files without copying them."""
+    """Where it is: in a directory ``dstl-bases`` below this one, which must be, or become, this user's own with mode
+    0700. None: ``dstl-cache-<uid>`` in the system's temporary directory. Best on the disk that has the TaskManager's
+    temporary directory, for then RocksDB opens cached files without copying them."""
 
     cache_max_age_s: float = Field(default=3 * 86400.0, gt=0)
     """A cached file that was not used for so long goes, when the next one comes or a TaskManager starts. Longer: a job

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from dstl.errors import DstlError, Invalid
+from dstl.runtime import SystemClock
 
 __all__ = ["PageServer", "Reply", "Route"]
 
 _log = logging.getLogger(__name__)
-_IDLE_S = 30
+_MOST_CONNECTIONS = 32
+"""A scraper and some open pages have a few. Each takes a thread and a descriptor of the driver."""
+_SILENT_S = 5.0
+"""For a request to come whole, and for its reply to be taken: milliseconds, but for who does neither."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -51,7 +58,8 @@ class PageServer:
     """Serves routes until it is closed.
 
     Where it listens at the loopback, it answers only to requests that name the loopback: a page elsewhere on the web
-    that has its own name point here gets nothing.
+    that has its own name point here gets nothing. At most 32 connections are open; a further one takes the place of the
+    one that the server has waited for longest. No request, and no taking of a reply, lasts longer than five seconds.
 
     Args:
         routes: By path.
@@ -70,7 +78,7 @@ class PageServer:
                 f"cannot listen at {host}:{port} ({error.strerror or error}): choose another port, or 0 for any"
             ) from None
         self._server.routes = dict(routes)
-        self._server.own_names = _LOOPBACK if _is_loopback(host) else None
+        self._server.own_names = _LOOPBACK | {host} if _is_loopback(host) else None
         self.host = host
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(
@@ -108,6 +116,62 @@ class _Server(ThreadingHTTPServer):
     own_names: frozenset[str] | None
     is_closing = False
 
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._clock = SystemClock()
+        self._lock = threading.Lock()
+        self._admitted: set[socket.socket] = set()
+        # Connections whose next step is the other side's, and since when: the first has been waited for longest.
+        self._awaited: dict[socket.socket, float] = {}
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Make room for a connection and serve it, or close it where all the others are being answered."""
+        with self._lock:
+            if len(self._admitted) >= _MOST_CONNECTIONS and self._awaited:
+                self._let_go(next(iter(self._awaited)))
+            has_room = len(self._admitted) < _MOST_CONNECTIONS
+            if has_room:
+                self._admitted.add(request)
+                self._awaited[request] = self._clock.now()
+        if has_room:
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            with self._lock:
+                self._admitted.discard(request)
+                self._awaited.pop(request, None)
+
+    def wait_for(self, request: socket.socket) -> None:
+        """Note that the other side must do the next thing, from now on."""
+        with self._lock:
+            self._awaited.pop(request, None)
+            self._awaited[request] = self._clock.now()
+
+    def work_for(self, request: socket.socket) -> None:
+        """Note that the next thing is ours."""
+        with self._lock:
+            self._awaited.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Let go of those who are silent for too long; called by the serving thread many times a second."""
+        with self._lock:
+            late = self._clock.now() - _SILENT_S
+            for request in [each for each, since in self._awaited.items() if since < late]:
+                self._let_go(request)
+
+    def _let_go(self, request: socket.socket) -> None:
+        """End a connection, as its thread notices at once."""
+        del self._awaited[request]
+        self._admitted.discard(request)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Say in the log, and nowhere else, that a connection broke."""
         _log.debug("a connection of %s broke", client_address, exc_info=True)
@@ -118,7 +182,6 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "dstl"
     sys_version = ""
     protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
 
     def do_GET(self) -> None:
         self._answer(with_body=True)
@@ -127,7 +190,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
+        self.server.work_for(self.connection)
         reply = self._reply()
+        self.server.wait_for(self.connection)
         self.send_response(reply.status)
         for name, value in {**_HEADERS, **reply.headers, "Content-Type": reply.content_type}.items():
             self.send_header(name, value)
@@ -142,10 +207,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return _text("this page has been closed", 503)
         names = self.server.own_names
-        asked = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        try:
+            asked, url = urlsplit(f"//{self.headers.get('Host', '')}").hostname, urlsplit(self.path)
+        except ValueError:
+            return _text("this is no address of a page", 400)
         if names is not None and asked not in names:
             return _text(f"this page is served to {', '.join(sorted(names))} only", 421)
-        url = urlsplit(self.path)
         route = self.server.routes.get(url.path)
         if route is None:
             return _text(f"there are {', '.join(sorted(self.server.routes))}", 404)

@@ -310,7 +310,7 @@ def _connect(address: Address, timeout: float) -> socket.socket:
         sock = socket.create_connection((address.host, address.port), timeout)
         set_tcp_options(sock)
         return sock
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that cannot be one of a host is a UnicodeError
         raise Unavailable(f"nobody answers at {address}: {error}") from error
 
 
@@ -357,7 +357,7 @@ class AsyncConnection:
                 return await AsyncConnection._open(address, secret, role)
         except CorruptData as error:
             raise no_service(str(address)) from error
-        except (OSError, asyncio.IncompleteReadError) as error:
+        except (OSError, UnicodeError, asyncio.IncompleteReadError) as error:
             raise Unavailable(f"nobody answers at {address}: {error or 'timed out'}") from error
 
     @staticmethod

@@ -97,7 +97,7 @@ class ServerHandshake:
 
     Args:
         secret: The application's.
-        names: Addresses by which this server is known, as ``host:port`` or socket path.
+        names: Addresses by which this server is known, as ``host:port``, or, over a unix socket, its path.
         address: The connection's own address at this end: see :func:`socket_address`.
         nonce: :data:`NONCE_BYTES` unpredictable bytes; for tests.
     """

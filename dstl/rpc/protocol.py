@@ -8,18 +8,17 @@ frames of a handshake (``dstl.rpc.handshake``) have none, and are not longer tha
 
 from __future__ import annotations
 
-import logging
-import math
 import secrets
 import socket
 import struct
-from collections import Counter
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import msgpack
 
 from dstl.errors import CorruptData, Invalid, error_from_wire, error_to_wire
-from dstl.private_file import read_private_file
+from dstl.private_file import check_strength, read_private_file
 
 __all__ = [
     "MAX_FRAME",
@@ -35,7 +34,6 @@ __all__ = [
     "set_tcp_options",
 ]
 
-_log = logging.getLogger(__name__)
 PROTOCOL_VERSION = 7
 """Grows with every change of a message, a frame or the handshake: both sides must have the same."""
 MAX_FRAME = 256 << 20
@@ -44,12 +42,9 @@ MAX_HANDSHAKE = 1024
 """No frame of a handshake is longer, in bytes: whoever is not authenticated makes nobody allocate."""
 PREFIX_BYTES = 4
 _MAX_HEADER = 16 << 20
+_MAX_CONTAINERS = 1 << 18
+"""Lists and maps in a header: a byte each in the frame, up to a hundred in memory. A list of files has one for each."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-
-
-_REFUSED_BITS = 40.0
-_WEAK_BITS = 80.0
-_HOW_TO_MAKE_ONE = "make a random one, with `openssl rand -hex 32`, say"
 
 
 class Secret:
@@ -91,13 +86,8 @@ class Secret:
             key = text.strip().encode()
         except UnicodeError:
             raise Invalid("the application's secret is not UTF-8 text: write it in letters and digits") from None
-        secret, bits = Secret(key), _guessing_bits(key)
-        if bits < _REFUSED_BITS:
-            raise Invalid(f"the application's secret is easily guessed, for it repeats itself: {_HOW_TO_MAKE_ONE}")
-        if bits < _WEAK_BITS:
-            _log.warning(
-                "the application's secret can be guessed by who listens to one handshake: %s", _HOW_TO_MAKE_ONE
-            )
+        secret = Secret(key)
+        check_strength(key, "the application's secret")
         return secret
 
     @staticmethod
@@ -108,11 +98,6 @@ class Secret:
             Invalid: It cannot be read, or others than its owner may, or the secret is too short.
         """
         return Secret.from_text(read_private_file(path, "secret"))
-
-
-def _guessing_bits(key: bytes) -> float:
-    """Return an upper bound of how many bits are to be guessed, by how the bytes are distributed."""
-    return sum(-count * math.log2(count / len(key)) for count in Counter(key).values())
 
 
 def encode_frame(
@@ -155,13 +140,28 @@ def decode_body(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], m
     if length > min(_MAX_HEADER, len(view) - 4):
         raise CorruptData(f"a frame declares a header of {length} bytes in a body of {len(view)}")
     try:
-        header = msgpack.unpackb(view[4 : 4 + length], raw=False, strict_map_key=False)
+        note = _counted() if length > _MAX_CONTAINERS else None
+        header = msgpack.unpackb(
+            view[4 : 4 + length], raw=False, strict_map_key=False, list_hook=note, object_hook=note
+        )
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         # A TypeError: a map under a key that cannot be one.
         raise CorruptData(f"a frame's header is not msgpack: {error}") from None
     if not isinstance(header, dict):
         raise CorruptData("a frame's header is not a map")
     return header, view[4 + length :]
+
+
+def _counted() -> Callable[[Any], Any]:
+    """Return what takes each list or map as it is, and refuses too many."""
+    numbers = count()
+
+    def note(value: Any) -> Any:
+        if next(numbers) >= _MAX_CONTAINERS:
+            raise ValueError(f"more than {_MAX_CONTAINERS} lists and maps")
+        return value
+
+    return note
 
 
 def error_reply(error: BaseException) -> dict[str, Any]:

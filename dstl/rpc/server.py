@@ -99,7 +99,7 @@ class RpcServer:
         self._max_strangers = max_strangers
         self._handshake_s = handshake_s
         self._patience_s = patience_s
-        self._names: set[str] = set()
+        self._names: dict[bool, set[str]] = {True: set(), False: set()}  # of unix sockets, and of ports
         self._watched = {kind.name for kind in watched}
         self._closed = False
         self._servers: list[asyncio.Server] = []
@@ -124,7 +124,7 @@ class RpcServer:
         server = await asyncio.start_unix_server(self._accept, path, limit=1 << 20, backlog=self._accepted_at_once)
         _widen_queue(server)
         os.chmod(path, 0o600)
-        self._names.add(path)
+        self._names[True].add(path)
         self._servers.append(server)
 
     async def listen_tcp(self, host: str, port: int = 0, known_as: str = "") -> int:
@@ -140,7 +140,7 @@ class RpcServer:
         _widen_queue(server)
         self._servers.append(server)
         port = int(server.sockets[0].getsockname()[1])
-        self._names.update({f"{host}:{port}", f"{known_as or host}:{port}"})
+        self._names[False].update({f"{host}:{port}", f"{known_as or host}:{port}"})
         return port
 
     async def close(self) -> None:
@@ -231,7 +231,8 @@ class RpcServer:
         set_tcp_options(sock)
         vouched = is_vouched_for(sock)
         own = socket_address(writer.get_extra_info("sockname"))
-        handshake = ServerHandshake(self._secret, frozenset(self._names), own)
+        names = self._names[sock.family == socket.AF_UNIX]
+        handshake = ServerHandshake(self._secret, frozenset(names), own)
         plain = Framing()
         writer.writelines(plain.encode(handshake.challenge()))
         await writer.drain()

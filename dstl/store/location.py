@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 
 from dstl.errors import Invalid
 from dstl.options import S3Options, SealingOptions
-from dstl.private_file import read_private_file
+from dstl.private_file import check_strength, read_private_file
 from dstl.store.base import ObjectStore, check_name
 from dstl.store.local import LocalStore
 from dstl.store.memory import MemoryStore
@@ -23,7 +23,7 @@ from dstl.store.s3 import S3Store
 from dstl.store.sealed import SealedStore
 from dstl.store.sharded import ShardedStore
 
-__all__ = ["absolute_location", "has_scheme", "is_in_memory", "open_store", "split_locations"]
+__all__ = ["absolute_location", "has_scheme", "is_in_memory", "local_directories", "open_store", "split_locations"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):(.*)", re.DOTALL)
 _ABSOLUTE = r"(?:/|~/|[A-Za-z][A-Za-z0-9+.\-]*:[/\\])"
@@ -59,7 +59,17 @@ def open_store(
         key = read_private_file(sealing.key_file, "sealing key").strip().encode()
     stores = [_open_one(one, options or S3Options()) for one in split_locations(location)]
     store = stores[0] if len(stores) == 1 else ShardedStore(stores)
-    return store if key is None else SealedStore(store, key)
+    if key is None:
+        return store
+    sealed = SealedStore(store, key)
+    check_strength(key, "the sealing key")
+    return sealed
+
+
+def local_directories(location: str) -> tuple[str, ...]:
+    """Return the paths of those of a location's parts that are directories."""
+    parsed = [_parse(one) for one in split_locations(location)]
+    return tuple(os.path.abspath(os.path.expanduser(path)) for scheme, path, _ in parsed if not scheme)
 
 
 def split_locations(location: str | os.PathLike[str]) -> tuple[str, ...]:

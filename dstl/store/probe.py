@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import stat
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
@@ -18,8 +20,9 @@ from dstl.errors import (
     OutcomeUnknown,
     Unavailable,
 )
-from dstl.runtime import Runtime, system_runtime
+from dstl.runtime import Runtime, call_in_thread, system_runtime
 from dstl.store.base import ObjectStore
+from dstl.store.location import local_directories
 from dstl.store.patience import Patience
 from dstl.store.sharded import shard_names
 
@@ -35,6 +38,7 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
 
     It also puts the object a second time: a store that lets a conditional put overwrite would let two drivers commit
     the same checkpoint. Five requests, each of which is made again where the store does not answer, for some seconds.
+    A directory that others may change is warned of.
     The object is ``probe/<id>``; a probe that dies leaves it to the cleaner.
 
     Args:
@@ -52,6 +56,7 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
         async with asyncio.timeout(timeout_s):
             # A driver that starts while its store has a bad moment is no driver with a wrong configuration.
             await _exercise(store, runtime, Patience(runtime))
+            await call_in_thread(_warn_of_others, store.location)
     except TimeoutError as error:
         raise Unavailable(
             f"{store.location} did not answer within {timeout_s:g} s; check the network and the endpoint"
@@ -60,6 +65,21 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
         raise type(error)(f"cannot use {store.location}: {error}") from error
     except (Invalid, CorruptData, ObjectNotFound) as error:
         raise Invalid(f"cannot use {store.location}: {error}") from error
+
+
+def _warn_of_others(location: str) -> None:
+    """Runs in a thread."""
+    for path in local_directories(location):
+        with contextlib.suppress(OSError):
+            info = os.stat(path)
+            if info.st_uid not in (os.geteuid(), 0) or info.st_mode & stat.S_IWOTH:
+                _log.warning(
+                    "%s is of user %d, mode %03o: somebody else can change the state there. Use a directory of this "
+                    "user's own, mode 700, or seal what it holds (sealing.key_file)",
+                    path,
+                    info.st_uid,
+                    stat.S_IMODE(info.st_mode),
+                )
 
 
 async def _exercise(store: ObjectStore, runtime: Runtime, patience: Patience) -> None:

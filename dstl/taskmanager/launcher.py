@@ -23,7 +23,8 @@ from dstl.rpc.protocol import Secret
 __all__ = ["Invitation", "TaskManagerProcess", "launch_detached"]
 
 _log = logging.getLogger(__name__)
-_COMMAND = [sys.executable, "-m", "dstl.taskmanager"]
+_COMMAND = [sys.executable, "-P", "-m", "dstl.taskmanager"]
+"""With ``-P`` no module comes from the working directory, which others may write to."""
 
 _detached: list[subprocess.Popen[str]] = []
 """Those that this process has started and that may still run; kept, so that an ended one is reaped by the next."""

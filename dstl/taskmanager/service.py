@@ -12,7 +12,7 @@ import msgpack
 import pyarrow as pa
 
 from dstl.crash_points import reach
-from dstl.errors import DstlError, Invalid, Unavailable
+from dstl.errors import DstlError, Invalid, Unavailable, brief
 from dstl.metrics import NullRecorder
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import (
@@ -213,7 +213,7 @@ class TaskManagerService:
         started = self._runtime.clock.now()
         async with self._turn:
             owned = call.key_groups
-            checkpoint = CompletedCheckpoint.model_validate_json(bytes(call.checkpoint)) if call.checkpoint else None
+            checkpoint = _checkpoint_of(call)
             # What was here is of no use any more, and need not lie in memory beside what comes.
             self._backend.replace_tables({}, None, owned)
             restored = await restore_tables(
@@ -292,6 +292,18 @@ def _fold_ahead(backend: TaskManagerStateBackend) -> None:
     # What is wrong with a table, the first read is told.
     with suppress(DstlError):
         backend.committed.fold()
+
+
+def _checkpoint_of(call: Restore) -> CompletedCheckpoint | None:
+    """Return the checkpoint that is to be restored.
+
+    Raises:
+        Invalid: What came is none.
+    """
+    try:
+        return CompletedCheckpoint.model_validate_json(bytes(call.checkpoint)) if call.checkpoint else None
+    except ValueError as error:
+        raise Invalid(f"a restore is asked for of what is no checkpoint: {brief(str(error))}") from None
 
 
 def _unpack(payload: Payload, count: int) -> list[Any]:

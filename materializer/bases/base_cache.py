@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -30,7 +31,10 @@ __all__ = ["BaseCache", "BaseSource", "CacheFill", "CachedObject"]
 
 _log = logging.getLogger(__name__)
 _PIECE = 4 << 20
+_OWN_DIRECTORY = "dstl-bases"
 _UNFINISHED = ".part"
+_OWN_NAME = re.compile(rf"[0-9a-f]{{40}}(-[0-9a-f]{{12}}\{_UNFINISHED})?")
+"""Nothing else is deleted, whoever has put it there."""
 _UNFINISHED_S = 3600.0
 
 
@@ -89,7 +93,8 @@ class BaseCache:
         1. What it returns has the length and the CRC-32C that were asked for; what has not is deleted.
         2. Files appear whole (written aside, then renamed) and never change.
         3. After each new file the least recently used ones go until ``max_bytes`` hold; files that were not used for
-           ``max_age_s`` go too. Processes that add at the same moment may exceed it by a file each.
+           ``max_age_s`` go too. Processes that add at the same moment may exceed it by a file each. Files that have
+           no name of the cache's stay, and do not count.
         4. Nobody but this user can read or replace a file: the directory is the user's own, mode 0700.
 
     Args:
@@ -124,7 +129,7 @@ class BaseCache:
             return None
         default = Path(tempfile.gettempdir()) / f"dstl-cache-{os.geteuid()}"
         return BaseCache(
-            Path(options.cache_directory) if options.cache_directory else default,
+            Path(options.cache_directory) / _OWN_DIRECTORY if options.cache_directory else default,
             location,
             max_bytes=options.cache_bytes,
             max_age_s=options.cache_max_age_s,
@@ -220,6 +225,8 @@ class BaseCache:
         kept: list[tuple[float, int, str]] = []
         total = 0
         for entry in os.scandir(self._directory):
+            if not _OWN_NAME.fullmatch(entry.name):
+                continue
             with suppress(OSError):
                 info = entry.stat(follow_symlinks=False)
                 idle = now - info.st_mtime

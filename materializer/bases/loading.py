@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -19,12 +20,14 @@ from handles.base_generations import Generations
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import KeyGroupBase
 from materializer.bases.base_cache import BaseSource
+from materializer.bases.file_reader import FileReader
 from materializer.bases.key_group_file import open_key_group
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
-from materializer.tables import FileTable, RocksDBTableSnapshot, StateTable
+from materializer.tables import FileTable, StateTable
 
 __all__ = ["LoadedBases", "load_bases"]
 
+_log = logging.getLogger(__name__)
 _FETCH = 8 << 20
 _AHEAD_BYTES = 32 << 20
 _AHEAD_FETCHES = 8
@@ -70,7 +73,8 @@ async def load_bases(
 
     Neighbouring parts of a file are fetched together, several fetches ahead within a fixed budget of bytes, and decoded
     in threads. A table in files opens the first base that is files as it is; any other table, and further such bases,
-    are read key group by key group. What is damaged or missing is replaced by the next older base of its key groups.
+    are read key group by key group, by a child process. What is damaged or missing is replaced by the next older base
+    of its key groups.
 
     Args:
         generations: The operator's bases.
@@ -136,10 +140,11 @@ class _Loading:
 
     async def files_of(self, bases: Sequence[KeyGroupBase], *, newest: bool) -> list[KeyGroup]:
         """Load some key groups of one base that is files; returns those that failed."""
-        progress = _Share(bases, self._advance)
+        progress = _Share(bases, self._advance, self._files.passes)
         try:
             fetched = await self._files.fetch(bases[0], progress)
         except UnusableObject as error:
+            _log.warning("%s", error)
             self.result.damaged.add(error.name)
             return [base.key_group for base in bases]
         table = self._table.as_files
@@ -165,19 +170,16 @@ class _Loading:
 
     async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool) -> list[KeyGroup]:
         failed = []
-        snapshot = RocksDBTableSnapshot(fetched.path, {}, keep=True)
-        try:
+        with closing(FileReader(fetched.path, bases[0].name)) as reader:
             for base in bases:
                 try:
                     async with self._turn:
-                        await call_in_thread(self._table.restore, base.key_group, snapshot.entries(base.key_group))
+                        await call_in_thread(self._table.restore, base.key_group, reader.entries(base.key_group))
                 except CorruptData:
                     self.result.damaged.add(base.name)
                     failed.append(base.key_group)
                 else:
                     self._loaded(base, newest)
-        finally:
-            snapshot.close()
         return failed
 
     def _loaded(self, base: KeyGroupBase, newest: bool) -> None:
@@ -187,11 +189,11 @@ class _Loading:
 
 
 class _Share:
-    """Counts a whole base's bytes as the share that its wanted key groups have of it."""
+    """Counts a whole base's bytes, in each of some passes, as the share that its wanted key groups have of it."""
 
-    def __init__(self, bases: Sequence[KeyGroupBase], advance: Callable[[int], None]) -> None:
+    def __init__(self, bases: Sequence[KeyGroupBase], advance: Callable[[int], None], passes: int) -> None:
         self._share = sum(base.length for base in bases)
-        self._total = max(1, bases[0].total_size)
+        self._total = max(1, bases[0].total_size) * passes
         self._advance = advance
         self._come = self._told = 0
 

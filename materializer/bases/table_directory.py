@@ -6,6 +6,7 @@ import asyncio
 import mmap
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from dstl.errors import CorruptData, MissingState, Unavailable
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.patience import Patience
+from dstl.store.sealed import is_sealed
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
+from materializer.bases.file_reader import FileReader
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
 from materializer.local_disk import access
@@ -125,14 +128,21 @@ class FetchedFiles:
 class FileBases:
     """Fetches bases that are files, each once for as long as this is open; an async context manager. One event loop.
 
+    A child process reads each of them whole before anybody else opens it: see :class:`FileReader`. Where the store is
+    sealed this is left out, for a holder of the key has made the files.
+
     Args:
         store: Where the objects are.
         runtime: Clock and jitter for repeated reads.
         cache: Objects that are on this host already; what is fetched is added.
+
+    Attributes:
+        passes: How many times :meth:`fetch` tells of each byte: when it has come, and when it was read.
     """
 
     def __init__(self, store: ObjectStore, runtime: Runtime, cache: BaseCache | None = None) -> None:
         self.cache = cache
+        self.passes = 1 if is_sealed(store) else 2
         self._store = store
         self._runtime = runtime
         self._directory: ScratchDirectory | None = None
@@ -143,10 +153,10 @@ class FileBases:
 
         Args:
             base: Any key group of the base.
-            progress: Told of bytes that have come.
+            progress: Told of bytes that have come, and of those that the child has read.
 
         Raises:
-            UnusableObject: An object is damaged or missing.
+            UnusableObject: An object is damaged or missing, or the child has died of them.
             Unavailable: The store did not answer several times in a row, or the disk cannot be written.
             Invalid: A newer version wrote it.
         """
@@ -186,8 +196,19 @@ class FileBases:
         for name, content in index.contents.items():
             await call_in_thread(_write, path / name, content)
         await _all_of(*(fetch(file) for file in base.files))
+        if self.passes > 1:
+            await self._check(path, base, progress)
         known = tuple(SnapshotFile(file.file_name, file.size, file.checksum, file.id) for file in base.files)
         return FetchedFiles(path, known, index.row_bytes)
+
+    async def _check(self, path: Path, base: KeyGroupBase, progress: Callable[[int], None]) -> None:
+        with closing(FileReader(path, base.name)) as reader:
+            shares = reader.check()
+            try:
+                while share := await call_in_thread(next, shares, 0.0):
+                    progress(int(share * base.total_size))
+            except CorruptData as error:
+                raise UnusableObject(base.name, str(error)) from error
 
     async def _to_disk(self, file: TableFile, path: Path) -> None:
         if self.cache is not None and await call_in_thread(_from_cache, self.cache, file, path):

@@ -1,4 +1,7 @@
-"""RocksDB for the tables: options, keys, walks, batches and errors; the only module that imports rocksdict."""
+"""RocksDB for the tables: options, keys, walks, batches and errors.
+
+The only module that imports rocksdict, but for the child that reads others' files (``materializer.bases.file_child``).
+"""
 
 from __future__ import annotations
 
@@ -118,9 +121,15 @@ def encode_keys(prefix: bytes, keys: Sequence[bytes]) -> list[bytes]:
 
 
 def decode_key(raw: bytes) -> tuple[bytes, bytes]:
-    """Return the key and the user key of a stored key."""
+    """Return the key and the user key of a stored key.
+
+    Raises:
+        CorruptData: It is none.
+    """
     # A 00 of the key is followed by FF, so the first pair of 00 is the end of the key.
-    end = raw.index(b"\0\0", 4)
+    end = raw.find(b"\0\0", 4)
+    if end < 0:
+        raise CorruptData("a stored key has no end: restore the operator from its last checkpoint")
     return raw[4:end].replace(b"\0\xff", b"\0"), raw[end + 2 :]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from materializer.tables.rocksdb_engine import (
 )
 from materializer.tables.rocksdb_options import RocksDBOptions
 
-__all__ = ["RocksDBTableSnapshot", "file_checksum"]
+__all__ = ["RocksDBTableSnapshot", "entry_pages", "file_checksum"]
 
 _READ_BYTES = 1 << 20
 _CHUNK_ROWS = 1024
@@ -35,7 +35,7 @@ class RocksDBTableSnapshot:
     """One moment of a RocksDB table, as files and as entries.
 
     Args:
-        path: The checkpoint directory; deleted on close, unless ``keep``.
+        path: The checkpoint directory; deleted on close.
         versions: Version of each key group at that moment.
         checksums: What the table knows of its unchanging files; filled and pruned here.
         incarnation: Which table has made the files that it does not know yet.
@@ -49,13 +49,10 @@ class RocksDBTableSnapshot:
         checksums: dict[str, SnapshotFile] | None = None,
         incarnation: str = "",
         row_bytes: int = 0,
-        *,
-        keep: bool = False,
     ) -> None:
         self.path = path
         self.row_bytes = row_bytes
         self._incarnation = incarnation
-        self._keep = keep
         self._versions = versions
         self._checksums = checksums if checksums is not None else {}
         self._database: Any = None
@@ -104,26 +101,8 @@ class RocksDBTableSnapshot:
         self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
     ) -> Iterator[pa.RecordBatch]:
         """Yield one key group's entries as pages, ordered by state, key, user key."""
-        database = self._open()
-        builder = PageBuilder(page_rows, page_bytes)
-        state = -1
-        keys: list[bytes] = []
-        user_keys: list[bytes] = []
-        values: list[bytes] = []
-        pending = 0
         with translated_errors(self.path):
-            for raw, value in walk(database.iter(), encode_prefix(key_group)[:2]):
-                here = raw[2] << 8 | raw[3]
-                if here != state or len(keys) >= _CHUNK_ROWS or pending >= page_bytes:
-                    yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
-                    state, keys, user_keys, values, pending = here, [], [], [], 0
-                key, user_key = decode_key(raw)
-                keys.append(key)
-                user_keys.append(user_key)
-                values.append(value)
-                pending += len(raw) + len(value)
-        yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
-        yield from builder.finish()
+            yield from entry_pages(walk(self._open().iter(), encode_prefix(key_group)[:2]), page_rows, page_bytes)
 
     def close(self) -> None:
         """Delete the links; files that nothing else names go with them. Idempotent, from any thread."""
@@ -132,7 +111,7 @@ class RocksDBTableSnapshot:
             was_open, self._closed = not self._closed, True
         if database is not None:
             database.close()
-        if was_open and not self._keep:
+        if was_open:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def _open(self) -> Any:
@@ -147,6 +126,34 @@ class RocksDBTableSnapshot:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"the snapshot {self.path.name} was closed: take another one")
+
+
+def entry_pages(
+    entries: Iterable[tuple[bytes, bytes]], page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """Yield stored keys and values of one key group, which are in order, as pages.
+
+    Raises:
+        CorruptData: A key is none.
+    """
+    builder = PageBuilder(page_rows, page_bytes)
+    state = -1
+    keys: list[bytes] = []
+    user_keys: list[bytes] = []
+    values: list[bytes] = []
+    pending = 0
+    for raw, value in entries:
+        here = raw[2] << 8 | raw[3]
+        if here != state or len(keys) >= _CHUNK_ROWS or pending >= page_bytes:
+            yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
+            state, keys, user_keys, values, pending = here, [], [], [], 0
+        key, user_key = decode_key(raw)
+        keys.append(key)
+        user_keys.append(user_key)
+        values.append(value)
+        pending += len(raw) + len(value)
+    yield from builder.add(state, *map(binary_column, (keys, user_keys, values)))
+    yield from builder.finish()
 
 
 def file_checksum(path: Path) -> int:

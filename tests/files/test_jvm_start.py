@@ -41,7 +41,7 @@ def starts(trial: Path, jar: Path | str, place: Path, *interpreters: str | Path)
 
 
 def test_an_interpreter_that_is_none_is_named_with_its_setting_and_a_wrong_secret_refused(
-    trial: Path, tmp_path: Path
+    trial: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "$@"\n')
@@ -49,6 +49,9 @@ def test_an_interpreter_that_is_none_is_named_with_its_setting_and_a_wrong_secre
     chatty.write_text("#!/bin/sh\necho welcome to our cluster\n")
     for each in (bare, chatty):
         each.chmod(0o755)
+    # Others may have put modules into the directory that the JVM was started in.
+    (tmp_path / "uuid.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path)
     said = starts(trial, jar_path(), tmp_path / "place", "/no/such/python", bare, chatty, sys.executable)
     wrong, (started, refused) = said[:3], said[3:]
     assert all(line.startswith("IOException: ") and "spark.dstl.python" in line for line in wrong), said

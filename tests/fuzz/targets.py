@@ -11,12 +11,15 @@ from typing import Any
 
 import google_crc32c
 import msgpack
+import numpy as np
 import pyarrow as pa
 import zstandard
+from fuzz import rocksdb_files
 from fuzz.mutator import mutate, mutate_json, to_text
 
 from dstl.changelog.segment.decoder import decode_segment, parse_index
 from dstl.changelog.segment.frame import pack_trailer
+from dstl.changelog.segment.index import BLOCK, CODEC_MASK, CODEC_STORED, CODEC_ZSTD, HEADER_SIZE, TRAILER_SIZE
 from dstl.checkpoint.manifest import format as manifest_format
 from dstl.checkpoint.manifest.format import (
     ManifestRecord,
@@ -67,13 +70,16 @@ class Target:
     Args:
         name: Of the decoder, and of the folder of its kept inputs.
         decode: Takes any bytes; what it may not raise is a bug.
-        samples: Good bytes.
+        samples: Good bytes, which are mutated; none where only ``sealed`` makes what is worth a look.
         sealed: More ways to make an input, such as with right checksums over wrong contents.
+        cost: How many times as long as others it takes: so many times fewer inputs are drawn.
     """
 
-    def __init__(self, name: str, decode: Callable[[bytes], object], samples: list[bytes], *sealed: Mutated) -> None:
-        self.name, self.decode, self.samples = name, decode, samples
-        self._makers = (self._any, *sealed)
+    def __init__(
+        self, name: str, decode: Callable[[bytes], object], samples: list[bytes], *sealed: Mutated, cost: int = 1
+    ) -> None:
+        self.name, self.decode, self.samples, self.cost = name, decode, samples, cost
+        self._makers = (self._any, *sealed) if samples else sealed
 
     def input(self, rng: random.Random) -> bytes:
         return rng.choice(self._makers)(rng)
@@ -111,11 +117,33 @@ def _segment() -> Target:
         raw = mutate(rng, data[start:-24], samples)
         return data[:start] + raw + pack_trailer(raw)
 
+    def block(rng: random.Random) -> bytes:
+        """Change one block, and tell the truth of its length and checksum in the footer."""
+        data = rng.choice(samples)
+        index = parse_index(data, "fuzz")
+        start, count = index.footer_offset, sum(len(log.blocks) for log in index.logs)
+        foot = data[start:-TRAILER_SIZE]
+        table = np.frombuffer(foot, BLOCK, count, len(foot) - count * BLOCK.itemsize).copy()
+        ends = HEADER_SIZE + np.cumsum(table["length"], dtype=np.int64)
+        at = rng.randrange(count)
+        end = int(ends[at])
+        begin, entry = end - int(table["length"][at]), table[at : at + 1]
+        raw = data[begin:end]
+        if int(entry["flags"][0]) & CODEC_MASK == CODEC_ZSTD:
+            raw = zstandard.ZstdDecompressor().decompress(raw)
+        raw = mutate(rng, raw, [raw]) or b"\0"
+        entry["flags"] = int(entry["flags"][0]) & ~CODEC_MASK | CODEC_STORED
+        entry["length"], entry["raw_length"], entry["checksum"] = len(raw), len(raw), google_crc32c.value(raw)
+        if rng.random() < 0.2:
+            entry["records"] = rng.choice((1, 2, 1 << 20, int(entry["records"][0]) + 1))
+        foot = foot[: len(foot) - count * BLOCK.itemsize] + table.tobytes()
+        return data[:begin] + raw + data[end:start] + foot + pack_trailer(foot)
+
     def decode(data: bytes) -> None:
         for *_, batch in decode_segment(data, "fuzz"):
             batch.validate(full=True)
 
-    return Target("segment", decode, samples, footer)
+    return Target("segment", decode, samples, footer, block, block)
 
 
 def _framed(frame: Any, samples: list[bytes]) -> Mutated:
@@ -289,6 +317,11 @@ def _message() -> Target:
     return Target("message", decode, samples, changed, changed)
 
 
+def _rocksdb() -> Target:
+    """Files of a table that somebody else has made: they may kill the child that reads them, and nothing else."""
+    return Target("rocksdb", rocksdb_files.read, [], rocksdb_files.changed, cost=50)
+
+
 def _columns() -> Target:
     samples = [
         bytes(write_columns(VALUE_COLUMN, [pa.array(values, pa.binary())]))
@@ -357,7 +390,8 @@ def _name() -> Target:
 TARGETS = {
     target.name: target
     for target in (
-        _segment(), _manifest(), _files(), _savepoint(), _base(), _table_index(), _frame(), _message(), _columns(),
+        _segment(), _manifest(), _files(), _savepoint(), _base(), _table_index(), _rocksdb(), _frame(), _message(),
+        _columns(),
         _rows(), _registry(), _name(),
     )
 }  # fmt: skip

@@ -115,6 +115,24 @@ def test_pieces_in_any_order_are_kept_once_they_are_the_whole(tmp_path: Path) ->
     assert len(list((tmp_path / "c").iterdir())) == 1
 
 
+def test_what_the_cache_has_not_written_stays(tmp_path: Path) -> None:
+    """The directory may be anyone's choice: a home directory, with theses and keys in it."""
+    options = MaterializationOptions(cache_directory=str(tmp_path), cache_bytes=2 * len(DATA), cache_max_age_s=60)
+    (tmp_path / "dstl-bases").mkdir(0o700)
+    others = [
+        folder / name for folder in (tmp_path, tmp_path / "dstl-bases") for name in ("thesis.tex", "a" * 40 + ".x")
+    ]
+    for path in others:
+        path.write_bytes(DATA * 3)
+        os.utime(path, (1, 1))
+    cache = BaseCache.of(options, "s3://b")
+    assert cache is not None
+    for name in "abc":
+        cache.put(name, DATA)
+    assert [held(cache, name) for name in "abc"] == [False, True, True]
+    assert all(path.read_bytes() == DATA * 3 for path in others)
+
+
 def test_a_file_may_go_while_it_is_read_or_linked(tmp_path: Path) -> None:
     cache = cache_in(tmp_path / "c")
     cache.put("n", DATA)
@@ -154,7 +172,7 @@ async def test_a_restart_on_the_host_reads_no_base_from_the_store(
             await world.materialized()
         newest = world.newest
         names = {name for handle in newest.materialized for name in handle.objects()}
-        files = list((tmp_path / "cache").iterdir())
+        files = list((tmp_path / "cache" / "dstl-bases").iterdir())
         assert len(files) >= len({name for handle in newest.materialized for name in handle.objects()}) / 2
         if damaged:
             for path in files:

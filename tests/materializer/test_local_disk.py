@@ -148,10 +148,10 @@ def test_a_cached_base_that_cannot_be_read_any_more_is_read_from_the_store(seed:
 
     def disk(how: Access, path: Path) -> None:
         # A file is checked in one piece and read again for its pages.
-        if how == "read" and path.parent.name == "cache" and path in checked:
+        if how == "read" and path.parent.name == "dstl-bases" and path in checked:
             failed.append(path)
             raise OSError(BROKEN, os.strerror(BROKEN), str(path))
-        if how == "write" and path.parent.name == "cache":
+        if how == "write" and path.parent.name == "dstl-bases":
             checked.add(path)
 
     async def live() -> None:
@@ -159,7 +159,7 @@ def test_a_cached_base_that_cannot_be_read_any_more_is_read_from_the_store(seed:
         for _ in range(3):
             newest = await world.batch_of(12)
             await world.materialized()
-        cached = set((tmp_path / "cache").iterdir())
+        cached = set((tmp_path / "cache" / "dstl-bases").iterdir())
         assert newest.materialized
         assert cached
         listen(disk)

@@ -1,29 +1,40 @@
 """Bases of RocksDB tables as their files: what is uploaded once, shared, kept apart, damaged, rescaled."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import google_crc32c
 import pytest
+from fuzz import rocksdb_files
+from fuzz.targets import CORPUS
 
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
 from dstl.checkpoint.savepoint.creation import save_checkpoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
+from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
+from dstl.store.sealed import SealedStore
 from dstl.testing.table_changes import changes, clear, put
 from handles.base_generations import generations_of
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import MaterializedStateHandle, TableFile
+from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
+from materializer.bases.file_reader import FileReader
+from materializer.bases.loading import load_bases
 from materializer.bases.operator_bases import OperatorBases
-from materializer.bases.table_directory import write_table_files
+from materializer.bases.table_directory import FileBases, write_table_files
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
-from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable
+from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
 from worlds.materialization import EAGER, OPERATORS, World
 
 pytest.importorskip("rocksdict")
+
+crc = google_crc32c.value
 
 
 @asynccontextmanager
@@ -125,6 +136,109 @@ async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
         await _batches(world, 3, 5)
         assert victim not in {n for h in world.newest.materialized for n in h.objects()}
         await world.check(world.newest, 3)
+
+
+async def _base_of(files: dict[str, bytes], checkpoint: int, store: MemoryStore) -> dict[int, KeyGroupBase]:
+    """Store files as a base with right checksums, as whoever can write to the store may, and return it by key group."""
+    large = []
+    for name, data in files.items():
+        if name.endswith(".sst"):
+            large.append(TableFile(f"{checkpoint:016}-{name}", f"q/w/{checkpoint}.base", len(data), crc(data)))
+            await store.put(large[-1].name, data)
+    small = {name: data for name, data in files.items() if not name.endswith(".sst")}
+    index = encode_index(TableIndex(small, tuple((f.id, f.size, f.checksum) for f in large), 50))
+    await store.put(f"q/w/{checkpoint}.index", index)
+    handle = MaterializedStateHandle(
+        operator="op",
+        materialization_id=checkpoint,
+        checkpoint=checkpoint,
+        name=f"q/w/{checkpoint}.index",
+        size=len(index),
+        checksum=crc(index),
+        parts=tuple((group, group, 1) for group in rocksdb_files.GROUPS),
+        files=tuple(large),
+    )
+    return {base.key_group: base for base in handle.bases()}
+
+
+@pytest.mark.parametrize("kind", ["heap", "rocksdb"])
+@pytest.mark.parametrize("hostile_bytes", [path.read_bytes() for path in sorted((CORPUS / "rocksdb").iterdir())])
+async def test_files_that_kill_who_reads_them_cost_their_base_and_no_process(
+    hostile_bytes: bytes, kind: TableKind, seed: int, tmp_path: Path
+) -> None:
+    """Native code reads them, whatever their checksums: a TaskManager would die of them at each of its restarts."""
+    store = MemoryStore()
+    good = await _base_of(rocksdb_files.sample(), 1, store)
+    hostile = await _base_of(rocksdb_files.unpack(hostile_bytes), 2, store)
+    runtime, told = Runtime.seeded(seed, LoopClock()), []
+    with closing(open_table(kind, tmp_path / "table")) as table:
+        async with FileBases(store, runtime) as files:
+            loaded = await load_bases(
+                {group: (hostile[group], good[group]) for group in good},
+                KeyGroupRange(0, 3),
+                table,
+                store,
+                runtime,
+                files,
+                told.append,
+                asyncio.Semaphore(1),
+            )
+        assert {group: base.checkpoint for group, base in loaded.loaded.items()} == dict.fromkeys(good, 1)
+        assert loaded.damaged == {"q/w/2.index"}
+        assert table.get_many(1, [3], [b"key7"]) == [b"value" * 4]
+    assert sum(told) >= 4
+
+
+async def test_a_heap_table_opens_no_file_of_a_base_itself_and_a_sealed_one_is_opened_unread(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a holder of the key has stored is read once, for there is nothing to be feared of it."""
+    asked: list[str] = []
+    monkeypatch.setattr(FileReader, "check", lambda self: iter(asked.append("check") or ()))
+    opened = rocksdb_engine.open_database
+
+    def open_noted(path: Path, native: object, *, read_only: bool = False) -> object:
+        asked.append(f"open {path.parent.name}")
+        return opened(path, native, read_only=read_only)
+
+    for module in ("rocksdb", "rocksdb_snapshot"):
+        monkeypatch.setattr(f"materializer.tables.{module}.open_database", open_noted)
+    files = rocksdb_files.sample()
+    for sealed in (False, True):
+        store = MemoryStore() if not sealed else SealedStore(MemoryStore(), b"k" * 32)
+        base = await _base_of(files, 1, store)
+        for kind in ("heap", "rocksdb"):
+            asked.clear()
+            runtime = Runtime.seeded(seed, LoopClock())
+            with closing(open_table(kind, tmp_path / f"{kind}{sealed}")) as table:
+                async with FileBases(store, runtime) as fetching:
+                    generations = {group: (each,) for group, each in base.items()}
+                    owned, turn = KeyGroupRange(0, 3), asyncio.Semaphore(1)
+                    await load_bases(generations, owned, table, store, runtime, fetching, lambda _: None, turn)
+                assert len(table.key_groups()) == 4
+            own = f"open {kind}{sealed}"
+            assert [each for each in asked if each == own] == [own] * (0 if kind == "heap" else 2)
+            assert asked.count("check") == (not sealed)
+
+
+def test_a_child_has_no_credentials_and_ends_within_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
+    for name, data in rocksdb_files.sample().items():
+        (tmp_path / name).write_bytes(data)
+    with closing(FileReader(tmp_path, "base")) as reader:
+        next(reader.entries(0))
+        assert reader._process is not None
+        about = Path(f"/proc/{reader._process.pid}")
+        assert b"canary" not in (about / "environ").read_bytes()
+        limits = {line[:25].strip(): line[26:].split()[1] for line in (about / "limits").read_text().splitlines()}
+        assert limits["Max address space"] == str(2 << 30)
+        assert limits["Max cpu time"] == "60"
+        os.kill(reader._process.pid, signal.SIGKILL)
+        with pytest.raises(CorruptData, match="SIGKILL"):
+            list(reader.entries(1))
+        with pytest.raises(CorruptData, match="SIGKILL"):
+            list(reader.check())
+    assert reader._process.returncode == -9
 
 
 async def test_rescaling_one_to_three_to_two_in_files(seed: int, tmp_path: Path) -> None:

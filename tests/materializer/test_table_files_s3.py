@@ -121,7 +121,7 @@ async def test_the_hosts_cache_takes_the_place_of_s3_only_where_its_checksums_ma
         await world.start(1)
         assert not set(requested(server, "GET")) & files
         assert world.members[0].recorder.counters["baseCacheHits"] > 0
-        for path in (tmp_path / "cache").iterdir():
+        for path in (tmp_path / "cache" / "dstl-bases").iterdir():
             data = path.read_bytes()
             path.unlink()  # The tables link the same file.
             path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
 import re
+import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -202,4 +207,39 @@ def test_the_server_answers_its_routes_and_nobody_elses_names() -> None:
         with pytest.raises(Invalid, match="choose another port"):
             PageServer({}, "127.0.0.1", server.port)
     finally:
+        server.close()
+
+
+def test_strangers_take_few_files_of_the_driver_and_keep_no_scraper_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents that any user of the host uses up the driver's descriptors with connections that hardly say a word."""
+    monkeypatch.setattr("dstl.monitoring.server._SILENT_S", 1.0)
+    server = PageServer({"/metrics": lambda _: Reply(b"ok")}, "127.0.0.1", 0)
+    before = len(os.listdir("/proc/self/fd"))
+    strangers = []
+    try:
+        for _ in range(150):
+            strangers.append(socket.create_connection(("127.0.0.1", server.port)))
+            strangers[-1].sendall(b"G")
+            if len(strangers) % 50 == 0:
+                assert get(f"{server.url}metrics")[0] == 200
+        ended = time.monotonic() + 10
+        while len(os.listdir("/proc/self/fd")) - before - len(strangers) > 33 and time.monotonic() < ended:
+            time.sleep(0.01)
+        assert len(os.listdir("/proc/self/fd")) - before - len(strangers) <= 33
+        assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= 34
+        # A byte now and then keeps none of the last ones: a request has so many seconds in all.
+        last = strangers[-1]
+        last.settimeout(0.1)
+        began = time.monotonic()
+        while time.monotonic() - began < 12:
+            try:
+                if last.recv(1) == b"":
+                    break
+            except TimeoutError:
+                with suppress(OSError):
+                    last.sendall(b"E")
+        assert time.monotonic() - began < 12
+    finally:
+        for each in strangers:
+            each.close()
         server.close()

@@ -99,6 +99,15 @@ def test_a_header_of_more_than_16_mib_is_refused() -> None:
         decode_body(struct.pack(">I", len(big)) + big)
 
 
+def test_a_header_of_very_many_lists_is_refused_before_they_are_made() -> None:
+    """Prevents that 16 MiB of empty lists take a gigabyte, and the loop for twenty seconds."""
+    header = msgpack.packb({"entries": [[str(at), at] for at in range(100_000)]})
+    assert len(decode_body(struct.pack(">I", len(header)) + header)[0]["entries"]) == 100_000
+    header = msgpack.packb({"entries": [[]] * (1 << 20)})
+    with pytest.raises(CorruptData, match="lists and maps"):
+        decode_body(struct.pack(">I", len(header)) + header)
+
+
 def test_a_message_above_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dstl.rpc.protocol.MAX_FRAME", 100)
     assert encode_frame({}, b"\0" * 90)

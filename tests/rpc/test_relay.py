@@ -128,7 +128,7 @@ async def relayed(
     port = listener.sockets[0].getsockname()[1]
     own = await bank.server.listen_tcp("127.0.0.1")
     if known:
-        bank.server._names.add(f"127.0.0.1:{port}")
+        bank.server._names[False].add(f"127.0.0.1:{port}")
     relay = Relay(Address("127.0.0.1", own), changes or {})
     try:
         yield bank, relay, Address("127.0.0.1", port)
@@ -277,6 +277,25 @@ async def test_a_client_does_not_take_another_server_for_the_one_that_it_dialled
         with pytest.raises(AccessDenied, match="is not known by that address"):
             await opening
     assert not bank.asked
+
+
+async def test_a_server_is_known_by_its_socket_over_that_socket_alone(tmp_path: Path) -> None:
+    """Prevents that whoever has made a lost socket anew passes its handshakes on to the service's port."""
+    bank = Bank()
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as directory:
+        path = f"{directory}/s"
+        await bank.server.listen_unix(path)
+        port = await bank.server.listen_tcp("127.0.0.1")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        client = handshake.ClientHandshake(SECRET, Role.WORKER, path, "")
+
+        async def said() -> dict[str, object]:
+            return Framing().decode(await reader.readexactly(int.from_bytes(await reader.readexactly(4))))[0]
+
+        writer.writelines(Framing().encode(client.answer(await said())))
+        assert await said() == {"refused": "address"}
+        writer.close()
+        await bank.server.close()
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])

@@ -236,6 +236,15 @@ async def test_a_service_that_never_answers_is_given_up() -> None:
         done.set()
 
 
+async def test_a_host_that_cannot_be_one_is_nobody() -> None:
+    """A peer says by which name it is reached; one that no name may have is its own fault, and no crash of ours."""
+    address = Address("../../x", 1)
+    with pytest.raises(Unavailable, match="nobody answers"):
+        await AsyncConnection.open(address, SECRET)
+    with pytest.raises(Unavailable, match="nobody answers"):
+        await asyncio.to_thread(Connection, address, SECRET)
+
+
 async def test_nobody_listens_there(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

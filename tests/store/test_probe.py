@@ -1,4 +1,5 @@
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from dstl.options import S3Options
 from dstl.runtime import Runtime, SystemClock
 from dstl.store import LocalStore, MemoryStore, S3Store, probe
 from dstl.store.base import ObjectInfo
+from dstl.store.location import open_store
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from dstl.testing.s3_server import S3Server
 
@@ -25,6 +27,26 @@ async def test_a_good_location_passes_and_is_left_as_it_was(tmp_path: Path) -> N
         await probe(store)
         await probe(store)
         assert not [info async for info in store.list()]
+
+
+async def test_a_directory_that_somebody_else_can_change_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its owner, or anybody, may put other manifests there, and nothing would say so."""
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    own.mkdir(0o700)
+    shared.mkdir()
+    shared.chmod(0o777)
+    await probe(LocalStore(own))
+    await probe(MemoryStore())
+    assert not caplog.records
+    await probe(open_store(f"{own},{shared}"))
+    assert [str(shared) in record.getMessage() for record in caplog.records] == [True]
+    if os.geteuid() == 0:
+        caplog.clear()
+        os.chown(own, 65534, 65534)
+        await probe(LocalStore(own))
+        assert "is of user 65534" in caplog.text
 
 
 async def test_s3_is_probed_with_five_requests(s3_bucket: str, s3_options: S3Options, s3_server: S3Server) -> None:

@@ -267,6 +267,17 @@ async def test_a_configuration_that_is_none_is_refused_without_repeating_it(
     assert leftovers(scratch) == []
 
 
+async def test_a_module_in_the_working_directory_is_not_run(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may be started in a directory that others can write to, such as /tmp."""
+    (scratch / "uuid.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(scratch)
+    async with coordinating() as (coordinator, invitation):
+        process = TaskManagerProcess(invitation)
+        await coordinator.member()
+        await in_thread(process.stop)
+    (scratch / "uuid.py").unlink()
+
+
 async def test_without_a_coordinator_it_ends_with_a_reason(scratch: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with coordinating() as (coordinator, invitation):
         await coordinator.server.close()

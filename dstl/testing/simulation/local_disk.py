@@ -109,7 +109,7 @@ class SimulatedDisk:
 
     def lose_power(self) -> None:
         """Take from the files that outlive their process what was not synced: some of it, or all."""
-        cache = self._directory() / "cache"
+        cache = self._directory() / "cache" / "dstl-bases"
         for path in sorted(cache.iterdir()) if cache.exists() else ():
             drawn, size = self._rng.random(), path.stat().st_size
             if drawn < 0.2:

@@ -9,31 +9,38 @@ import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
 import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.SocketChannel;
+import java.nio.file.Files;
 import java.nio.file.Path;
+import java.nio.file.attribute.UserPrincipal;
 import java.security.GeneralSecurityException;
 import java.security.MessageDigest;
 import java.security.SecureRandom;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ScheduledFuture;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
+import jdk.net.ExtendedSocketOptions;
 import org.apache.hadoop.fs.FileAlreadyExistsException;
 
 /**
  * A blocking connection to a service of this host over its unix socket: frames and handshake are those of
- * {@code dstl/rpc}. The kernel vouches for both ends, so frames carry no MAC. Not thread-safe.
+ * {@code dstl/rpc}. Both ends ask the kernel whose process the other one is, so frames carry no MAC. Not thread-safe.
  */
 final class Connection implements Closeable {
   private static final int MAX_FRAME = 256 << 20;
   private static final int MAX_HANDSHAKE = 1024;
+  private static final int MAX_HEADER = 16 << 20;
   private static final int NONCE_BYTES = 32;
   private static final long HANDSHAKE_MS = 30_000;
   private static final String ROLE = "worker";
+  private static final Set<String> REASONS = Set.of("address", "busy", "malformed", "secret", "version");
   private static final SecureRandom RANDOM = new SecureRandom();
+  private static final UserPrincipal SELF = self();
   private static final ScheduledThreadPoolExecutor WATCHDOG = watchdog();
 
   private final SocketChannel channel;
@@ -90,12 +97,16 @@ final class Connection implements Closeable {
     }
     ScheduledFuture<?> guard = guard(HANDSHAKE_MS);
     try {
+      checkPeer();
       shakeHands(address);
     } catch (ClosedByInterruptException error) {
       throw error;
     } catch (IOException error) {
       close();
       throw new Ended(error.getMessage(), error, true, true);
+    } catch (RuntimeException error) {
+      close();
+      throw new IOException("what answers at " + where + " is not a DSTL service", error);
     } catch (GeneralSecurityException error) {
       close();
       throw new IOException("this Java has no HmacSHA256", error);
@@ -158,6 +169,29 @@ final class Connection implements Closeable {
     };
   }
 
+  /** Refuse a process of another user: the path may have been made anew by anybody. */
+  private void checkPeer() throws IOException {
+    UserPrincipal peer = channel.getOption(ExtendedSocketOptions.SO_PEERCRED).user();
+    if (!peer.equals(SELF)) {
+      throw new IOException("the process that listens at " + where + " is of user " + peer.getName() + ", not "
+          + (SELF == null ? "known to be this one's" : SELF.getName()));
+    }
+  }
+
+  /** Return the user of this process, as whose a new file is made; null where none can be made. */
+  private static UserPrincipal self() {
+    try {
+      Path made = Files.createTempFile("dstl-user", null);
+      try {
+        return Files.getOwner(made);
+      } finally {
+        Files.delete(made);
+      }
+    } catch (IOException error) {
+      return null;
+    }
+  }
+
   private void shakeHands(Address address) throws IOException, GeneralSecurityException {
     Reply challenge = receive(MAX_HANDSHAKE);
     refuse(challenge);
@@ -192,7 +226,9 @@ final class Connection implements Closeable {
   private void refuse(Reply reply) throws IOException {
     Object reason = reply.fields().get("refused");
     if (reason != null) {
-      throw new IOException("the DSTL file service at " + where + " refuses this JVM (" + reason + "); see its log");
+      // It has proved nothing yet: only words that are known are repeated.
+      String why = reason instanceof String word && REASONS.contains(word) ? " (" + word + ")" : "";
+      throw new IOException("the DSTL file service at " + where + " refuses this JVM" + why + "; see its log");
     }
   }
 
@@ -220,7 +256,7 @@ final class Connection implements Closeable {
     }
     ByteBuffer body = read(length);
     int size = body.getInt();
-    if (size < 0 || size > body.remaining()) {
+    if (size < 0 || size > Math.min(MAX_HEADER, body.remaining())) {
       throw new IOException("a frame declares a header of " + size + " bytes");
     }
     ByteBuffer header = body.slice(body.position(), size);

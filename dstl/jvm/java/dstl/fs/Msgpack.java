@@ -175,7 +175,8 @@ public final class Msgpack {
     if (size < 0 || size > in.remaining()) {
       throw new IOException("a frame's header declares a list of " + size);
     }
-    List<Object> items = new ArrayList<>(size);
+    // No more room ahead than few take: each of nested lists may declare all that is left.
+    List<Object> items = new ArrayList<>(Math.min(size, 16));
     for (int i = 0; i < size; i++) {
       items.add(read(in, depth + 1));
     }

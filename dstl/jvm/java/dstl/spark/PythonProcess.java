@@ -20,6 +20,7 @@ import org.apache.spark.SparkConf;
 /**
  * A {@code python -m dstl.files}: told what it needs on its standard input, which appears in no list of processes, and
  * answering on its standard output. The input stays open: it is the process's lease of life, unless it is detached.
+ * With {@code -P} none of its modules comes from the working directory, which others may write to.
  */
 final class PythonProcess implements Closeable {
   private static final long START_S = 60;
@@ -30,7 +31,7 @@ final class PythonProcess implements Closeable {
 
   PythonProcess(SparkConf conf) throws IOException {
     program = interpreter(conf);
-    ProcessBuilder builder = new ProcessBuilder(program, "-m", "dstl.files");
+    ProcessBuilder builder = new ProcessBuilder(program, "-P", "-m", "dstl.files");
     builder.environment().put("PYTHONUNBUFFERED", "1");
     builder.redirectError(ProcessBuilder.Redirect.INHERIT);
     try {

@@ -1,0 +1,110 @@
+"""The JVM's connection: whom it believes, what it says of servers that are none, and what its decoder takes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from dstl.jvm import build
+from dstl.spark.jar import jar_path
+
+pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar cannot be built")
+
+SOURCE = Path(__file__).with_name("java") / "ConnectionTrial.java"
+NONCE = b"n" * 32
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    made = tmp_path_factory.mktemp("classes")
+    path = f"{jar_path()}:{build.spark_jars()}/*"
+    command = ["javac", "--release", "17", "-cp", path, "-d", str(made), str(SOURCE)]
+    subprocess.run(command, check=True, capture_output=True)
+    return f"{made}:{path}"
+
+
+def trial(classes: str, *arguments: object) -> list[str]:
+    # A decoder that makes room for all that is declared would need four times as much.
+    command = ["java", "-Xmx256m", "-cp", classes, "dstl.fs.ConnectionTrial", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@contextmanager
+def listening(sayings: Sequence[bytes], owner: int | None = None) -> Iterator[str]:
+    """Say one thing to each connection. The kernel tells of a listener as who it was when it began to listen."""
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{directory}/s")
+        if owner is not None:
+            os.seteuid(owner)
+        try:
+            server.listen(50)
+        finally:
+            if owner is not None:
+                os.seteuid(0)
+
+        def serve() -> None:
+            for said in sayings:
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.sendall(struct.pack(">II", 4 + len(said), len(said)) + said)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"{directory}/s"
+        thread.join(10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can listen as another user")
+def test_a_server_of_another_user_is_refused_before_a_word(classes: str) -> None:
+    """Prevents that whoever makes a lost socket anew passes a handshake on and answers what he likes."""
+    challenge = msgpack.packb({"version": 7, "nonce": NONCE})
+    with listening([challenge], NOBODY) as path:
+        (said,) = trial(classes, path, 1)
+    assert said.startswith("IOException: the process that listens at "), said
+    with listening([challenge]) as path:
+        (said,) = trial(classes, path, 1)
+    assert "listens" not in said
+
+
+def test_what_a_server_says_that_is_none_is_one_error_in_our_own_words(classes: str) -> None:
+    """Prevents a NullPointerException out of a constructor, whose channel nobody closes, and forged lines of a log."""
+    none = [
+        msgpack.packb(each)
+        for each in (
+            {"nonce": NONCE},
+            {"nonce": NONCE, "version": "7"},
+            {"nonce": NONCE, "version": None},
+            {"nonce": NONCE, "version": [7]},
+            [1],
+            {},
+        )
+    ]
+    words = [msgpack.packb({"refused": each}) for each in ("secret", "x" * 900, "\x1b[2J\nERROR forged", {"a": 1})]
+    with listening([*none, *words]) as path:
+        said = trial(classes, path, len(none) + len(words))
+    assert all(line.startswith("IOException: ") for line in said), said
+    assert len(said) == len(none) + len(words)
+    for line, why in zip(said[len(none) :], (" (secret)", "", "", ""), strict=True):
+        assert f"refuses this JVM{why}; see its log" in line
+
+
+@pytest.mark.parametrize("count", [300_000, pytest.param(20_000_000, marks=pytest.mark.long)])
+def test_new_bytes_are_decoded_or_refused_in_little_memory(classes: str, seed: int, count: int) -> None:
+    """Fuzzing of the decoder of headers, with what only declares to be long."""
+    (said,) = trial(classes, "decode", seed, count)
+    assert int(said.split()[0]) > 1000
+    assert said.endswith("refused")
