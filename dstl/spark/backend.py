@@ -433,10 +433,10 @@ class StateBackend(StatefulOperators):
         return OperatorPlace(uid, tuple(column_names(by, label)), partitions, self.max_parallelism)
 
     def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
-        self._loop.run(expect(self._service, definition))
         if definition.needs_watermark_batches:
             begin = partial(latest_watermark, self._store, system_runtime())
             keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()))
+        self._loop.run(expect(self._service, definition))
         self._operators.append(definition.uid)
         self._launcher.start()
         log_failures(keyed.sparkSession)

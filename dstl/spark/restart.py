@@ -15,10 +15,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming import StreamingQuery
 
-from dstl.errors import Invalid
+from dstl.errors import DstlError, Invalid
 from dstl.runtime import Clock, IoLoop, SystemClock
 from dstl.spark.cause import cause
 
@@ -137,7 +140,9 @@ def run_with_restarts(
     clock: Clock | None = None,
     wait: Callable[[Coroutine[Any, Any, None]], object] | None = None,
 ) -> int:
-    """Start a query, wait for its end, and start it again as the strategy says.
+    """Start a query, wait for its end, and start it again as the strategy says, also where the start has failed.
+
+    A query that was stopped (``query.stop()``) has ended without an error, and is not started again.
 
     Args:
         start: Starts the query: usually ``writer.start``, which may be called again and again.
@@ -158,6 +163,8 @@ def run_with_restarts(
         StreamingQueryException: The strategy gave up, or the error cannot be cured by a restart (wrong configuration,
             an error in user code, a newer driver has taken over), or too many runs were fruitless.
             :func:`dstl.spark.cause.cause` returns the typed error inside it.
+        DstlError: The same, of an error that ``start`` raised.
+        Py4JJavaError: The same; what is no input or output error of the JVM is not tried again.
         Invalid: ``start`` returned something else than a query.
     """
     clock = clock or SystemClock()
@@ -168,30 +175,37 @@ def run_with_restarts(
             ends.callback(loop.close)
             wait = loop.run
         while True:
-            query = start()
-            if not hasattr(query, "awaitTermination"):
-                raise Invalid("start must return a StreamingQuery: pass writer.start, not writer")
+            query = None
             try:
+                query = start()
+                if not hasattr(query, "awaitTermination"):
+                    raise Invalid("start must return a StreamingQuery: pass writer.start, not writer")
                 query.awaitTermination()
                 return restarts
-            except StreamingQueryException as error:
-                fruitless = 0 if _has_completed_a_batch(query) else fruitless + 1
+            except (DstlError, StreamingQueryException, Py4JJavaError) as error:
                 delay = strategy.next_delay(clock.now()) if is_restartable(error) else None
                 if delay is None:
                     raise
+                fruitless = 0 if query is not None and _has_completed_a_batch(query) else fruitless + 1
                 if fruitless >= fruitless_runs:
                     _log.error("%d runs in a row failed without a completed batch: no restart helps", fruitless)
                     raise
                 restarts += 1
-                _log.warning("restart %d in %.1f s after: %s", restarts, delay, str(error).splitlines()[0])
+                said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+                _log.warning("restart %d in %.1f s after: %s", restarts, delay, said.splitlines()[0])
                 if on_restart is not None:
                     on_restart(restarts, error)
                 wait(clock.sleep(delay))
 
 
 def is_restartable(error: BaseException) -> bool:
-    """Return False for errors that would only come again; errors of others may pass."""
+    """Return False for errors that would only come again; errors of others may pass.
+
+    Of a call into the JVM only its input and output may: a context that was stopped, say, stays so.
+    """
     found = cause(error)
+    if found is None and isinstance(error, Py4JJavaError):
+        return bool(is_instance_of(SparkContext._gateway, error.java_exception, "java.io.IOException"))
     return found is None or found.restartable
 
 

@@ -117,9 +117,8 @@ def _task_attempt(operator: str) -> TaskAttempt:
     batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
     if context is None or batch is None:
         raise Invalid(
-            f"operator {operator!r} runs outside a micro-batch of a streaming query. With Spark Connect, an action "
-            "inside foreachBatch does: write the DataFrame itself to a sink. An action in a thread of your own does, "
-            "too: wrap what the thread runs in pyspark.inheritable_thread_target"
+            f"operator {operator!r} runs outside a micro-batch of a streaming query, as an action in a thread of your "
+            "own does: wrap what the thread runs in pyspark.inheritable_thread_target"
         )
     return TaskAttempt(
         query_id=context.getLocalProperty("sql.streaming.queryId") or "",

@@ -306,7 +306,7 @@ def _to_typed(error: OSError, location: str, doing: str) -> DstlError:
             return AccessDenied(f"{reason}; let this process's user read and write that directory")
         case errno.ENOTDIR | errno.EISDIR | errno.ELOOP:
             return Invalid(f"{reason}; a file, a directory or a link stands where another kind is needed")
-        case errno.EXDEV | errno.ENAMETOOLONG:
+        case errno.EXDEV | errno.ENAMETOOLONG | errno.ENOSYS | errno.EOPNOTSUPP:
             return Invalid(f"{reason}; choose another directory")
     return Unavailable(reason)
 
@@ -332,8 +332,12 @@ def _make_durable(directory: str) -> None:
     if os.path.isdir(directory) or parent == directory:
         return
     _make_durable(parent)
-    with suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+    except FileNotFoundError as error:
+        # Though its parent is there: a file system of the kernel's own, say.
+        raise Invalid(f"no directory {directory} can be made; choose another location") from error
     descriptor = os.open(parent, _DIRECTORY)
     try:
         os.fsync(descriptor)

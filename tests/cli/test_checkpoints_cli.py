@@ -73,7 +73,9 @@ def test_list_names_a_damaged_record_and_goes_on(place: tuple[Path, Location]) -
     assert result.exit_code == 1
     states = {row["checkpoint_id"]: row["state"] for row in read(result)["checkpoints"]}
     assert states == {6: "damaged", 7: "retained"}
-    assert "DAMAGED" in run("checkpoints", "list", path).stdout
+    listed = " ".join(run("checkpoints", "list", path).stdout.split())
+    assert "DAMAGED" in listed
+    assert 'StateBackend(..., restore="previous")' in listed
     assert run("checkpoints", "show", path, "6").exit_code == 1
     assert run("checkpoints", "show", path, "7").exit_code == 0
 
@@ -135,6 +137,7 @@ def test_verify_reports_damage_with_exit_code_1(place: tuple[Path, Location]) ->
     assert shown.exit_code == 1
     assert f"DAMAGED {name} (checkpoints 6, 7)" in shown.stdout
     assert "next: restore" in shown.stdout
+    assert 'StateBackend(..., restore="previous")' in " ".join(shown.stdout.split())
     (path / name).unlink()
     assert read(run("checkpoints", "verify", path, "--json"))["problems"][0]["kind"] == "missing"
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUTPUT = "k string, n long"
+CONNECTED = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+"""In the place of one of Spark Connect, whose classes need a package that the tests do not install."""
 
 
 class Counts(StatefulProcessor):
@@ -105,6 +108,7 @@ class BadDeclaration(Counts):
         ({"restore_from": 5}, "not a savepoint: int"),
         ({"allow_non_restored_state": "no"}, "allow_non_restored_state='no' is neither True nor False"),
         ({"spark": "local"}, "spark='local' is str, not a SparkSession"),
+        ({"spark": CONNECTED}, "a session of Spark Connect has no driver in this process.*run the program there"),
     ],
     ids=lambda one: repr(one) if isinstance(one, dict) else "",
 )
@@ -390,6 +394,35 @@ def test_windows_and_duplicates_that_cannot_be_are_refused(
             plain.withWatermark("v", "1 minute")
         named = backend.groupBy(df, window, "k").agg({"v": "max", "*": "count"})
         assert named.columns == ["window", "k", "max(v)", "count(1)"]
+
+
+def test_arrow_batches_without_a_limit_are_refused_where_a_source_in_python_is_needed(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream("k string, v long, ts timestamp")
+    source.add([{"k": "a", "v": 1, "ts": "2024-01-01 00:00:00"}, {"k": "a", "v": 2, "ts": "2024-01-01 00:00:01"}])
+    df = source.read().withWatermark("ts", "1 second")
+    first = spark.createDataFrame([("a", 1)], "k string, v long").groupBy("k")
+    rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    try:
+        with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
+            run = partial(backend.transform_with_state, by="k", processor=Counts(), output=OUTPUT)
+            for limit in ("0", "-1"):
+                spark.conf.set(rows, limit)
+                for define in (
+                    lambda: backend.dropDuplicatesWithinWatermark(df, ["k"]),
+                    lambda: run(source.read(), time_mode="processingTime", tick="1 second"),
+                    lambda: run(source.read(), initial_state=first),
+                ):
+                    with pytest.raises(Invalid, match=rf"{rows}={limit}: .* set it to 2147483647"):
+                        define()
+        # What the message says.
+        spark.conf.set(rows, "2147483647")
+        with StateBackend(str(tmp_path / "other"), parallelism=1, spark=spark) as backend:
+            source.drain(backend.dropDuplicatesWithinWatermark(df, ["k"], name="once"))
+        assert [row[0] for row in source.output("k string")] == ["a"]
+    finally:
+        spark.conf.unset(rows)
 
 
 def test_state_of_another_mode_is_refused_when_the_query_starts(

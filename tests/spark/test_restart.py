@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 import dstl.checkpoint.fleet.fleet
 import dstl.errors
 import materializer.bases.table_directory
-from dstl.errors import DstlError, Invalid, error_from_wire, error_to_wire
+from dstl.errors import DstlError, Invalid, Unavailable, error_from_wire, error_to_wire
 from dstl.spark.restart import (
     ExponentialDelay,
     FailureRate,
@@ -167,6 +172,52 @@ def test_a_run_that_has_completed_a_batch_counts_anew() -> None:
     error = stopped_by(dstl.errors.TaskManagerLost)
     strategy = ExponentialDelay(initial_s=0.0, maximum_s=0.0)
     assert run(*[error] * 30, None, strategy=strategy, batches=1, fruitless_runs=2) == (30, list(range(1, 31)))
+
+
+def test_a_start_that_fails_is_tried_again_where_a_restart_helps_and_counts_as_a_run() -> None:
+    queries: list[Query | DstlError] = [Unavailable("the coordinator is gone"), Query("lost"), Unavailable("still")]
+
+    def start() -> Any:
+        found = queries.pop(0) if queries else Query(None)
+        if isinstance(found, DstlError):
+            raise found
+        return found
+
+    told: list[str] = []
+    strategy = FixedDelay(attempts=5, delay_s=0.0)
+    assert run_with_restarts(start, strategy, on_restart=lambda _, error: told.append(str(error))) == 3
+    assert told == ["the coordinator is gone", "lost", "still"]
+    queries = [Invalid("a name is taken"), Query(None)]
+    with pytest.raises(Invalid, match="a name is taken"):
+        run_with_restarts(start, FixedDelay(attempts=5, delay_s=0.0))
+    queries = [Unavailable("down")] * 9
+    with pytest.raises(Unavailable):
+        run_with_restarts(start, FixedDelay(attempts=9, delay_s=0.0), fruitless_runs=3)
+    assert len(queries) == 6
+
+
+@pytest.mark.spark
+def test_a_start_that_spark_fails_for_its_checkpoint_directory_is_tried_again_and_a_stopped_query_is_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a directory is to be")
+    started: list[StreamingQuery] = []
+
+    def start() -> StreamingQuery:
+        writer = spark.readStream.format("rate").load().writeStream.format("noop")
+        started.append(writer.option("checkpointLocation", str(blocked / "checkpoint")).start())
+        threading.Timer(0.5, started[0].stop).start()
+        return started[0]
+
+    def unblock(number: int, error: BaseException) -> None:
+        assert number == 1
+        assert isinstance(error, Py4JJavaError)
+        blocked.unlink()
+
+    assert run_with_restarts(start, FixedDelay(attempts=3, delay_s=0.0), on_restart=unblock) == 1
+    assert len(started) == 1
+    assert not started[0].isActive
 
 
 def test_a_start_that_returns_no_query_is_refused() -> None:

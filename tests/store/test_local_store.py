@@ -122,6 +122,7 @@ def _failing(error: int, times: int = 1) -> Callable[..., Any]:
         ("fsync", errno.EIO, Unavailable, "Input/output error"),
         ("link", errno.EPERM, Invalid, "no hard links"),
         ("link", errno.EXDEV, Invalid, "another directory"),
+        ("fsync", errno.EOPNOTSUPP, Invalid, "another directory"),
         ("link", errno.EROFS, AccessDenied, "read and write"),
         ("mkdir", errno.EACCES, AccessDenied, "read and write"),
         ("open", errno.EMFILE, Unavailable, "Too many open files"),

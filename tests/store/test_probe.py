@@ -95,6 +95,14 @@ class _Forgetful(MemoryStore):
         return await super().put(name, data)
 
 
+async def test_a_directory_that_can_never_be_is_refused_at_once_and_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(Invalid, match="no directory /proc/nope can be made; choose another location"):
+        await probe(LocalStore("/proc/nope"), runtime=HASTY)
+    assert caplog.records == []
+
+
 async def test_a_store_that_ignores_conditional_puts_is_refused() -> None:
     store = _Forgetful()
     with pytest.raises(Invalid, match="two drivers could both commit"):

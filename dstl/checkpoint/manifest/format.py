@@ -160,7 +160,10 @@ def decode_record(data: bytes, name: str) -> ManifestRecord:
     """
 
     def damaged(why: str) -> CorruptData:
-        return CorruptData(f"manifest {name} is damaged ({why}): restore the object, or choose an older checkpoint")
+        return CorruptData(
+            f"manifest {name} is damaged ({why}): bring the object back from a replica, or go on from the checkpoint "
+            'before it with StateBackend(..., restore="previous")'
+        )
 
     plain = _FRAME.unpack(data, damaged)
     version = plain.get("version") if isinstance(plain, dict) else None

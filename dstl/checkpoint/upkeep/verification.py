@@ -220,7 +220,10 @@ def _problem(name: str, checkpoints: tuple[int, ...], error: Exception) -> Probl
         step = "upgrade DSTL here"
     elif checkpoints:
         numbers = ", ".join(map(str, checkpoints))
-        step = f"restore {name} from a replica, or start from a checkpoint other than {numbers} or from a savepoint"
+        step = (
+            f"restore {name} from a replica, or start from a checkpoint other than {numbers} (StateBackend(..., "
+            'restore="previous") takes the newest that can be) or from a savepoint'
+        )
     else:
         step = f"no retained checkpoint needs it: restore {name} from a replica, or leave it"
     return Problem(name, checkpoints, kind, detail, step)

@@ -36,11 +36,16 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     """Return the session that was given, or else the active one.
 
     Raises:
-        Invalid: There is none, or it is something else.
+        Invalid: There is none, it is one of Spark Connect, or it is something else.
     """
     session: object = spark if spark is not None else SparkSession.getActiveSession()
     if session is None:
         raise Invalid("there is no active Spark session: make one first, or pass spark=")
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise Invalid(
+            "a session of Spark Connect has no driver in this process, and a StateBackend lives in the driver: run the "
+            "program there, with spark-submit or a session made without remote()"
+        )
     if not isinstance(session, SparkSession):
         raise Invalid(f"spark={brief(session)} is {type(session).__name__}, not a SparkSession")
     return session

@@ -35,11 +35,13 @@ __all__ = [
     "interval_ms",
     "nulls_for",
     "one_row_once",
+    "python_source",
     "with_marks",
     "with_ticks",
 ]
 
 _FORMAT = "dstl_ticks"
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
 
 
@@ -115,14 +117,14 @@ def interval_ms(text: str, what: str) -> int:
 
 def with_ticks(df: DataFrame, interval: int) -> DataFrame:
     """Return the same rows from a stream that has a batch at least every ``interval`` milliseconds."""
-    stream = _source(df.sparkSession).option("interval_ms", str(interval)).load()
+    stream = python_source(df.sparkSession, TickSource).option("interval_ms", str(interval)).load()
     # No constant condition: Spark would see that there is nothing to read and leave the source out.
     return df.union(stream.where(F.col("tick") < 0).select(*nulls_for(df)))
 
 
 def one_row_once(session: SparkSession) -> DataFrame:
     """Return a stream of one row in the query's first batch and none in any other, by Spark's own record of offsets."""
-    return _source(session).load()
+    return python_source(session, TickSource).load()
 
 
 def with_marks(df: DataFrame, partitions: int) -> DataFrame:
@@ -143,9 +145,19 @@ def with_marks(df: DataFrame, partitions: int) -> DataFrame:
     return df.union(DataFrame(made, session).select(*nulls_for(df, (KEY_GROUP_COLUMN,))))
 
 
-def _source(session: SparkSession) -> Any:
-    session.dataSource.register(TickSource)
-    return session.readStream.format(_FORMAT)
+def python_source(session: SparkSession, source: type[DataSource]) -> Any:
+    """Return the reader of a stream of one of our sources.
+
+    Raises:
+        Invalid: Arrow batches have no limit of rows in this session: Spark runs no source in Python then.
+    """
+    if int(session.conf.get(_BATCH_ROWS, "1")) <= 0:
+        raise Invalid(
+            f"{_BATCH_ROWS}={session.conf.get(_BATCH_ROWS)}: with no limit Spark runs no source in Python, and ticks, "
+            "initial state and the batches of event time come from one: set it to 2147483647, which is none either"
+        )
+    session.dataSource.register(source)
+    return session.readStream.format(source.name())
 
 
 def nulls_for(df: DataFrame, kept: Collection[str] = ()) -> list[Any]:

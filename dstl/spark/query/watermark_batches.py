@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from dstl.spark.query.ticks import SupportsTriggerAvailableNow, nulls_for
+from dstl.spark.query.ticks import SupportsTriggerAvailableNow, nulls_for, python_source
 
 if TYPE_CHECKING:
     # The source's process would load pydantic, too.
@@ -133,12 +133,14 @@ def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callabl
         df: The rows.
         file: Where the driver writes the watermark.
         begin_ms: See :meth:`WatermarkFile.path`.
+
+    Raises:
+        Invalid: See :func:`python_source`.
     """
     session = df.sparkSession
     if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
         return df
     path = file.path(begin_ms)
-    session.dataSource.register(WatermarkSource)
-    stream = session.readStream.format(_FORMAT).option("path", path).load()
+    stream = python_source(session, WatermarkSource).option("path", path).load()
     # No constant condition: Spark would see that there is nothing to read and leave the source out.
     return df.union(stream.where(F.col("watermark") < 0).select(*nulls_for(df)))
