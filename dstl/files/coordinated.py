@@ -68,9 +68,10 @@ class CoordinatedDirectory(Directory):
         self.run.admit(run)
         await self._barriers.settle(run)
         await self._records.lead()
-        gone = {each.path for each in self.run.index if each.path == path or each.path.startswith(f"{path}/")}
+        front = f"{path}/" if path else ""
+        gone = {each.path for each in self.run.index if each.path == path or each.path.startswith(front)}
         seen = (rider.path for rider in self._log.riders.seen_by(run))
-        gone.update(each for each in seen if each == path or each.startswith(f"{path}/"))
+        gone.update(each for each in seen if each == path or each.startswith(front))
         for each in sorted(gone):
             self._log.delete(each, run)
 

@@ -1,7 +1,7 @@
 """Names below a streaming query's checkpoint directory: which are barriers, which state files, which snapshots. Pure.
 
-The grammar is Spark's own (``metadata``, ``offsets/N``, ``commits/N``, ``sources/I/..``, ``state/O/P/..``); it tells
-where a directory ends and a file's name in it begins.
+The grammar is Spark's own (``metadata``, ``offsets/N``, ``commits/N``, ``sources/S/..``, ``state/O/P/..``); it tells
+where a directory may end and a file's name in it begin.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dstl.errors import Invalid
 from handles.file_record import is_path
 
 __all__ = [
+    "METADATA",
     "OBJECTS",
     "QUERY",
     "SCHEME",
@@ -31,17 +32,20 @@ __all__ = [
 ]
 
 SCHEME = "dstl"
+METADATA = "metadata"
+"""The file by which a query begins: its id."""
 OBJECTS = "_dstl"
 """The log's objects lie in this directory of the plain one."""
 QUERY = "_spark"
 """Ends the root of a directory that lies in the log of a ``StateBackend``: the rest of it is the backend's location."""
 _INNER = re.compile(
-    r"metadata|(?:offsets|commits)(?:/[^/]+)?|sources(?:/\d+(?:/.*)?)?|state(?:/\d+(?:/(?:\d+|_\w+)(?:/.*)?)?)?",
+    r"metadata|(?:offsets|commits)(?:/[^/]+)?|sources(?:/[^/]+(?:/.*)?)?|state(?:/\d+(?:/(?:\d+|_\w+)(?:/.*)?)?)?",
     re.DOTALL,
 )
 _BARRIER = re.compile(r"(offsets|commits)/(\d+)")
 _STATE = re.compile(r"(state/\d+/\d+(?:/[^/]+)*?)/(\d+)(?:_([0-9A-Za-z-]+))?\.(changelog|delta|zip|snapshot)(\.crc)?")
 _DESCRIPTION = re.compile(r"state/\d+/(?:_metadata/v\d+/|_stateSchema/[^/]+/)(\d+)(?:_[0-9A-Za-z-]+)?(?:\.crc)?")
+_OPERATOR_METADATA = re.compile(r"state/\d+/_metadata/metadata")
 _SNAPSHOT = re.compile(r"state/\d+/\d+/(?:.*\.(?:zip|snapshot)(?:\.crc)?|(?:.*/)?SSTs/.*)", re.DOTALL)
 
 
@@ -51,15 +55,15 @@ class FilePath:
 
     Attributes:
         root: The checkpoint directory, as a URI without a slash at its end.
-        inner: The path in it; empty for the directory itself, and for all that lies above one.
+        inner: The path in it; empty for the directory itself.
     """
 
     root: str
     inner: str
 
     @staticmethod
-    def parse(path: str) -> FilePath:
-        """Take a path apart.
+    def readings(path: str) -> list[FilePath]:
+        """Take a path apart in each way that the grammar allows, the longest root first: that is all of the path.
 
         Raises:
             Invalid: It is not of ``dstl://``.
@@ -71,15 +75,13 @@ class FilePath:
         parts = [part for part in rest.split("/") if part]
         if ".." in parts:
             raise Invalid(f"a path of {SCHEME}:// holds no '..': {path!r}")
-        for i in range(len(parts)):
+        found = [FilePath("/".join((front, *parts)), "")]
+        for i in reversed(range(len(parts))):
             inner = "/".join(parts[i:])
-            if _INNER.fullmatch(inner):
-                if not is_path(inner):
-                    raise Invalid(
-                        f"a path of {len(inner)} characters is too long for a checkpoint directory: {path[:80]!r}"
-                    )
-                return FilePath("/".join((front, *parts[:i])), inner)
-        return FilePath("/".join((front, *parts)), "")
+            operator = i >= 3 and _OPERATOR_METADATA.fullmatch("/".join(parts[i - 3 :]))
+            if is_of_a_query(inner) and is_path(inner) and not operator:
+                found.append(FilePath("/".join((front, *parts[:i])), inner))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

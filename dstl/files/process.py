@@ -15,9 +15,10 @@ from dstl.files.file_log import FileLog
 from dstl.files.hosted import HostedDirectory
 from dstl.files.hosts import HostRegistry
 from dstl.files.invitation import FileInvitation, check_version
-from dstl.files.namespace import FilePath, location_of, plain_location_of
+from dstl.files.namespace import is_of_a_backend, location_of, plain_location_of
 from dstl.files.options import FileOptions
 from dstl.files.origins import Origins
+from dstl.files.roots import CheckpointRoots, RootProbe
 from dstl.files.service import FileService
 from dstl.option_sources import check_option_names, resolve
 from dstl.options import BatchingOptions, HedgingOptions, S3Options, SealingOptions, UploadOptions
@@ -126,8 +127,14 @@ class FileProcess:
         """Open the store of a directory, that of its plain files, and its log.
 
         Raises:
-            Invalid: The root names no location.
+            Invalid: The root names no location, or that of a ``StateBackend``.
         """
+        if is_of_a_backend(root):
+            raise Invalid(
+                f"{root} lies in the log of a StateBackend, which alone serves it: ask it for checkpoint_location in "
+                "this very driver, and keep Spark's own stateful operators out of the query, whose executors would "
+                "write there"
+            )
         store, plain = self._open(location_of(root)), self._open(plain_location_of(root))
         changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
         return store, plain, FileLog(changelog, self._runtime, self._config.batching.inline_threshold)
@@ -151,8 +158,10 @@ class _Coordinator(FileProcess):
         self._directories: dict[str, CoordinatedDirectory] = {}
         self._registry = HostRegistry(invitation.host, socket, invitation.secret, runtime, self._lost)
         self._port = 0
+        self._roots = CheckpointRoots(RootProbe(self._open, runtime))
         self.service = FileService(
             self._directory,
+            self._roots,
             invitation.secret,
             {
                 PlaceFiles: self._place,
@@ -212,13 +221,18 @@ class _Coordinator(FileProcess):
         return Done()
 
     async def _find(self, peer: Peer, call: FindFile) -> FoundFile:
-        path = FilePath.parse(call.path)
-        entry = await self._opened(path.root).entry(path.inner)
+        path = await self._roots.find(call.path, call.run)
+        entry = await self._opened(path.root).entry(path.inner) if path is not None else None
         if entry is None:
             return FoundFile((), "", 0, -1, 0)
         handle = entry.segment
         place = (handle.name, handle.size, handle.checksum, handle.offset)
         return FoundFile(place, entry.log_id, entry.sqn, entry.size, entry.modified_ms)
+
+
+async def _ask_coordinator(root: str) -> bool:
+    """A host looks for no root: whether there is one its coordinator says."""
+    return True
 
 
 class _Host(FileProcess):
@@ -237,6 +251,7 @@ class _Host(FileProcess):
         self._directories: dict[str, HostedDirectory] = {}
         self.service = FileService(
             self._directory,
+            CheckpointRoots(_ask_coordinator),
             invitation.secret,
             {PersistFiles: self._persist, CompleteFiles: self._complete, ResetFiles: self._reset},
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 from dstl.errors import Invalid, ObjectNotFound, TaskManagerLost
 from dstl.files.directory import Directory
-from dstl.files.namespace import FilePath
+from dstl.files.roots import CheckpointRoots
 from dstl.rpc.codec import Call, Payload
 from dstl.rpc.file_messages import (
     DeleteFile,
@@ -35,6 +35,7 @@ class FileService:
 
     Args:
         directory_of: Returns the directory of a root, opening it where need be.
+        roots: Where in a path the root ends.
         secret: Who does not know it is refused.
         handlers: Further calls.
     """
@@ -42,10 +43,12 @@ class FileService:
     def __init__(
         self,
         directory_of: Callable[[str], Awaitable[Directory]],
+        roots: CheckpointRoots,
         secret: Secret,
         handlers: Mapping[type[Call[Any]], Handler],
     ) -> None:
         self._directory_of = directory_of
+        self._roots = roots
         self._staged: dict[str, list[Payload]] = {}
         self._staged_bytes = 0
         self._leases: dict[Peer, list[str]] = {}
@@ -69,7 +72,8 @@ class FileService:
                 f"{came} of {call.size} bytes of {call.path} are here: the file service of this host, or the "
                 "connection to it, has ended while they were written; the task has to run again"
             )
-        directory, path = await self._file(call.path)
+        place = self._roots.place(call.path, call.run)
+        directory, path = await self._directory_of(place.root), place.inner
         if not call.overwrite:
             await directory.check_free(path, call.run)
         await directory.put(path, call.run, call.attempt, content)
@@ -87,44 +91,33 @@ class FileService:
         return Done()
 
     async def _delete(self, peer: Peer, call: DeleteFile) -> Done:
-        path = FilePath.parse(call.path)
-        directory = await self._directory_of(path.root)
-        await directory.delete(path.inner, call.run)
+        found = await self._roots.find(call.path, call.run)
+        if found is not None:
+            await (await self._directory_of(found.root)).delete(found.inner, call.run)
         return Done()
 
     async def _stat(self, peer: Peer, call: StatFile) -> FileStat:
-        path = FilePath.parse(call.path)
-        if not path.inner:
-            # The directory itself, or one above: it is made by whoever asks, and is never in the way.
-            return _ABSENT
-        found = await (await self._directory_of(path.root)).find(path.inner, call.run)
+        path = await self._roots.find(call.path, call.run)
+        found = await (await self._directory_of(path.root)).find(path.inner, call.run) if path is not None else None
         if found is None:
             return _ABSENT
         return FileStat(found[1], found[2], found[1] < 0)
 
     async def _list(self, peer: Peer, call: ListFiles) -> FileList:
-        path = FilePath.parse(call.path)
+        path = await self._roots.find(call.path, call.run)
+        if path is None:
+            return FileList((), False)
         directory = await self._directory_of(path.root)
         entries = await directory.listing(path.inner, call.run)
-        is_file = False
-        if not entries and path.inner:
-            found = await directory.find(path.inner, call.run)
-            is_file = found is not None and found[1] >= 0
-        return FileList(tuple(entries), is_file)
+        found = await directory.find(path.inner, call.run) if not entries else None
+        return FileList(tuple(entries), found is not None and found[1] >= 0)
 
     async def _read(self, peer: Peer, call: ReadFile) -> Fetched:
-        directory, path = await self._file(call.path)
-        content = await directory.read(path, call.run)
+        path = await self._roots.find(call.path, call.run)
+        if path is None:
+            raise ObjectNotFound(f"{call.path} is not there")
+        content = await (await self._directory_of(path.root)).read(path.inner, call.run)
         return Fetched(memoryview(content)[call.offset : call.offset + call.length])
-
-    async def _file(self, uri: str) -> tuple[Directory, str]:
-        path = FilePath.parse(uri)
-        if not path.inner:
-            raise ObjectNotFound(
-                f"{uri} is no file of a checkpoint directory: dstl:// holds checkpoint locations of streaming queries, "
-                "and nothing else"
-            )
-        return await self._directory_of(path.root), path.inner
 
     def _forget(self, peer: Peer) -> None:
         for token in self._leases.pop(peer, ()):

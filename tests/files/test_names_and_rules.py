@@ -6,37 +6,10 @@ import pytest
 
 from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.file_run import FileRun
-from dstl.files.namespace import FilePath, StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
+from dstl.files.namespace import StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
 from dstl.files.riders import Rider, Riders
 from dstl.files.rules import check_complete, is_ahead, is_final, needs_snapshots, next_version
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
-
-
-@pytest.mark.parametrize(
-    ("path", "root", "inner"),
-    [
-        ("dstl://b/jobs/q/offsets/7", "dstl://b/jobs/q", "offsets/7"),
-        ("dstl:/data/q/commits", "dstl:///data/q", "commits"),
-        ("dstl:///data/q/metadata", "dstl:///data/q", "metadata"),
-        ("dstl://b/q/state/0/3/left-keyToNumValues/2_ab.changelog", "dstl://b/q",
-         "state/0/3/left-keyToNumValues/2_ab.changelog"),
-        ("dstl://b/q/state/0/_metadata/v2/5", "dstl://b/q", "state/0/_metadata/v2/5"),
-        ("dstl://b/q/state/0/_stateSchema/default/0_ab", "dstl://b/q", "state/0/_stateSchema/default/0_ab"),
-        ("dstl://b/q/sources/1/0", "dstl://b/q", "sources/1/0"),
-        # A user's own directory may be called like one of Spark's.
-        ("dstl://b/state/query/offsets/0", "dstl://b/state/query", "offsets/0"),
-        ("dstl://b/jobs/q", "dstl://b/jobs/q", ""),
-        ("dstl://b/q/_spark_metadata/0", "dstl://b/q/_spark_metadata/0", ""),
-    ],
-)  # fmt: skip
-def test_a_path_is_taken_apart_by_sparks_own_grammar(path: str, root: str, inner: str) -> None:
-    assert FilePath.parse(path) == FilePath(root, inner)
-
-
-@pytest.mark.parametrize("path", ["file:///q/offsets/0", "dstl://b/q/../r/offsets/0"])
-def test_a_path_of_another_place_is_refused(path: str) -> None:
-    with pytest.raises(Invalid):
-        FilePath.parse(path)
 
 
 def test_a_location_is_beside_the_plain_files() -> None:

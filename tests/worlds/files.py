@@ -116,6 +116,10 @@ class Jvm:
         found = await self._connection.call(ListFiles(f"{self.root}/{path}", self.run))
         return [name for name, _, _ in found.entries]
 
+    async def is_there(self, path: str) -> bool:
+        found = await self._connection.call(StatFile(f"{self.root}/{path}", self.run))
+        return found.is_directory or found.size >= 0
+
     async def size(self, path: str) -> int | None:
         found = await self._connection.call(StatFile(f"{self.root}/{path}", self.run))
         return found.size if found.size >= 0 else None

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dstl.files.file_log import FileLog
 from dstl.files.query_directory import QueryDirectory
+from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.protocol import Secret
@@ -84,7 +85,9 @@ async def open_query(
     async def of(root: str) -> QueryDirectory:
         return directory
 
-    files = FileService(of, secret, {})
+    roots = CheckpointRoots()
+    roots.add(ROOT)
+    files = FileService(of, roots, secret, {})
     socket = str(place / f"s{seed}")
     await driver.start()
     await files.server.listen_unix(socket)

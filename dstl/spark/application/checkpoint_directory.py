@@ -15,6 +15,7 @@ from dstl.files.file_log import FileLog
 from dstl.files.invitation import check_version
 from dstl.files.namespace import SCHEME, backend_root, plain_location_of
 from dstl.files.query_directory import QueryDirectory
+from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 from dstl.runtime import IoLoop, Runtime
@@ -56,7 +57,8 @@ class CheckpointDirectory:
         self._checkpoints, self._runtime, self._loop = service.commits, runtime, loop
         self._root = ""
         self._secret = Secret.generate()
-        self._files = FileService(self._of, self._secret, {})
+        self._roots = CheckpointRoots()
+        self._files = FileService(self._of, self._roots, self._secret, {})
         self._scratch: ScratchDirectory | None = None
         self._directory: QueryDirectory | None = None
 
@@ -95,6 +97,7 @@ class CheckpointDirectory:
             changelog = Changelog(self._config, Components(store=self._store, runtime=self._runtime), FILES_OWNER)
             log = FileLog(changelog, self._runtime, self._config.batching.inline_threshold)
             self._directory = QueryDirectory(root, self._store, plain, log, self._checkpoints, self._runtime)
+            self._roots.add(root)
         if self._scratch is None:
             self._scratch = ScratchDirectory()
             await self._files.server.listen_unix(str(self._scratch.path / "files"))

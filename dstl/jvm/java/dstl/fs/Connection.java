@@ -7,7 +7,7 @@ import java.io.IOException;
 import java.net.StandardProtocolFamily;
 import java.net.UnixDomainSocketAddress;
 import java.nio.ByteBuffer;
-import java.nio.channels.ClosedChannelException;
+import java.nio.channels.ClosedByInterruptException;
 import java.nio.channels.SocketChannel;
 import java.nio.file.Path;
 import java.security.GeneralSecurityException;
@@ -38,6 +38,7 @@ final class Connection implements Closeable {
 
   private final SocketChannel channel;
   private final String where;
+  private long received;
 
   /** A reply: its header's fields, and the bytes that follow them. */
   record Reply(Map<?, ?> fields, ByteBuffer payload) {
@@ -58,20 +59,43 @@ final class Connection implements Closeable {
     }
   }
 
+  /** The service has ended the connection, was not there, or has not let this JVM in. */
+  static final class Ended extends IOException {
+    private static final long serialVersionUID = 1;
+
+    private final boolean isUnsent;
+    private final boolean isUnanswered;
+
+    private Ended(String message, IOException cause, boolean isUnsent, boolean isUnanswered) {
+      super(message, cause);
+      this.isUnsent = isUnsent;
+      this.isUnanswered = isUnanswered;
+    }
+
+    /** True where nobody has seen the request, or where it does no harm a second time. */
+    boolean mayRepeat(String name) {
+      return isUnsent || isUnanswered && !name.equals("put_file");
+    }
+  }
+
   Connection(Address address) throws IOException {
     where = address.socket();
     try {
       channel = SocketChannel.open(StandardProtocolFamily.UNIX);
       channel.connect(UnixDomainSocketAddress.of(Path.of(where)));
+    } catch (ClosedByInterruptException error) {
+      throw error;
     } catch (IOException error) {
-      throw new IOException("no DSTL file service answers at " + where + ": " + error.getMessage(), error);
+      throw new Ended("no DSTL file service answers at " + where + ": " + error.getMessage(), error, true, true);
     }
     ScheduledFuture<?> guard = guard(HANDSHAKE_MS);
     try {
       shakeHands(address);
+    } catch (ClosedByInterruptException error) {
+      throw error;
     } catch (IOException error) {
       close();
-      throw error;
+      throw new Ended(error.getMessage(), error, true, true);
     } catch (GeneralSecurityException error) {
       close();
       throw new IOException("this Java has no HmacSHA256", error);
@@ -85,16 +109,25 @@ final class Connection implements Closeable {
     Map<String, Object> header = new LinkedHashMap<>(fields);
     header.put("call", name);
     ScheduledFuture<?> guard = guard(timeoutMs);
+    boolean isSent = false;
+    received = 0;
     Reply reply;
     try {
       send(header, payload);
+      isSent = true;
       reply = receive(MAX_FRAME);
-    } catch (ClosedChannelException error) {
-      String why = guard.isDone() ? "gave no answer within " + timeoutMs / 1000 + " s" : "has ended";
-      throw new IOException("the DSTL file service at " + where + " " + why + " (during " + name + ")", error);
+    } catch (ClosedByInterruptException error) {
+      // Of Spark, which knows it: the query was stopped, or the task killed.
+      throw error;
     } catch (IOException | RuntimeException error) {
       close();
-      throw new IOException("the DSTL file service at " + where + " has ended (during " + name + ")", error);
+      boolean isLate = guard.isDone();
+      String why = isLate ? "gave no answer within " + timeoutMs / 1000 + " s" : "has ended";
+      String message = "the DSTL file service at " + where + " " + why + " (during " + name + ")";
+      if (isLate || !(error instanceof IOException cause)) {
+        throw new IOException(message, error);
+      }
+      throw new Ended(message, cause, !isSent, received == 0);
     } finally {
       guard.cancel(false);
     }
@@ -102,10 +135,6 @@ final class Connection implements Closeable {
       throw raised(String.valueOf(error.get(0)), String.valueOf(error.get(1)));
     }
     return reply;
-  }
-
-  String where() {
-    return where;
   }
 
   boolean isOpen() {
@@ -205,9 +234,11 @@ final class Connection implements Closeable {
   private ByteBuffer read(int length) throws IOException {
     ByteBuffer buffer = ByteBuffer.allocate(length);
     while (buffer.hasRemaining()) {
-      if (channel.read(buffer) < 0) {
+      int count = channel.read(buffer);
+      if (count < 0) {
         throw new EOFException("the service has ended the connection");
       }
+      received += count;
     }
     return buffer.flip();
   }

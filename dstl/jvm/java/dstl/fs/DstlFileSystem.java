@@ -150,14 +150,14 @@ public final class DstlFileSystem extends FileSystem {
 
   /** Rename a file; it takes another's place only where it may. */
   void move(Path source, Path target, boolean overwrite) throws IOException {
-    Written written = TEMPORARY.get(key(source));
+    // Spark asks for a temporary file once: what is not renamed then is given up, and forgotten by nobody else.
+    Written written = TEMPORARY.remove(key(source));
     if (written == null) {
       copy(source, target, overwrite);
       delete(source, false);
       return;
     }
     put(makeQualified(target), written, overwrite);
-    TEMPORARY.remove(key(source));
   }
 
   @Override
@@ -170,7 +170,7 @@ public final class DstlFileSystem extends FileSystem {
     if (TaskFile.isTemporary(path.getName())) {
       return false;
     }
-    FileStatus found = find(path);
+    FileStatus found = path.isRoot() ? null : find(path);
     if (found == null) {
       return false;
     }
@@ -359,6 +359,7 @@ public final class DstlFileSystem extends FileSystem {
     private long position;
     private long start;
     private byte[] held;
+    private boolean closed;
 
     private Content(String path, long size, byte[] whole) {
       this.path = path;
@@ -373,6 +374,7 @@ public final class DstlFileSystem extends FileSystem {
 
     @Override
     public void seek(long target) throws IOException {
+      checkOpen();
       if (target < 0 || target > size) {
         throw new EOFException("position " + target + " of " + path + ", which has " + size + " bytes");
       }
@@ -397,6 +399,7 @@ public final class DstlFileSystem extends FileSystem {
 
     @Override
     public int read(byte[] into, int from, int count) throws IOException {
+      checkOpen();
       if (count == 0) {
         return 0;
       }
@@ -411,6 +414,18 @@ public final class DstlFileSystem extends FileSystem {
       System.arraycopy(held, offset, into, from, taken);
       position += taken;
       return taken;
+    }
+
+    @Override
+    public void close() {
+      closed = true;
+      held = null;
+    }
+
+    private void checkOpen() throws IOException {
+      if (closed) {
+        throw new IOException(path + " was closed");
+      }
     }
 
     private void fetch() throws IOException {

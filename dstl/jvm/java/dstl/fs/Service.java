@@ -2,25 +2,21 @@ package dstl.fs;
 
 import java.io.IOException;
 import java.nio.ByteBuffer;
-import java.util.Deque;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ConcurrentLinkedDeque;
 import org.apache.hadoop.conf.Configuration;
 
 /** The file service of this JVM's host: found once, called over pooled connections. Thread-safe. */
 public final class Service {
   private static final long CALL_MS = 120_000;
   private static final long BARRIER_MS = 900_000;
-  private static final int MOST_IDLE = 64;
   private static final int MOST_RUNS = 10_000;
 
-  private static final Deque<Connection> IDLE = new ConcurrentLinkedDeque<>();
   private static final Map<String, String> RUNS = new ConcurrentHashMap<>();
   private static volatile Locator locator;
   private static volatile boolean remembersRuns;
   private static volatile Map<String, String> settings;
-  private static Address address;
+  private static ConnectionPool pool;
 
   private Service() {}
 
@@ -41,12 +37,9 @@ public final class Service {
   public static void use(Locator found, boolean isCoordinator) {
     synchronized (Service.class) {
       locator = found;
-      address = null;
+      drop();
       remembersRuns = isCoordinator;
       RUNS.clear();
-    }
-    for (Connection each = IDLE.poll(); each != null; each = IDLE.poll()) {
-      each.close();
     }
   }
 
@@ -85,8 +78,16 @@ public final class Service {
 
   /** Return a connection for the parts of one file: they are its service's for as long as it is open. */
   static Connection lease(String path) throws IOException {
-    OwnedRoots.Owner owner = OwnedRoots.of(path);
-    return owner != null ? owner.taken() : taken();
+    ConnectionPool owned = OwnedRoots.of(path);
+    if (owned != null) {
+      return owned.connect();
+    }
+    ConnectionPool known = located(null);
+    try {
+      return known.connect();
+    } catch (Connection.Ended error) {
+      return located(known.address()).connect();
+    }
   }
 
   /** Bring bytes of a file that is not whole yet. */
@@ -96,21 +97,23 @@ public final class Service {
 
   private static Connection.Reply call(
       String path, String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs) throws IOException {
-    OwnedRoots.Owner owner = path == null ? null : OwnedRoots.of(path);
-    if (owner != null) {
-      return owner.call(name, fields, content, timeoutMs);
+    ConnectionPool owned = path == null ? null : OwnedRoots.of(path);
+    if (owned != null) {
+      return owned.call(name, fields, content, timeoutMs);
     }
-    Connection connection = taken();
+    ConnectionPool known = located(null);
+    check(known, fields);
     try {
-      check(connection, fields);
-      return connection.call(name, fields, content, timeoutMs);
-    } finally {
-      if (connection.isOpen() && IDLE.size() < MOST_IDLE) {
-        IDLE.push(connection);
-      } else {
-        connection.close();
+      return known.call(name, fields, content.duplicate(), timeoutMs);
+    } catch (Connection.Ended error) {
+      if (!error.mayRepeat(name)) {
+        throw error;
       }
     }
+    // Its process may have ended: whoever has started it may start another.
+    known = located(known.address());
+    check(known, fields);
+    return known.call(name, fields, content, timeoutMs);
   }
 
   /** Ask the coordinator where a host's service is; for the driver. */
@@ -118,37 +121,23 @@ public final class Service {
     return call("place_files", Map.of("host", host, "lost", lost)).fields();
   }
 
-  private static void check(Connection connection, Map<String, Object> fields) throws IOException {
+  private static void check(ConnectionPool pool, Map<String, Object> fields) throws IOException {
     if (!remembersRuns || !(fields.get("run") instanceof String run) || run.isEmpty()) {
       return;
     }
     if (RUNS.size() > MOST_RUNS) {
       RUNS.clear();
     }
-    String known = RUNS.putIfAbsent(run, connection.where());
-    if (known != null && !known.equals(connection.where())) {
+    String where = pool.address().socket();
+    String known = RUNS.putIfAbsent(run, where);
+    if (known != null && !known.equals(where)) {
       throw new IOException(
           "dstl.errors.TaskManagerLost: the coordinator of dstl:// has ended during run " + run
               + ", and what its tasks had written with it: restart the query");
     }
   }
 
-  private static Connection taken() throws IOException {
-    for (Connection idle = IDLE.poll(); idle != null; idle = IDLE.poll()) {
-      if (idle.isOpen()) {
-        return idle;
-      }
-    }
-    Address known = located(null);
-    try {
-      return new Connection(known);
-    } catch (IOException error) {
-      // Its process may have ended: whoever has started it may start another.
-      return new Connection(located(known));
-    }
-  }
-
-  private static Address located(Address lost) throws IOException {
+  private static ConnectionPool located(Address lost) throws IOException {
     Locator found = locator;
     if (found == null) {
       throw new IOException(
@@ -156,10 +145,18 @@ public final class Service {
               + " dstl.spark.jar_path() prints, before the session is made");
     }
     synchronized (Service.class) {
-      if (address == null || address == lost) {
-        address = found.locate(lost);
+      if (pool == null || pool.address() == lost) {
+        drop();
+        pool = new ConnectionPool(found.locate(lost));
       }
-      return address;
+      return pool;
     }
+  }
+
+  private static void drop() {
+    if (pool != null) {
+      pool.close();
+    }
+    pool = null;
   }
 }

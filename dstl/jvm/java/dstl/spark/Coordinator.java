@@ -13,6 +13,7 @@ import scala.Tuple2;
 /** The application's coordinator of files: a child process of the driver, started again when it has ended. */
 final class Coordinator implements Closeable {
   private static final int SECRET_BYTES = 32;
+  private static final long ENDING_MS = 2_000;
 
   private final SparkConf conf;
   private final byte[] secret = new byte[SECRET_BYTES];
@@ -26,7 +27,8 @@ final class Coordinator implements Closeable {
 
   /** Return where it listens. */
   synchronized Address locate(Address lost) throws IOException {
-    if (process != null && process.isAlive()) {
+    // Its socket closes before it has ended.
+    if (process != null && !process.endsWithin(lost != null && lost == address ? ENDING_MS : 0)) {
       return address;
     }
     process = new PythonProcess(conf);

@@ -103,8 +103,8 @@ public final class DstlPlugin implements SparkPlugin {
           }
           Thread.sleep(PAUSE_MS);
         } catch (InterruptedException error) {
-          Thread.currentThread().interrupt();
-          throw new IOException("interrupted while the DSTL file service of " + host + " was awaited", error);
+          throw PythonProcess.interrupted(
+              "interrupted while the DSTL file service of " + host + " was awaited", error);
         } catch (IOException error) {
           throw error;
         } catch (Exception error) {

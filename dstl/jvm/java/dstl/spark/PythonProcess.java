@@ -5,6 +5,7 @@ import java.io.BufferedReader;
 import java.io.Closeable;
 import java.io.IOException;
 import java.io.InputStreamReader;
+import java.io.InterruptedIOException;
 import java.io.OutputStream;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
@@ -62,8 +63,7 @@ final class PythonProcess implements Closeable {
       throw new IOException(program + " -m dstl.files does not say within " + START_S + " s where it listens", error);
     } catch (InterruptedException error) {
       process.destroyForcibly();
-      Thread.currentThread().interrupt();
-      throw new IOException("interrupted while " + program + " started", error);
+      throw interrupted("interrupted while " + program + " started", error);
     }
     if (said == null) {
       throw new IOException(program + " -m dstl.files ended at once: has it dstl-pyspark, of the jar's version?"
@@ -81,8 +81,19 @@ final class PythonProcess implements Closeable {
     return fields;
   }
 
-  boolean isAlive() {
-    return process.isAlive();
+  /** Return whether the process has ended, or does within so many milliseconds. */
+  boolean endsWithin(long milliseconds) throws IOException {
+    try {
+      return process.waitFor(milliseconds, TimeUnit.MILLISECONDS);
+    } catch (InterruptedException error) {
+      throw interrupted("interrupted while the end of " + program + " was awaited", error);
+    }
+  }
+
+  /** Return what Spark takes for the end of a query that was stopped, or of a task that was killed. */
+  static IOException interrupted(String message, InterruptedException cause) {
+    Thread.currentThread().interrupt();
+    return (IOException) new InterruptedIOException(message).initCause(cause);
   }
 
   /** Let go of the process; it goes on where its invitation says so. */
