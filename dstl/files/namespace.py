@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote, urlsplit
 
 from dstl.errors import Invalid
+from handles.file_record import is_path
 
 __all__ = [
     "METADATA",
@@ -78,7 +79,7 @@ class FilePath:
         for i in reversed(range(len(parts))):
             inner = "/".join(parts[i:])
             operator = i >= 3 and _OPERATOR_METADATA.fullmatch("/".join(parts[i - 3 :]))
-            if is_of_a_query(inner) and not operator:
+            if is_of_a_query(inner) and is_path(inner) and not operator:
                 found.append(FilePath("/".join((front, *parts[:i])), inner))
         return found
 

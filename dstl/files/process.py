@@ -132,10 +132,10 @@ class FileProcess:
         if is_of_a_backend(root):
             raise Invalid(
                 f"{root} lies in the log of a StateBackend, which alone serves it: ask it for checkpoint_location in "
-                "this driver, and keep Spark's own stateful operators out of the query"
+                "this very driver, and keep Spark's own stateful operators out of the query, whose executors would "
+                "write there"
             )
-        store = self._open(location_of(root))
-        plain = self._open(plain_location_of(root))
+        store, plain = self._open(location_of(root)), self._open(plain_location_of(root))
         changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
         return store, plain, FileLog(changelog, self._runtime, self._config.batching.inline_threshold)
 

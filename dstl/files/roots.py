@@ -10,7 +10,7 @@ from dstl.files.namespace import METADATA, FilePath, barrier_batch, is_of_a_back
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
-from handles.file_record import is_path
+from handles.file_record import MAX_PATH
 
 __all__ = ["CheckpointRoots", "RootProbe"]
 
@@ -63,8 +63,8 @@ class CheckpointRoots:
         _, *inner = FilePath.readings(path)
         if not inner:
             raise ObjectNotFound(
-                f"{path} is no file of a checkpoint directory: dstl:// holds checkpoint locations of streaming "
-                "queries, and nothing else"
+                f"{path[:MAX_PATH]} is no file of a checkpoint directory, or has more than {MAX_PATH} characters "
+                "there: dstl:// holds checkpoint locations of streaming queries, and nothing else"
             )
         first = inner[0]
         begins = not run and path.endswith(f"/{METADATA}")
@@ -77,10 +77,6 @@ class CheckpointRoots:
             raise Invalid(
                 f"{path.removesuffix('/' + (METADATA if begins else first.inner))} cannot be a checkpoint location: "
                 f"{path} may as well be a file of the query of {chosen.root}; give the query another one"
-            )
-        if not is_path(chosen.inner):
-            raise Invalid(
-                f"a path of {len(chosen.inner)} characters is too long for a checkpoint directory: {path[:80]!r}"
             )
         return self._found(chosen, first, run)
 

@@ -8,10 +8,11 @@ import pytest
 
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.errors import DstlError, Invalid, MissingState
+from dstl.errors import DstlError, Invalid, MissingState, ObjectNotFound
 from dstl.files.forking import fork
 from dstl.files.index import FileTree
 from dstl.files.inspection import export_files, opened_files, verify_files
+from dstl.files.namespace import FilePath
 from dstl.files.origins import Origins
 from dstl.files.roots import CheckpointRoots
 from dstl.runtime import system_runtime
@@ -177,11 +178,9 @@ def test_a_path_in_a_record_is_bounded(path: str, field: str) -> None:
 def test_what_spark_puts_is_no_longer_than_a_record_takes() -> None:
     front = "dstl:///jobs/query/state/0/0/"
     longest = front + "x" * (MAX_PATH - len("state/0/0/"))
-    roots = CheckpointRoots()
-    roots.add("dstl:///jobs/query")
-    assert len(roots.place(longest, "run").inner) == MAX_PATH
-    with pytest.raises(Invalid, match="a path of 513 characters is too long"):
-        roots.place(longest + "x", "run")
+    assert len(FilePath.readings(longest)[1].inner) == MAX_PATH
+    with pytest.raises(ObjectNotFound, match="more than 512 characters"):
+        CheckpointRoots().place(longest + "x", "")
 
 
 def test_the_memory_of_directories_grows_as_their_paths_do() -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint directory may be called like any of Spark's own: no query goes on without its files."""
+"""A checkpoint directory may be called like any of Spark's own: its query finds its files again."""
 
 import random
 
@@ -22,7 +22,8 @@ OF_A_RUN = [
 ]  # fmt: skip
 NAMED = [
     "dstl://bucket/state/2024/11/job", "dstl://bucket/sources/1/x", "dstl:///data/offsets/5/commits/6",
-    "dstl://bucket/state/0/0", "dstl://bucket/offsets", "dstl://bucket/metadata", "dstl://bucket/_spark/state/1/2/q",
+    "dstl://bucket/state/0/0/" + "long/" * 110 + "job", "dstl://bucket/state/0/0",
+    "dstl://bucket/offsets", "dstl://bucket/metadata", "dstl://bucket/_spark/state/1/2/q",
 ]  # fmt: skip
 
 
