@@ -87,6 +87,6 @@ def check_version(jar: str) -> None:
     own = own_version()
     if jar and own and jar != own:
         raise Invalid(
-            f"spark.jars has the jar of dstl-pyspark {jar}, and this Python has {own}: use the jar that "
-            "dstl.spark.jar_path() prints there, and the same version on every host"
+            f"this driver's JVM has the jar of dstl-pyspark {jar}, and this Python has {own}: name in spark.jars what "
+            "dstl.spark.jar_path() prints (a StateBackend needs nothing there), and have one version on every host"
         )

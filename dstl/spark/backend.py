@@ -385,8 +385,8 @@ class StateBackend(StatefulOperators):
         own stores.
 
         Raises:
-            Invalid: The driver is without DSTL's jar (says the line of configuration that is missing), or has another
-                version's; or no ``dstl://`` root names the location.
+            Invalid: The driver's JVM has the jar of another version, or this installation has none; or no ``dstl://``
+                root names the location.
         """
         self._check_open()
         return self._directory.location()

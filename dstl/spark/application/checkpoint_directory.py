@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from py4j.java_gateway import JavaPackage  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from dstl.checkpoint.service import CoordinatorService
-from dstl.errors import DstlError, Invalid
+from dstl.errors import Invalid
 from dstl.files.directory import Directory
 from dstl.files.file_log import FileLog
-from dstl.files.invitation import check_version
-from dstl.files.namespace import SCHEME, backend_root, plain_location_of
+from dstl.files.namespace import backend_root, plain_location_of
 from dstl.files.query_directory import QueryDirectory
 from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 from dstl.runtime import IoLoop, Runtime
-from dstl.spark.jar import jar_path
+from dstl.spark.application.driver_jar import driver_roots
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
@@ -66,20 +63,14 @@ class CheckpointDirectory:
         """Return what ``checkpointLocation`` is set to; the driver's JVM finds it from now on.
 
         Raises:
-            Invalid: The JVM is without the jar, or has another version's; or no such root names the location.
+            Invalid: As :func:`driver_roots`; or no such root names the location.
         """
         if not self._root:
-            owned = _owned_roots(self._session)
-            check_version(str(owned.version()))
+            roots = driver_roots(self._session)
             root = backend_root(self._config.location)
             socket = self._loop.run(self._listen(root))
-            configuration = self._session.sparkContext._jsc.hadoopConfiguration()
-            configuration.set(f"fs.{SCHEME}.impl", "dstl.fs.DstlFileSystem")
-            configuration.set(f"fs.AbstractFileSystem.{SCHEME}.impl", "dstl.fs.DstlFs")
-            # Each instance reads the run of its query from its own configuration.
-            configuration.setBoolean(f"fs.{SCHEME}.impl.disable.cache", True)
             # The secret lets this JVM in, and nobody else: it is of this directory alone.
-            owned.own(root, socket, self._secret.reveal(), PROTOCOL_VERSION)
+            roots.own(root, socket, self._secret.reveal(), PROTOCOL_VERSION)
             self._root = root
         return self._root
 
@@ -107,23 +98,3 @@ class CheckpointDirectory:
         if self._directory is None or root != self._directory.root:
             raise Invalid(f"{root} is not served here: this is the driver of {self._root}")
         return self._directory
-
-
-def _owned_roots(session: SparkSession) -> Any:
-    jvm: Any = session._jvm
-    owned = jvm.dstl.fs.OwnedRoots
-    if isinstance(owned, JavaPackage):
-        raise _missing()  # what py4j does not find it takes for a package
-    return owned
-
-
-def _missing() -> Invalid:
-    try:
-        jar = jar_path()
-    except DstlError as error:
-        jar = f"<the jar of dstl-pyspark; {error}>"
-    return Invalid(
-        "checkpoint_location needs DSTL's jar in the driver, and this session was made without it. The missing line:\n"
-        f'    .config("spark.jars", "{jar}")  # what dstl.spark.jar_path() returns\n'
-        "before getOrCreate(). Without the jar, give the query a checkpointLocation of its own, as ever"
-    )

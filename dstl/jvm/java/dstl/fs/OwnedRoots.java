@@ -5,15 +5,14 @@ import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * The checkpoint directories that lie in the log of a StateBackend: its driver program in Python serves them, and
- * nobody else. Thread-safe.
+ * nobody else. All instances are one: the driver program makes one by reflection, for py4j does not see every class
+ * loader. Thread-safe.
  */
 public final class OwnedRoots {
   private static final Map<String, ConnectionPool> OWNERS = new ConcurrentHashMap<>();
 
-  private OwnedRoots() {}
-
   /** Say who serves a root, in the place of whoever has served it before. */
-  public static void own(String root, String socket, byte[] secret, long protocol) {
+  public void own(String root, String socket, byte[] secret, long protocol) {
     ConnectionPool before = OWNERS.put(plain(root), new ConnectionPool(new Address(socket, secret, protocol)));
     if (before != null) {
       before.close();
@@ -21,7 +20,7 @@ public final class OwnedRoots {
   }
 
   /** Return the version of this jar; empty where it has none. */
-  public static String version() {
+  public String version() {
     String version = OwnedRoots.class.getPackage().getImplementationVersion();
     return version == null ? "" : version;
   }
