@@ -3,7 +3,7 @@
 An object is stored in chunks of 16 KiB, each followed by 16 bytes of HMAC-SHA256 over the object's name, the chunk's
 number, whether it is the last, and its bytes. So a ranged GET is verified by itself, for one range of chunks more than
 covers it, and an object that was changed, cut, extended or put under another name is refused before a byte of it is
-used. Names are written once, so there is no older object of the same name to put back.
+used. Names are written once, so a location that was never emptied has no older object of the same name to put back.
 
 Three things a seal does not do: it hides nothing, it does not bring back what was deleted (a manifest log without its
 last manifests is an older one), and it does not tell two locations of one key apart.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import decimal
+import json
 import shutil
 import sys
 import time
@@ -19,11 +20,14 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from dstl.errors import Invalid, MissingState, ObjectExists
+from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, aggregates, migrate_state
+from dstl.spark.migration.entries import state_frame, timer_frame
+from dstl.spark.migration.spark_operator import SparkState
 from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 from dstl.spark.saved_state.reader import find_savepoint
+from dstl.state.descriptor import StateKind
 from dstl.state.registry import StateRegistry
 from dstl.state.ttl import write_time_ms
 from dstl.store import LocalStore
@@ -351,3 +355,37 @@ def test_what_is_not_to_be_had_is_refused_before_anything_is_written(
     with pytest.raises(Invalid, match="cannot open"):
         migrate_state("gopher://host/query", target, spark=spark)
     assert not target.exists()
+
+
+def test_a_module_that_a_foreign_checkpoint_names_is_not_imported(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's parser in Python imports what the schema of a checkpoint says: whoever has written it would run code."""
+    (tmp_path / "planted_type.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    planted = {"type": "udt", "pyClass": "planted_type.Value", "serializedClass": "", "sqlType": "long"}
+    fields = [{"name": "key", "type": planted, "nullable": True, "metadata": {}}]
+    parsed = spark._jsparkSession.parseDataType(json.dumps({"type": "struct", "fields": fields}))
+    foreign = DataFrame(spark._jsparkSession.createDataFrame(spark._jvm.java.util.ArrayList(), parsed), spark)
+    monkeypatch.setattr("dstl.spark.migration.entries.state_reader", lambda *_: _Reading(foreign))
+    state = SparkState("s", StateKind.VALUE, False)
+    with pytest.raises(CorruptData, match="holds the type 'udt'"):
+        state_frame(spark, "foreign", 0, 0, state, 8)
+    with pytest.raises(CorruptData, match="holds the type 'udt'"):
+        timer_frame(spark, "foreign", 0, 0, 8)
+
+
+class _Reading:
+    """A reader that gives one frame, whatever is asked for."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame
+
+    def option(self, *_: object) -> _Reading:
+        return self
+
+    def options(self, **_: object) -> _Reading:
+        return self
+
+    def load(self, _: str) -> DataFrame:
+        return self._frame

@@ -14,8 +14,10 @@ import pytest
 from dstl.changelog.change_set import OP_META
 from dstl.changelog.segment.decoder import decode_segment
 from dstl.errors import Fenced, Invalid, Unavailable
-from dstl.rpc.client import Address, Connection
+from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.frame_columns import VALUE_COLUMN, write_columns
+from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done, Fetched, FetchEntries, FetchMany, FetchValues, OpenAttempt, ScanTimers, Write
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
@@ -105,6 +107,21 @@ async def test_values_that_do_not_fit_one_message_come_in_several(
         connection.close()
 
     await asyncio.to_thread(work)
+    await service.server.close()
+    await world.close()
+
+
+async def test_a_restore_of_what_is_no_checkpoint_is_refused(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """By whom it was asked for is a mistake of theirs, and no traceback of ours."""
+    secret, world = Secret.generate(), BackendWorld(seed)
+    service = TaskManagerService(lambda _: world.backend, world.store, Runtime.seeded(seed, SystemClock()), secret)
+    service._claimed = world.backend
+    address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
+    connection = await AsyncConnection.open(address, secret, role=Role.COORDINATOR)
+    with pytest.raises(Invalid, match="no checkpoint"):
+        await connection.call(Restore(KeyGroupRange.all(MAX_PARALLELISM), b'{"a": 1}'))
+    assert not caplog.records
+    connection.close()
     await service.server.close()
     await world.close()
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DecimalType, DoubleType, LongType, StructField, StructType
 
 from dstl.errors import Invalid
-from dstl.spark.migration.entries import StateFrame, key_group, state_reader
+from dstl.spark.migration.entries import StateFrame, checked_schema, key_group, state_reader
 from dstl.state.vectorised.aggregate_functions import Extreme, Sum
 from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START
 from dstl.state.vectorised.keyed_functions import Aggregate, state_fields
@@ -138,7 +138,8 @@ def group_frame(
     """
     where = f"operator {number} of {location}"
     df = state_reader(spark, batch_id, number).load(location)
-    key, held = df.schema["key"].dataType, df.schema["value"].dataType
+    schema = checked_schema(df, where)
+    key, held = schema["key"].dataType, schema["value"].dataType
     assert isinstance(key, StructType)
     assert isinstance(held, StructType)
     if not key.fields:

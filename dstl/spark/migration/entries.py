@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 
 from dstl.spark.migration.spark_operator import SparkState
 from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.codec.stored_schema import schema_from_json
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 from dstl.state.codec.value_columns import ValueColumns
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -25,6 +26,7 @@ from materializer.tables.base import ENTRY_SCHEMA
 __all__ = [
     "EntryEncoder",
     "StateFrame",
+    "checked_schema",
     "key_group",
     "pack",
     "pack_key_groups",
@@ -62,6 +64,15 @@ class StateFrame:
     value: StructType
 
 
+def checked_schema(df: DataFrame, where: str) -> StructType:
+    """Return the schema that a checkpoint of Spark's gives its rows, before Spark's parser here sees it.
+
+    Raises:
+        CorruptData: It holds another type than SQL's own: a user-defined one names a module, to be imported.
+    """
+    return schema_from_json(str(df._jdf.schema().json()), f"the schema of {where}")
+
+
 def state_frame(
     spark: SparkSession, location: str, batch_id: int, number: int, state: SparkState, max_parallelism: int
 ) -> StateFrame:
@@ -77,7 +88,8 @@ def state_frame(
     """
     reader = state_reader(spark, batch_id, number).option("stateVarName", state.name)
     df = reader.options(**_STATE_OPTIONS[state.kind]).load(location)
-    key, user_key = df.schema["key"].dataType, None
+    schema = checked_schema(df, f"state {state.name!r} of operator {number} of {location}")
+    key, user_key = schema["key"].dataType, None
     group = key_group([F.col("key").getField(name) for name in key.names], max_parallelism)
     columns: list[Column] = [group.alias(_GROUP), F.col("key").alias(_KEY)]
     if state.kind is StateKind.LIST:
@@ -86,7 +98,7 @@ def state_frame(
         columns = [F.col(_GROUP), F.col(_KEY), F.col(_USER_KEY)]
         value = F.col(_VALUE)
     elif state.kind is StateKind.MAP:
-        user_key = df.schema["user_map_key"].dataType
+        user_key = schema["user_map_key"].dataType
         columns.append(F.col("user_map_key").alias(_USER_KEY))
         value = F.col("user_map_value")
     else:
@@ -102,7 +114,7 @@ def state_frame(
 def timer_frame(spark: SparkSession, location: str, batch_id: int, number: int, max_parallelism: int) -> StateFrame:
     """Return the timers of one operator; arguments as above."""
     df = state_reader(spark, batch_id, number).option("readRegisteredTimers", "true").load(location)
-    key = df.schema["key"].dataType
+    key = checked_schema(df, f"the timers of operator {number} of {location}")["key"].dataType
     rows = df.select(
         key_group([F.col("key").getField(name) for name in key.names], max_parallelism).alias(_GROUP),
         F.col("key").alias(_KEY),
