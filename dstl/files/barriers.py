@@ -112,6 +112,7 @@ class Barriers:
 
     async def _put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
         batch = barrier_batch(path, "commits")
+        may_wait, run = bool(run), self._run.owner(run)
         if self._deferred is not None and (batch is not None or self._deferred.run != run):
             await self._end_deferred()
             self._run.admit(run)
@@ -124,14 +125,14 @@ class Barriers:
         assert rider is not None
         barrier = (path, b"".join(content))
         deferred = self._deferred
-        if batch is None and run and run == self._stateful and self._options.sources == "keep":
+        if batch is None and may_wait and run == self._stateful and self._options.sources == "keep":
             # The tasks of the batch wait for it.
             self._beginning = asyncio.get_running_loop().create_task(self._begin_batch(rider, barrier))
             return
         try:
             if batch is None:
                 await self._write_offsets(run, barrier)
-            elif self._options.commit == "with-next" and run:
+            elif self._options.commit == "with-next" and may_wait:
                 self._defer(rider, batch, barrier)
             else:
                 await self._records.commit(batch, run, barrier)

@@ -164,11 +164,17 @@ class FileLog:
         return file_bytes([self._held[rider.log_id, rider.sqn]])
 
     def end_other_runs(self, run: str) -> None:
-        """Drop what other runs have put: they are over. What a record of theirs may name stays the coordinator's."""
-        self.riders.keep_only(run)
+        """Drop what other runs have put: they are over. What a record of theirs may name stays the coordinator's.
+
+        Args:
+            run: The one that goes on; where it is none, they all do.
+        """
         if run != self._run:
             self._run = run
             self._append_anew()
+        if not run:
+            return
+        self.riders.keep_only(run)
         ended = {w.log_id: w for (owner, _), w in self._writers.items() if owner not in (run, "")}
         over = [each for each in self._open if not ended.keys().isdisjoint(each.first)]
         for each in over:

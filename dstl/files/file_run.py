@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
 from dstl.errors import Fenced, TaskManagerLost
 from dstl.files.index import FileIndex
-from dstl.files.namespace import StateFile, barrier_batch
+from dstl.files.namespace import barrier_batch
 from dstl.files.riders import wins
 from dstl.files.rules import batch_of, check_complete, is_ahead, is_final, next_version
 from dstl.rpc.file_messages import PersistedFile, PersistedFiles
@@ -56,6 +56,8 @@ class FileRun:
         self.current = ""
         self.outlives_hosts = outlives_hosts
         self._met: set[str] = set()
+        self._wrote: dict[str, None] = {}
+        self._lent: set[str] = set()
         self._over: dict[str, BaseException | None] = {}
         self._serving: set[tuple[str, str]] = set()
         self._lost: set[tuple[str, str]] = set()
@@ -78,14 +80,27 @@ class FileRun:
             TaskManagerLost: It is over because a record has failed; another one goes on.
         """
         if run not in self._over:
+            if run:
+                self._wrote.setdefault(run)
             return
         error = self._over[run]
         if error is None or isinstance(error, Fenced):
             raise Fenced(f"run {run} of the query is over: {error or 'a newer one has replaced it'}")
         raise TaskManagerLost(f"run {run} of the query is over, restart it: {error}")
 
+    def owner(self, run: str) -> str:
+        """Return the run that a barrier belongs to: one of no run to the run that was the last to begin to write.
+
+        So it is with jobs that rewrite state: their tasks have a run, the thread that writes their offsets and commit
+        has none. Nor have the threads that write a query's progress asynchronously.
+        """
+        if not run:
+            run = next((each for each in reversed(self._wrote) if each not in self._over), "")
+            self._lent.add(run)
+        return run
+
     def begin(self, run: str) -> None:
-        """A run comes with a barrier: it is the current one from now on.
+        """A run comes with a barrier: it is the current one from now on. Where it has none, nothing changes.
 
         Raises:
             Fenced: It is over.
@@ -244,11 +259,11 @@ class FileRun:
         batch = barrier_batch(barrier, "commits")
         if batch is None:
             return
-        paths = {each.path for each in added}
-        version = batch + 1
         # Another action of the batch may have put some of them with an earlier record.
-        paths.update(e.path for e in self.index if (s := StateFile.of(e.path)) is not None and s.version == version)
-        check_complete(barrier, content, version, paths.difference(removed))
+        found = {*(each.path for each in added), *self.index.of_version(batch + 1)}.difference(removed)
+        # Whoever deletes a store's files wants it no more.
+        before = {*self.index.of_version(batch)}.difference(removed)
+        check_complete(barrier, content, found, before, is_rewrite=self.current in self._lent)
 
 
 def _takes_over(file: PersistedFile, known: PersistedFile) -> bool:

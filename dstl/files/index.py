@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.scan import ManifestScan
 from dstl.errors import CorruptData, Invalid
+from dstl.files.namespace import state_version
 from handles.file_record import FileEntry, FileRecord, place_elsewhere
 
 __all__ = ["HELD", "FileIndex", "FileTree", "file_steps"]
@@ -107,6 +108,7 @@ class FileIndex:
     def __init__(self) -> None:
         self.tree = FileTree()
         self._entries: dict[str, FileEntry] = {}
+        self._versions: dict[int, dict[str, None]] = {}
         self._named: Counter[str] = Counter()
         self._free: dict[str, None] = {}
         self._records: set[int] = set()
@@ -124,6 +126,10 @@ class FileIndex:
         """Return a file's entry."""
         return self._entries.get(path)
 
+    def of_version(self, version: int) -> Collection[str]:
+        """Return the state files of a version."""
+        return self._versions.get(version, {}).keys()
+
     def apply(self, record: FileRecord, sequence: int) -> None:
         """Take a record over."""
         if record.is_whole:
@@ -139,6 +145,8 @@ class FileIndex:
             self._entries[entry.path] = entry
             if not entry.path.startswith(f"{HELD}/"):
                 self.tree.add(entry.path)
+                if (version := state_version(entry.path)) is not None:
+                    self._versions.setdefault(version, {})[entry.path] = None
         if sequence:
             self._records.add(sequence)
 
@@ -177,6 +185,11 @@ class FileIndex:
             return
         if not path.startswith(f"{HELD}/"):
             self.tree.remove(path)
+            if (version := state_version(path)) is not None:
+                paths = self._versions[version]
+                del paths[path]
+                if not paths:
+                    del self._versions[version]
         name = entry.segment.name
         self._named[name] -= 1
         if not self._named[name]:

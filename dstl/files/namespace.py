@@ -29,6 +29,7 @@ __all__ = [
     "is_snapshot",
     "location_of",
     "plain_location_of",
+    "state_version",
 ]
 
 SCHEME = "dstl"
@@ -109,6 +110,12 @@ class StateFile:
         if found is None:
             return None
         return StateFile(found[1], int(found[2]), found[3] or "", found[4], found[5] is not None)
+
+
+def state_version(inner: str) -> int | None:
+    """Return the version of a state store's file; None for any other path."""
+    found = _STATE.fullmatch(inner)
+    return int(found[2]) if found is not None else None
 
 
 def barrier_batch(inner: str, kind: str | None = None) -> int | None:

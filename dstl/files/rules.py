@@ -107,29 +107,50 @@ def _partition(path: str) -> str:
     return "/".join(path.split("/", 3)[:3])
 
 
-def check_complete(barrier: str, content: bytes, version: int, paths: Collection[str]) -> None:
-    """Check that every state store that Spark's commit file names has put its file (checkpoint format 2).
+def check_complete(
+    barrier: str, content: bytes, found: Iterable[str], before: Iterable[str], *, is_rewrite: bool = False
+) -> None:
+    """Check that state stores have put their files: those that Spark's commit file names, or had some before the batch.
+
+    In checkpoint format 2 the commit names them. In format 1 every store that has the version on which the batch began
+    puts the next one: Spark would commit a batch of which some task has not run, and never get over the next.
 
     Args:
         barrier: The commit file, for messages.
         content: Its bytes: a line with the version of the format, and JSON.
-        version: The version that the batch leads to.
-        paths: All files of the directory once this commit is made.
+        found: The state files of the version that the batch leads to, once this commit is made.
+        before: Those of the version on which it began.
+        is_rewrite: The batch is a job that gives the state another number of partitions.
 
     Raises:
-        TaskManagerLost: A file is missing, so whoever held it is gone.
+        TaskManagerLost: A file is missing, so whoever held it is gone, or its task has not run.
     """
+    files, began = (
+        [file for file in map(StateFile.of, paths) if file is not None and not file.is_checksum]
+        for paths in (found, before)
+    )
     named = _unique_ids(content)
-    if not named:
-        return
-    files = (StateFile.of(path) for path in paths)
-    found = {file.unique_id for file in files if file is not None and file.version == version and not file.is_checksum}
-    missing = sorted(named - found)
+    if named:
+        missing = sorted(f"of id {each}" for each in named.difference(file.unique_id for file in files))
+    else:
+        have, need = {file.store for file in files}, {file.store for file in began}
+        missing = sorted((_rewritten(need, have) if is_rewrite else need) - have)
     if missing:
         raise TaskManagerLost(
-            f"{barrier} names state of version {version} that nobody has put ({len(missing)} files, one of them of id "
-            f"{missing[0]}): a host was lost; restart the query, which runs the batch again"
+            f"{barrier} leads to state that nobody has put ({len(missing)} stores, one of them {missing[0]}): a host "
+            "was lost, or a task has not run, as where foreachBatch does not read all of its frame; restart the query, "
+            "which runs the batch again"
         )
+
+
+def _rewritten(stores: Iterable[str], found: Iterable[str]) -> set[str]:
+    """Return the stores that there must be of state with another number of partitions: as far as its operator's go."""
+    counts: dict[str, int] = {}
+    for store in found:
+        _, operator, partition, *_ = store.split("/")
+        counts[operator] = max(counts.get(operator, 1), int(partition) + 1)
+    kinds = (store.split("/") for store in stores)
+    return {"/".join((*kind[:2], str(i), *kind[3:])) for kind in kinds for i in range(counts.get(kind[1], 1))}
 
 
 def _unique_ids(content: bytes) -> set[str]:

@@ -92,12 +92,13 @@ STATE_BEHIND = {
         "state/0/0/2.changelog": b"old", "state/0/0/2.changelog.crc": b"old", "state/0/0/2.zip": zipped("1-a.sst"),
         "state/1/0/left/2_c-d.changelog": b"old", "state/1/0/left/2_c-d.zip": zipped("2-c.sst", "1-b.sst"),
         "state/1/0/left/SSTs/2-c.sst": b"old", "state/2/0/2.delta": b"old", "state/2/0/2.snapshot": b"old",
-        "state/1/_metadata/v2/1": b"old", "state/1/_stateSchema/default/1_a-b": b"old", "sources/0/1": b"the source's",
+        "state/0/1/2.changelog": b"old", "state/1/_metadata/v2/1": b"old", "state/1/_stateSchema/default/1_a-b": b"old",
+        "sources/0/1": b"the source's",
     },
     2: {
         "state/0/0/3.zip": zipped("1-a.sst", "3-d.sst"), "state/0/0/SSTs/3-d.sst": noise(BIG),
         "state/0/1/3.zip": zipped("3-e.sst"), "state/0/1/SSTs/3-e.sst": b"of a store with a damaged snapshot",
-        "state/2/0/3.delta.crc": b"old",
+        "state/1/0/left/3_e-f.zip": zipped("2-c.sst"), "state/2/0/3.delta": b"old", "state/2/0/3.delta.crc": b"old",
     },
 }  # fmt: skip
 
@@ -115,17 +116,19 @@ def test_rollback_forgets_the_batches_behind_and_all_state_of_theirs_in_one_reco
 
     asyncio.run(work("old", {0: STATE_AT_1, **STATE_BEHIND}))
     # A large snapshot, which no record has waited for, comes with a later one.
-    asyncio.run(work("older", {3: {}, 4: {}}))
+    stores = ("state/0/0", "state/0/1", "state/1/0/left", "state/2/0")
+    rest = {batch: {f"{store}/{batch + 1}.changelog": b"old" for store in stores} for batch in (3, 4)}
+    asyncio.run(work("older", rest))
     before = set(tmp_path.rglob("manifests/*"))
     rolled = json.loads(run("files", "rollback", root, 0, "--json").stdout)
     assert len(set(tmp_path.rglob("manifests/*")) - before) == 2, "the fence, and one record"
     kept = {"sources/0/1", "state/0/1/SSTs/3-e.sst"}
-    state = {path for files in STATE_BEHIND.values() for path in files} - kept
+    state = {path for files in (*STATE_BEHIND.values(), *rest.values()) for path in files} - kept
     barriers = {f"{kind}/{batch}" for kind in ("offsets", "commits") for batch in range(1, 5)}
     assert set(rolled["removed"]) == state | barriers
     listed = json.loads(run("files", "list", root, "--json").stdout)
     assert {each["path"] for each in listed["files"]} == {*STATE_AT_1, *kept, "commits/0", "offsets/0"}
-    assert asyncio.run(work("new", {1: {"state/0/0/2.changelog": b"new"}})) == [
+    assert asyncio.run(work("new", {1: {f"{store}/2.changelog": b"new" for store in stores}})) == [
         "1.changelog", "1.zip", "2.changelog", "SSTs", "_metadata",
     ]  # fmt: skip
     result = run("files", "rollback", root, 3)

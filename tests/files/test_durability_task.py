@@ -34,7 +34,8 @@ async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, 
         await driver.put(changelog(2, 1), b"of the driver's", attempt=3)
         await driver.commit(0)
         await driver.offsets(1)
-        await again.put(changelog(0, 2), b"on", attempt=4)
+        for partition in range(3):
+            await again.put(changelog(partition, 2), b"on", attempt=4)
         await driver.commit(1)
     async with application(stores) as app:
         driver = await app.driver("next")

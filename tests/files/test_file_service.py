@@ -127,7 +127,7 @@ async def test_two_drivers_of_one_directory_the_older_one_is_fenced(stores: dict
         old, new = await first.driver("a"), await second.driver("b")
         await old.batch(0, {changelog(0, 1): b"old"})
         assert await new.names("commits") == ["0"], "reading takes nothing over"
-        await old.batch(1, {})
+        await old.batch(1, {changelog(0, 2): b"old"})
         await new.offsets(2)
         with pytest.raises(Fenced):
             await old.offsets(2)
@@ -204,7 +204,7 @@ async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: dic
         assert await far.names("state/0") == ["0", "1"]
         await far.delete("state/0/0")
         assert await far.names("state/0/0") == []
-        await driver.batch(3, {})
+        await driver.batch(3, {changelog(1, 4): b"on"})
         assert await driver.names("state/0/0") == []
 
 

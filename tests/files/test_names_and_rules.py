@@ -76,16 +76,28 @@ def test_a_snapshot_is_needed_where_it_is_a_versions_only_copy() -> None:
     assert not needs_snapshots(["state/0/0/3.changelog", "state/0/0/3.zip", "state/0/0/2.zip"], 3)
 
 
-def test_a_commit_that_names_a_missing_file_is_refused() -> None:
-    content = b"v2\n" + json.dumps({"stateUniqueIds": {"0": [["a"], ["b", "c"]]}}).encode()
-    paths = [f"state/0/{i}/4_{each}.changelog" for i, each in enumerate("abc")]
-    check_complete("commits/3", content, 4, paths)
-    for i in range(3):
-        with pytest.raises(TaskManagerLost, match="commits/3"):
-            check_complete("commits/3", content, 4, [*paths[:i], *paths[i + 1 :]])
-    with pytest.raises(TaskManagerLost):
-        check_complete("commits/3", content, 4, [f"{each}.crc" for each in paths])
-    check_complete("commits/3", b'v1\n{"nextBatchWatermarkMs":0}', 4, [])
+def test_a_commit_that_leads_to_missing_state_is_refused() -> None:
+    named = b"v2\n" + json.dumps({"stateUniqueIds": {"0": [["a"], ["b", "c"]]}}).encode()
+    plain = b'v1\n{"nextBatchWatermarkMs":0}'
+    stores = ["state/0/0", "state/0/1/left", "state/1/0"]
+    paths = [f"{store}/4_{each}.changelog" for store, each in zip(stores, "abc", strict=True)]
+    before = [f"{store}/3.zip" for store in stores]
+    for content in (named, plain):
+        check_complete("commits/3", content, [*paths, "state/2/0/4.delta"], before)
+        for i in range(3):
+            with pytest.raises(TaskManagerLost, match="commits/3"):
+                check_complete("commits/3", content, [*paths[:i], *paths[i + 1 :]], before)
+        with pytest.raises(TaskManagerLost):
+            check_complete("commits/3", content, [f"{each}.crc" for each in paths], before)
+    check_complete("commits/3", plain, [], [])
+    # A job that gives the state another number of partitions leaves none out, and no store of one.
+    before = [f"state/0/{i}/{store}/3.zip" for i in range(3) for store in ("left", "right")] + ["state/1/0/3.zip"]
+    for count in (1, 2, 5):
+        after = [f"state/0/{i}/{store}/4.zip" for i in range(count) for store in ("left", "right")]
+        check_complete("commits/3", plain, [*after, "state/1/0/4.zip"], before, is_rewrite=True)
+        for i in range(-1, len(after) - 1):
+            with pytest.raises(TaskManagerLost):
+                check_complete("commits/3", plain, [*after[: max(i, 0)], *after[i + 1 :]], before, is_rewrite=True)
 
 
 def _rider(path: str, run: str = "r", attempt: int = -1, size: int = 1, sqn: int = 0) -> Rider:

@@ -66,10 +66,9 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(
             assert await (await other.driver("")).names("state/0/0") == ["1.changelog"]
         # Deleted is only what a snapshot that is there makes dispensable.
         await task.delete(changelog(0, 1))
-        await driver.offsets(1)
-        await driver.commit(1)
+        await driver.batch(1, {changelog(0, 2): b"changes"})
         async with application(stores) as other:
-            assert await (await other.driver("")).names("state/0/0") == ["1.changelog"]
+            assert await (await other.driver("")).names("state/0/0") == ["1.changelog", "2.changelog"]
         assert await task.read(SST) == noise(BIG)
         gated.gate.set()
         batch = 2
@@ -79,14 +78,15 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(
                 return "1.zip" in await (await other.driver("")).names("state/0/0")
 
         for batch in range(2, 60):
-            await driver.batch(batch, {})
+            await driver.batch(batch, {changelog(0, batch + 1): b"changes"})
             if await has_zip():
                 break
             await asyncio.sleep(0.05)
         assert batch < 59
     async with application(stores) as app:
         driver = await app.driver("next")
-        assert await driver.names("state/0/0") == ["1.zip", "SSTs"]
+        later = [f"{version}.changelog" for version in range(2, batch + 2)]
+        assert await driver.names("state/0/0") == sorted(["1.zip", "SSTs", *later])
         assert await driver.read(SST) == noise(BIG)
         assert await driver.read(ZIP) == b"names the file"
 

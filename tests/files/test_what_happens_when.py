@@ -9,7 +9,7 @@ from dstl.files import barriers, service
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import FaultyStore
-from worlds.files import BIG, application, noise
+from worlds.files import BIG, Application, application, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
@@ -50,7 +50,7 @@ async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(store
         for zombie in (driver, far):
             for partition in (0, 1):
                 await zombie.put(changelog(partition, 1), b"zombie", attempt=99)
-        await driver.batch(1, {})
+        await driver.batch(1, {changelog(0, 2): b"on", changelog(1, 2): b"on"})
     async with application(stores) as app:
         driver = await app.driver("next")
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept"]
@@ -152,8 +152,7 @@ async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, sto
         again = await app.executor(HOST, "run")
         await again.put(changelog(2, 1), b"again", attempt=4)
         await driver.commit(0)
-        await driver.offsets(1)
-        await driver.commit(1)
+        await driver.batch(1, {changelog(partition, 2): b"on" for partition in range(3)})
     async with application(stores) as app:
         driver = await app.driver("next")
         assert await driver.names("commits") == ["0", "1"]
@@ -197,7 +196,7 @@ async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(s
         await again.commit(0)
         assert await again.read("state/0/0/1.zip") == b"of no run"
         await far.put("state/0/0/2.zip", b"later")
-        await again.batch(1, {})
+        await again.batch(1, {changelog(1, 2): b"on"})
     async with application(stores) as app:
         driver = await app.driver("last")
         assert await driver.names("commits") == ["0", "1"]
@@ -295,9 +294,9 @@ async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: dict[s
             assert await again.read(changelog(0, 1)) == b"0", "and what they name is still whole"
             await again.delete("offsets/0")
             await again.delete(changelog(0, 1))
-            await again.batch(3, {})
+            await again.batch(3, {changelog(0, 4): b"3"})
             assert await again.names("offsets") == ["1", "2", "3"]
-            assert await again.names("state/0/0") == ["2.changelog", "3.changelog"]
+            assert await again.names("state/0/0") == ["2.changelog", "3.changelog", "4.changelog"]
 
 
 async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_again(
@@ -343,12 +342,12 @@ async def test_state_of_batches_that_users_take_back_is_gone_with_the_next_recor
         names = ["1.changelog", "1.zip", "2.changelog", "2.zip", "3.changelog"]
         assert await again.names("state/0/0") == names
         assert await again.read(changelog(0, 3)) == b"new"
-        await again.batch(3, {})
+        await again.batch(3, {changelog(0, 4): b"new"})
         # Spark's own purge of old batches takes nothing back.
         for path in ("commits/0", "offsets/0"):
             await again.delete(path)
-        await again.batch(4, {})
-        assert await again.names("state/0/0") == names
+        await again.batch(4, {changelog(0, 5): b"new"})
+        assert await again.names("state/0/0") == [*names, "4.changelog", "5.changelog"]
 
 
 async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_state_of_what_was_taken_back(
@@ -364,6 +363,72 @@ async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_
         await driver.commit(1)
         assert await driver.names("state/0/0") == ["1.delta", "2.delta"]
     assert await plain.get("state/0/0/2.snapshot") == b"{}", "the way back is as it was"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", HOST])
+@pytest.mark.parametrize("in_another_application", [False, True])
+async def test_a_job_whose_barriers_have_no_run_commits_what_its_tasks_have_put(
+    host: str, in_another_application: bool, stores: dict[str, ObjectStore]
+) -> None:
+    """Spark's offline repartition of state: neither its tasks have a run, nor the thread that writes the barriers."""
+    async with application(stores) as app:
+        driver, far = await app.driver("run"), await app.executor(host, "run")
+        await driver.batch(0, {changelog(0, 1): b"0", changelog(1, 1): b"0"})
+        await far.put("state/0/0/1.zip", b"behind the commit")
+        if not in_another_application:
+            await repartition(app, host)
+    if in_another_application:
+        async with application(stores) as app:
+            await repartition(app, host)
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("commits") == ["0", "1"]
+        assert await driver.read("state/0/_metadata/v2/1") == b"of no run"
+        assert [await driver.read(f"state/0/{partition}/2.zip") for partition in range(4)] == [b"again"] * 4
+        await driver.batch(2, {changelog(partition, 3): b"2" for partition in range(4)})
+
+
+async def repartition(app: Application, host: str) -> None:
+    main, task = await app.driver(""), await app.executor(host, "")
+    await main.offsets(1)
+    # The first time a task fails, and its job.
+    for partition in (0, 1):
+        await task.put(f"state/0/{partition}/2.zip", b"first", attempt=partition)
+    for partition in range(4):
+        await task.put(f"state/0/{partition}/2.zip", b"again", attempt=2 + partition)
+    await main.put("state/0/_metadata/v2/1", b"of no run")
+    await main.commit(1)
+
+
+async def test_a_job_whose_files_went_with_its_coordinator_is_not_committed(stores: dict[str, ObjectStore]) -> None:
+    async with application(stores) as dying:
+        driver, main = await dying.driver("run"), await dying.driver("")
+        await driver.batch(0, {changelog(0, 1): b"0", changelog(1, 1): b"0"})
+        await main.offsets(1)
+        await main.put("state/0/0/2.zip", b"lost")
+        async with application(stores) as app:
+            main = await app.driver("")
+            with pytest.raises(TaskManagerLost, match="nobody has put"):
+                await main.commit(1)
+            await main.put("state/0/0/2.zip", b"kept")
+            await main.commit(1)
+            assert await (await app.driver("next")).names("commits") == ["0", "1"]
+
+
+async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: dict[str, ObjectStore]) -> None:
+    """As those of asynchronous progress tracking, which are written by threads of their own."""
+    async with application(stores) as app:
+        query, writer = await app.driver("run"), await app.driver("")
+        for batch in range(3):
+            await query.put(f"sources/0/{batch}", b"a")
+            await writer.offsets(batch)
+            await writer.commit(batch)
+        await query.delete("offsets/0")
+        await writer.offsets(3)
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        assert await driver.names("sources/0") == ["0", "1", "2"]
+        assert await driver.names("offsets") == ["1", "2", "3"]
 
 
 class _Silent(FaultyStore):

@@ -141,6 +141,8 @@ async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[
         await driver.offsets(1)
         assert await driver.read(changelog(0, 1)) == b"kept"
         assert await driver.read(changelog(1, 1)) == b"kept too"
+        for partition in (0, 1):
+            await driver.put(changelog(partition, 2), b"on")
         await driver.commit(1)
         await driver.offsets(2)
     async with application(stores) as app:

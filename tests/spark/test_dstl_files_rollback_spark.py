@@ -1,6 +1,7 @@
 """Spark goes on behind a rollback, and behind its own offline repartition of state, with the right sums."""
 
 import asyncio
+import re
 import shutil
 import time
 from collections import Counter
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from dstl.files.inspection import roll_back
@@ -27,7 +29,7 @@ KINDS = {"rocksdb": ("RocksDB", 1), "rocksdb-2": ("RocksDB", 2), "hdfs": ("HDFSB
 
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[Any]:
-    """Sets options for the queries that are started next; ends the thread that makes snapshots: it has an interval."""
+    """Sets options of the queries that are started next; ends the thread that makes snapshots at an interval."""
     names: set[str] = set()
 
     def choose(kind: str, interval: str, partitions: int = 1) -> None:
@@ -60,6 +62,7 @@ class Counted:
 
     def __init__(self, source: Any, root: str, pause: float = 0.0) -> None:
         self.source, self.root, self.pause = source, root, pause
+        self.reads = True
         self.got: dict[str, int] = {}
         self.want: Counter[str] = Counter()
 
@@ -70,7 +73,8 @@ class Counted:
 
     def start(self) -> Any:
         def take(out: Any, batch: int) -> None:
-            self.got.update(out.collect())
+            if self.reads:
+                self.got.update(out.collect())
             time.sleep(self.pause)
 
         writer = self.source.read().groupBy("k").count().writeStream.outputMode("update").foreachBatch(take)
@@ -102,3 +106,58 @@ def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(
             query.start().awaitTermination()
             assert query.got == query.want, kind
             query.add()
+
+
+@pytest.mark.parametrize("kind", ["rocksdb", "rocksdb-2"])
+def test_state_that_spark_has_repartitioned_is_read_and_counted_on(
+    kind: str, spark: SparkSession, stream: Any, conf: Any, tmp_path: Path
+) -> None:
+    query, plain = (
+        Counted(stream("k string, v long"), f"{scheme}://{tmp_path}/{scheme}") for scheme in ("dstl", "file")
+    )
+    both = (query, plain)
+    conf(kind, "1h", partitions=2)
+    for _ in range(2):
+        for each in both:
+            each.add(17)
+            each.start().awaitTermination()
+    for partitions in (5, 3):
+        for each in both:
+            spark._streamingCheckpointManager.repartition(each.root, partitions)
+            state = spark.read.format("statestore").load(each.root).select("key.k", "value.count", "partition_id")
+            rows = state.collect()
+            assert {row[0]: row[1] for row in rows} == each.want
+            assert {row[2] for row in rows} == set(range(partitions))
+            each.add(17)
+            each.start().awaitTermination()
+            assert each.got == each.want
+    for start in (2, 5):
+        feeds = [changes(spark, each.root, start) for each in both]
+        assert feeds[0] == feeds[1]
+    assert feeds[0], "the last batch has changed something"
+
+
+def changes(spark: SparkSession, root: str, start: int) -> list[tuple[Any, ...]] | str:
+    """Return the changes from a batch on, or what Spark says where it wrote none."""
+    reader = spark.read.format("statestore").option("readChangeFeed", "true").option("changeStartBatchId", start)
+    try:
+        rows = reader.load(root).select("batch_id", "change_type", "key.k", "value.count", "partition_id").collect()
+    except Exception as error:
+        return str(re.findall(r"\[[A-Z_.]+\]", str(error))[0])
+    return sorted(tuple(row) for row in rows)
+
+
+def test_a_batch_whose_tasks_have_not_run_is_not_committed_and_runs_again(
+    stream: Any, conf: Any, tmp_path: Path
+) -> None:
+    query = Counted(stream("k string, v long"), f"dstl://{tmp_path}/query")
+    conf("hdfs", "1h", partitions=2)
+    query.add()
+    query.start().awaitTermination()
+    query.add()
+    query.reads = False
+    with pytest.raises(StreamingQueryException, match="does not read all of its frame"):
+        query.start().awaitTermination()
+    query.reads = True
+    query.start().awaitTermination()
+    assert query.got == query.want

@@ -181,7 +181,7 @@ public final class DstlFileSystem extends FileSystem {
       }
       DIRECTORIES.removeIf(each -> each.equals(prefix) || each.startsWith(prefix + "/"));
     }
-    Service.call("delete_file", Map.of("path", prefix, "run", run()));
+    Service.call("delete_file", Map.of("path", prefix, "run", TaskFile.writer(getConf())));
     return true;
   }
 
@@ -284,7 +284,7 @@ public final class DstlFileSystem extends FileSystem {
       Service.put(
           Map.of(
               "path", target.toString(),
-              "run", run(),
+              "run", TaskFile.writer(getConf()),
               "attempt", written.attempt(),
               "overwrite", overwrite,
               "token", written.token(),
@@ -311,6 +311,8 @@ public final class DstlFileSystem extends FileSystem {
       this.path = path;
       this.overwrite = overwrite;
       this.attempt = TaskFile.attemptOf(path.getParent().toString(), path.getName());
+      // A checksum's thread, which has no task, asks when it puts the file.
+      TaskFile.writer(getConf());
     }
 
     @Override

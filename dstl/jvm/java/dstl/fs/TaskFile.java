@@ -1,10 +1,12 @@
 package dstl.fs;
 
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
+import org.apache.spark.TaskContext;
 
 /**
  * Reads what Spark says of a file's writer: a temporary file's name has the task's attempt, the file system's
@@ -15,6 +17,7 @@ final class TaskFile {
   static final long NO_ATTEMPT = -1;
 
   private static final String RUN = "sql.streaming.runId";
+  private static final String QUERY = "sql.streaming.queryId";
   private static final int MOST_REMEMBERED = 4096;
   private static final Pattern TEMPORARY =
       Pattern.compile("\\.(.+)\\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:\\.TID([0-9]+))?\\.tmp");
@@ -23,6 +26,9 @@ final class TaskFile {
 
   /** Attempts by the file that they wrote last: a checksum's stream is opened by a thread that has no task. */
   private static final Map<String, Long> ATTEMPTS = new ConcurrentHashMap<>();
+
+  /** Runs that Spark has made up for stores of a job that is no query's, one for each task. */
+  private static final Set<String> MADE_UP = ConcurrentHashMap.newKeySet();
 
   private TaskFile() {}
 
@@ -48,6 +54,22 @@ final class TaskFile {
     }
     ATTEMPTS.put(target, attempt);
     return attempt;
+  }
+
+  /**
+   * Return the run whose files this thread writes; empty where none is known, and for a job that is no query's, as
+   * the one that repartitions state: its files become durable with the barriers of its driver, which has no run.
+   */
+  static String writer(Configuration configuration) {
+    String run = run(configuration);
+    TaskContext task = TaskContext.get();
+    if (task != null && task.getLocalProperty(QUERY) == null) {
+      if (MADE_UP.size() > MOST_REMEMBERED) {
+        MADE_UP.clear();
+      }
+      MADE_UP.add(run);
+    }
+    return MADE_UP.contains(run) ? "" : run;
   }
 
   /** Return the run of the query that this thread works for; empty where none is known. */
