@@ -19,7 +19,7 @@ public final class ConnectionTrial {
       try (Connection connection = new Connection(new Address(arguments[0], new byte[32], 7))) {
         System.out.println("connected");
       } catch (Exception error) {
-        System.out.println(error.getClass().getSimpleName() + ": " + error.getMessage());
+        System.out.println((error instanceof java.io.IOException ? "IOException" : error.getClass().getSimpleName()) + ": " + error.getMessage());
       }
     }
     System.exit(0);
