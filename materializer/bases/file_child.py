@@ -2,7 +2,7 @@
 
 Whoever can write to the store chooses what native code reads here, so it may crash, spin or ask for memory without end:
 only this process suffers, within its limits. It imports little, for one is started for each base: 30 ms, of which
-RocksDB is most. See :class:`~materializer.bases.file_reader.FileReader` for its other half.
+RocksDB is most. See :class:`~materializer.bases.file_reader.TableFileReader` for its other half.
 
 Each line of its input is a request: the hexadecimal prefix of a key group's keys, whose entries are wanted, or nothing,
 for a check of all that there is. A reply is records of two numbers of four bytes: the lengths of a key and its value,

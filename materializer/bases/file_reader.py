@@ -18,7 +18,7 @@ from materializer.bases.file_child import END, MEMORY_BYTES, READY, RECORD, SILE
 from materializer.tables.rocksdb_engine import encode_prefix, import_rocksdict
 from materializer.tables.rocksdb_snapshot import entry_pages
 
-__all__ = ["FileReader"]
+__all__ = ["TableFileReader"]
 
 _COMMAND = [sys.executable, "-P", "-m", "materializer.bases.file_child"]
 _CPU_S = 60
@@ -28,7 +28,7 @@ _MAX_KEY_BYTES = 2 * MAX_CHANGE_BYTES
 """A stored key may have each byte twice."""
 
 
-class FileReader:
+class TableFileReader:
     """Reads the files of one base. One thread at a time.
 
     The child has this user's rights and none of this process's environment. It is started when something is first

@@ -20,7 +20,7 @@ from handles.base_generations import Generations
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import KeyGroupBase
 from materializer.bases.base_cache import BaseSource
-from materializer.bases.file_reader import FileReader
+from materializer.bases.file_reader import TableFileReader
 from materializer.bases.key_group_file import open_key_group
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
 from materializer.tables import FileTable, StateTable
@@ -170,7 +170,7 @@ class _Loading:
 
     async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool) -> list[KeyGroup]:
         failed = []
-        with closing(FileReader(fetched.path, bases[0].name)) as reader:
+        with closing(TableFileReader(fetched.path, bases[0].name)) as reader:
             for base in bases:
                 try:
                     async with self._turn:

@@ -20,7 +20,7 @@ from dstl.store.patience import Patience
 from dstl.store.sealed import is_sealed
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
-from materializer.bases.file_reader import FileReader
+from materializer.bases.file_reader import TableFileReader
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_index import TableIndex, decode_index, encode_index
 from materializer.local_disk import access
@@ -128,8 +128,8 @@ class FetchedFiles:
 class FileBases:
     """Fetches bases that are files, each once for as long as this is open; an async context manager. One event loop.
 
-    A child process reads each of them whole before anybody else opens it: see :class:`FileReader`. Where the store is
-    sealed this is left out, for a holder of the key has made the files.
+    A child process reads each of them whole before anybody else opens it: see :class:`TableFileReader`. Where the store
+    is sealed this is left out, for a holder of the key has made the files.
 
     Args:
         store: Where the objects are.
@@ -202,7 +202,7 @@ class FileBases:
         return FetchedFiles(path, known, index.row_bytes)
 
     async def _check(self, path: Path, base: KeyGroupBase, progress: Callable[[int], None]) -> None:
-        with closing(FileReader(path, base.name)) as reader:
+        with closing(TableFileReader(path, base.name)) as reader:
             shares = reader.check()
             try:
                 while share := await call_in_thread(next, shares, 0.0):

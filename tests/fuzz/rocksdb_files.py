@@ -13,7 +13,7 @@ import msgpack
 from fuzz.mutator import NUMBERS, mutate
 
 from dstl.testing.table_changes import changes, put
-from materializer.bases.file_reader import FileReader
+from materializer.bases.file_reader import TableFileReader
 from materializer.tables import RocksDBOptions, RocksDBStateTable
 
 GROUPS = range(4)
@@ -60,7 +60,7 @@ def read(packed: bytes) -> None:
     with tempfile.TemporaryDirectory() as directory:
         for name, data in unpack(packed).items():
             (Path(directory) / name).write_bytes(data)
-        with closing(FileReader(Path(directory), "fuzz")) as reader:
+        with closing(TableFileReader(Path(directory), "fuzz")) as reader:
             list(reader.check())
             for group in GROUPS:
                 for page in reader.entries(group):

@@ -24,7 +24,7 @@ from dstl.testing.table_changes import changes, clear, put
 from handles.base_generations import generations_of
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
-from materializer.bases.file_reader import FileReader
+from materializer.bases.file_reader import TableFileReader
 from materializer.bases.loading import load_bases
 from materializer.bases.operator_bases import OperatorBases
 from materializer.bases.table_directory import FileBases, write_table_files
@@ -194,7 +194,7 @@ async def test_a_heap_table_opens_no_file_of_a_base_itself_and_a_sealed_one_is_o
 ) -> None:
     """What a holder of the key has stored is read once, for there is nothing to be feared of it."""
     asked: list[str] = []
-    monkeypatch.setattr(FileReader, "check", lambda self: iter(asked.append("check") or ()))
+    monkeypatch.setattr(TableFileReader, "check", lambda self: iter(asked.append("check") or ()))
     opened = rocksdb_engine.open_database
 
     def open_noted(path: Path, native: object, *, read_only: bool = False) -> object:
@@ -225,7 +225,7 @@ def test_a_child_has_no_credentials_and_ends_within_its_limits(tmp_path: Path, m
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary")
     for name, data in rocksdb_files.sample().items():
         (tmp_path / name).write_bytes(data)
-    with closing(FileReader(tmp_path, "base")) as reader:
+    with closing(TableFileReader(tmp_path, "base")) as reader:
         next(reader.entries(0))
         assert reader._process is not None
         about = Path(f"/proc/{reader._process.pid}")
