@@ -401,7 +401,7 @@ class S3Options(_Options):
     ``UploadOptions.attempt_timeout_s``, which acts first; reads have only this."""
 
     multipart_threshold: int = Field(default=32 << 20, ge=5 << 20, le=5 << 30)
-    """Objects of at least this many bytes go up in parts, several at once. Smaller: faster single objects, but two
+    """Objects of at least this many bytes go up in parts, several at once. Smaller: faster single objects, but three
     requests more each (a PUT costs $5 per million); larger: a retry repeats more bytes. Manifests and savepoints'
     descriptors are put on condition that their name is free, and go up whole whatever their size."""
 

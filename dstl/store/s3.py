@@ -27,10 +27,12 @@ class S3Store:
            it there may ignore it where an upload in parts is completed, and what the probe has seen of a small object
            must hold for a large one. After a lost answer the name may be taken by ourselves: the caller compares what
            it reads back.
-        2. Every body carries its CRC-32C, which S3 checks before it stores and keeps with the object, and which is
-           compared once more in the answer.
+        2. Every body carries its CRC-32C, which S3 checks before it stores and keeps with the object. Its answer
+           repeats it, which confirms content and length. Where it does not, the server has ignored it, or the object
+           was made of parts: then the length is asked for. What is not confirmed is ``OutcomeUnknown``.
         3. One request per call, no retry by the SDK; objects from ``multipart_threshold`` on take one per part and
-           two more, unless they are put ``if_absent``. ``requests`` counts them.
+           three more, unless they are put ``if_absent``; a put takes one more where the server ignores checksums.
+           ``requests`` counts them.
 
     Deleting is idempotent, so a lost answer to it is ``Unavailable``: do it again. The SDK is imported by the first
     request, in a thread; making the client then takes the loop about 50 ms, once. Does not survive a fork.
@@ -75,13 +77,16 @@ class S3Store:
         view = memoryview(data).cast("B")
         if len(view) >= self._threshold and not if_absent:
             answer = await self._parts.upload(target, view, what=self._url(name), creating=self._encryption)
+            await self._confirm_length(name, len(view))
         else:
             body = data if isinstance(data, bytes) else bytes(view)
             checksum = checksum_of(body)
             answer = await self._call(
                 "put_object", name, writes=True, Body=body, ChecksumCRC32C=checksum, **condition, **self._encryption
             )
-            if answer.get("ChecksumCRC32C", checksum) != checksum:
+            if (told := answer.get("ChecksumCRC32C")) is None:
+                await self._confirm_length(name, len(view))
+            elif told != checksum:
                 raise OutcomeUnknown(f"PutObject {self._url(name)}: S3 reports another checksum than was sent")
         return ObjectInfo(name, len(view), _date(answer))
 
@@ -139,6 +144,20 @@ class S3Store:
         """Wait for aborts under way and close this loop's connections. Idempotent."""
         await self._parts.close()
         await self._client.close()
+
+    async def _confirm_length(self, name: str, sent: int) -> None:
+        """Ask for the length of what was stored.
+
+        Raises:
+            OutcomeUnknown: It is another, or cannot be asked for.
+        """
+        what = f"PutObject {self._url(name)}"
+        try:
+            stored = (await self.head(name)).size
+        except DstlError as error:
+            raise OutcomeUnknown(f"{what} was answered, and what is stored could not be confirmed: {error}") from error
+        if stored != sent:
+            raise OutcomeUnknown(f"{what}: S3 has stored {stored} bytes of {sent}")
 
     async def _delete(self, names: Sequence[str]) -> None:
         keys = [{"Key": self._prefix + name} for name in names]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,10 @@ __all__ = ["MemoryLimit", "MemoryUse", "read_memory_use", "resident_bytes"]
 
 _LOOK_BYTES = 1 << 20
 _UNLIMITED = 1 << 60
+_V2 = ("memory.max", "memory.current", "inactive_file")
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+"""Of a control group: the file with its limit, that with its use, and the row of ``memory.stat`` with what files it has
+cached and can give back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,14 @@ def resident_bytes() -> int:
 
 
 def read_memory_use(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryUse:
-    """Return the memory in use; some 50 us.
+    """Return the memory in use; some 50 us, and as many more for each control group around the process.
 
     Args:
         proc: Linux's directory of processes.
-        cgroups: Its directory of control groups, version 2.
+        cgroups: Its directory of control groups, of version 2 or 1.
     """
-    left = [each for each in (_host_available(proc), _container_available(proc, cgroups)) if each is not None]
-    return MemoryUse(resident_bytes(), min(left, default=None))
+    left = [_host_available(proc), *(_group_available(*group) for group in _groups(proc, cgroups))]
+    return MemoryUse(resident_bytes(), min((each for each in left if each is not None), default=None))
 
 
 def _host_available(proc: Path) -> int | None:
@@ -114,22 +118,39 @@ def _host_available(proc: Path) -> int | None:
     return None
 
 
-def _container_available(proc: Path, cgroups: Path) -> int | None:
-    """Return what the process's control group has left; what files it has cached can be taken back."""
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Yield the control group of the process and those around it, for each may have a limit, and their files' names.
+
+    In a container the host's path of the group may stand there, below which nothing is: its own is then the root.
+    """
     try:
-        own = (proc / "self" / "cgroup").read_text(encoding="utf-8").strip().rpartition("::/")[2]
-        for group in (cgroups / own, cgroups):
-            limit = group / "memory.max"
-            if limit.exists():
-                most = limit.read_text(encoding="ascii").strip()
-                if most == "max" or int(most) >= _UNLIMITED:
-                    return None
-                stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
-                used = int((group / "memory.current").read_text(encoding="ascii")) - int(stat.get("inactive_file", 0))
-                return int(most) - used
+        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, names = (cgroups / "memory", _V1) if controllers else (cgroups, _V2)
+        own = root / path.lstrip("/")
+        for group in (own, *own.parents):
+            yield group, names
+            if group == root:
+                break
+
+
+def _group_available(group: Path, names: tuple[str, str, str]) -> int | None:
+    """Return what a control group has left; None where it has no limit."""
+    limit, current, cached = names
+    try:
+        most = (group / limit).read_text(encoding="ascii").strip()
+        if most == "max" or int(most) >= _UNLIMITED:
+            return None
+        stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        used = int((group / current).read_text(encoding="ascii")) - int(stat.get(cached, 0))
+        return int(most) - used
     except (OSError, ValueError):
-        pass
-    return None
+        return None
 
 
 def _mb(nbytes: int) -> str:

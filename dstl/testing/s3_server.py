@@ -37,7 +37,8 @@ class ServerFault:
         kind: ``"error"`` answers with ``status`` and ``code`` and does nothing; ``"stored"`` does the work and answers
             so nevertheless; ``"lost"`` does the work and then breaks the connection; ``"reset"`` breaks it without
             doing anything; ``"slow"`` does the work after ``delay_s``; ``"unconditional"`` does the work whatever
-            ``If-None-Match`` says, as some servers do.
+            ``If-None-Match`` says, as some servers do; ``"unchecked"`` does it and knows of no checksum, as others do;
+            ``"short"`` likewise, and loses the body's last byte.
         method: HTTP method it applies to; empty for all.
         path: Part of the request's path and query; empty for all.
         times: Number of requests that it still applies to.
@@ -60,9 +61,9 @@ class ServerFault:
 class S3Server:
     """moto's S3 on a free port of the loopback interface, each request in a thread of its own.
 
-    It honours conditional puts, ranges, multipart uploads and listings; it checks neither signatures nor checksums, and
-    needs some CPU: use it for behaviour and not for timing. All servers of a process share one set of buckets, so give
-    every test its own bucket. Needs the ``dev`` extra (moto).
+    It honours conditional puts, ranges, multipart uploads and listings; it checks no signatures, repeats checksums
+    unchecked, and needs some CPU: use it for behaviour and not for timing. All servers of a process share one set of
+    buckets, so give every test its own bucket. Needs the ``dev`` extra (moto).
 
     Example::
 
@@ -168,12 +169,16 @@ class S3Server:
             delay_s = self.latency_s + (fault.delay_s if fault is not None else 0.0)
             if delay_s:
                 time.sleep(delay_s)
-            if fault is not None and fault.kind in ("unconditional", "slow"):
+            if fault is not None and fault.kind in ("unconditional", "unchecked", "short", "slow"):
                 if fault.kind == "unconditional":
                     environ.pop("HTTP_IF_NONE_MATCH", None)
+                elif fault.kind != "slow":
+                    environ.pop("HTTP_X_AMZ_CHECKSUM_CRC32C", None)
+                if fault.kind == "short":
+                    environ["CONTENT_LENGTH"] = str(int(environ["CONTENT_LENGTH"]) - 1)
                 fault = None
             if fault is None:
-                return application(environ, start)
+                return application(environ, _repeating(environ.get("HTTP_X_AMZ_CHECKSUM_CRC32C"), start))
             # The body is read in any case: a client that is still sending would see the wrong failure.
             body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             if fault.kind in ("lost", "stored"):
@@ -197,6 +202,16 @@ class S3Server:
 
 def _headers(environ: Environ) -> dict[str, str]:
     return {key[5:].lower().replace("_", "-"): value for key, value in environ.items() if key.startswith("HTTP_")}
+
+
+def _repeating(checksum: str | None, start: StartResponse) -> StartResponse:
+    """Return what begins an answer that tells the request's checksum, as S3's does."""
+
+    def begin(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        told = [("x-amz-checksum-crc32c", checksum)] if checksum is not None and status.startswith("200") else []
+        return start(status, [*headers, *told], *more)
+
+    return begin
 
 
 def _error(fault: ServerFault, start: StartResponse) -> Iterable[bytes]:

@@ -201,6 +201,25 @@ async def test_the_checksum_travels_with_the_body(store: S3Store, s3_server: S3S
     assert "expect" not in s3_server.log[-1].headers  # a further round trip per PUT
 
 
+async def test_a_length_that_no_checksum_confirms_is_asked_for(store: S3Store, s3_server: S3Server) -> None:
+    """Before, the length that ``put`` returned was what it had been given, whatever was stored."""
+    assert (await store.put("checked", b"some bytes")).size == 10
+    assert s3_server.requests["HEAD"] == 0
+    s3_server.fail("unchecked", method="PUT")
+    assert (await store.put("x", b"some bytes", if_absent=True)).size == 10
+    assert s3_server.requests["HEAD"] == 1
+    s3_server.fail("short", method="PUT")
+    with pytest.raises(OutcomeUnknown, match=r"PutObject s3://.*/job/y: S3 has stored 9 bytes of 10"):
+        await store.put("y", b"some bytes", if_absent=True)
+    s3_server.fail("short", method="PUT", path="partNumber=3")
+    with pytest.raises(OutcomeUnknown, match=rf"PutObject s3://.*/job/large: S3 has stored {len(BIG) - 1} bytes of"):
+        await store.put("large", BIG)
+    s3_server.fail("unchecked", method="PUT")
+    s3_server.fail("error", method="HEAD")
+    with pytest.raises(OutcomeUnknown, match=r"PutObject s3://.*/job/z was answered, .*could not be confirmed"):
+        await store.put("z", b"some bytes")
+
+
 async def test_encryption_and_owner_are_asked_for(s3_bucket: str, s3_options: S3Options, s3_server: S3Server) -> None:
     options = s3_options.model_copy(update={"sse_kms_key_id": "alias/dstl", "expected_bucket_owner": "123456789012"})
     store = S3Store(s3_bucket, options=options)
@@ -211,7 +230,7 @@ async def test_encryption_and_owner_are_asked_for(s3_bucket: str, s3_options: S3
     await store.delete(["small"])
     [info async for info in store.list()]
     await store.close()
-    assert len(s3_server.log) == 10
+    assert len(s3_server.log) == 11
     assert all(one.headers["x-amz-expected-bucket-owner"] == "123456789012" for one in s3_server.log)
     encrypted = [one for one in s3_server.log if "x-amz-server-side-encryption" in one.headers]
     assert [one.method for one in encrypted] == ["PUT", "POST"]
@@ -298,7 +317,7 @@ async def test_requests_are_counted_as_they_are_paid(store: S3Store, s3_server: 
     await store.put("large", BIG)
     [info async for info in store.list()]
     await store.delete(["a", "large"])
-    assert sum(store.requests.values()) == len(s3_server.log) == 8
+    assert sum(store.requests.values()) == len(s3_server.log) == 9
     assert store.requests["upload_part"] == 3
 
 

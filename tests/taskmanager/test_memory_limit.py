@@ -63,9 +63,31 @@ def test_memory_is_that_of_the_container_where_it_has_less(tmp_path: Path):
     (own / "memory.current").write_text(f"{2 * MB}\n")
     (own / "memory.stat").write_text(f"anon {MB}\ninactive_file {MB // 2}\n")
     assert read_memory_use(proc, groups).available == 3 * MB - 2 * MB + MB // 2
+    (groups / "pods" / "memory.max").write_text(f"{3 * MB}\n")
+    (groups / "pods" / "memory.current").write_text(f"{3 * MB - 4096}\n")
+    (groups / "pods" / "memory.stat").write_text("inactive_file 0\n")
+    assert read_memory_use(proc, groups).available == 4096, "a group around it has less left"
+    (own / "memory.max").write_text("max\n")
+    assert read_memory_use(proc, groups).available == 4096, "and it alone has a limit"
     use = read_memory_use(tmp_path / "none", tmp_path / "none")
     assert use.available is None
     assert use.resident > MB
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_memory_of_a_container_is_read_from_control_groups_of_version_1_too(tmp_path: Path, inside: bool):
+    """Inside of a container the host's path stands in the process's file, and its own group is the root."""
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("3:cpu,cpuacct:/one\n2:memory:/docker/one\n1:name=systemd:/one\n")
+    own = groups / "memory" / ("" if inside else "docker/one")
+    own.mkdir(parents=True)
+    (own / "memory.limit_in_bytes").write_text(f"{3 * MB}\n")
+    (own / "memory.usage_in_bytes").write_text(f"{2 * MB}\n")
+    (own / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {MB // 2}\n")
+    assert read_memory_use(proc, groups).available == 3 * MB - 2 * MB + MB // 2
+    (own / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert read_memory_use(proc, groups).available is None
 
 
 def test_changes_that_outgrow_the_memory_are_refused_and_the_checkpoint_before_is_kept(seed):
