@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
@@ -41,6 +42,27 @@ def test_a_missing_package_is_named_in_one_sentence(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     last = f"dstl.errors.Invalid: dstl.spark needs {name}: pip install 'dstl-pyspark[spark]'"
     assert done.stderr.strip().splitlines()[-1] == last
+
+
+def test_a_type_checker_knows_every_mode_and_no_misspelt_one() -> None:
+    from dstl.spark import StateBackend, migrate_state
+    from dstl.spark.operators.grouped_stream import GroupedStream
+    from dstl.state.handle import TimeMode
+    from dstl.testing.processor_tester import ProcessorTester
+
+    outputs, times = {"append", "update", "complete"}, {"none", "processingtime", "eventtime"}
+    assert times == {*TimeMode}
+    for function, names in (
+        (StateBackend.transform_with_state, ("output_mode", "time_mode")),
+        (StateBackend.aggregate, ("output_mode",)),
+        (GroupedStream.transformWithState, ("outputMode", "timeMode")),
+        (GroupedStream.agg, ("outputMode",)),
+        (ProcessorTester.__init__, ("time_mode",)),
+        (migrate_state, ("output_mode",)),
+    ):
+        for name in names:
+            known = get_args(eval(function.__annotations__[name], function.__globals__))
+            assert {each.lower() for each in known} == (times if "ime" in name else outputs), function
 
 
 def test_every_error_crosses_a_socket_as_itself() -> None:

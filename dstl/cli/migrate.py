@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from dstl.options import SealingOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dstl.state.vectorised.aggregation import OutputMode
     from dstl.state.vectorised.keyed_functions import Aggregate
 
 __all__ = ["migrate"]
@@ -83,7 +84,7 @@ def migrate(
             aggregates=_aggregates(aggregate),
             types=_pairs(type_, "--type"),
             keys=_keys(key),
-            output_mode=output_mode,
+            output_mode=cast("OutputMode", output_mode),  # checked there
             max_parallelism=max_parallelism,
             new_checkpoint=new_checkpoint,
             spark=_session(_pairs(conf, "--conf"), (checkpoint, new_checkpoint)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
@@ -28,10 +28,14 @@ from dstl.state.timers import Timers
 from dstl.state.ttl import TimeToLive
 from dstl.state.value_state import PointState, ValueState
 
-__all__ = ["ProcessorHandle", "TimeMode"]
+__all__ = ["ProcessorHandle", "TimeMode", "TimeModeName"]
 
 P = TypeVar("P", bound=PointState)
 E = TypeVar("E", bound=EntryState)
+
+
+TimeModeName = Literal["none", "processingTime", "eventTime", "None", "ProcessingTime", "EventTime"]
+"""What users write, for type checkers: any case is taken, and these are PySpark's."""
 
 
 class TimeMode(StrEnum):

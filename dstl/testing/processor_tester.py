@@ -31,7 +31,7 @@ from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.frames.frame_writer import FrameWriter
 from dstl.state.frames.row_reader import python_values, rows_of
 from dstl.state.frames.row_writer import RowWriter
-from dstl.state.handle import TimeMode
+from dstl.state.handle import TimeMode, TimeModeName
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN, Style
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
@@ -87,7 +87,7 @@ class ProcessorTester:
         key: StructType | str,
         input: StructType | str,
         output: StructType | str,
-        time_mode: str = "none",
+        time_mode: TimeModeName = "none",
         style: Style = "row",
         event_time: str | None = None,
     ) -> None:

@@ -137,9 +137,7 @@ def test_every_flipped_bit_is_detected() -> None:
         for bit in range(8):
             damaged = bytearray(data)
             damaged[at] ^= 1 << bit
-            with pytest.raises(
-                CorruptData, match=r'manifest m is damaged.*bring the object back.* restore="previous"\)'
-            ):
+            with pytest.raises(CorruptData, match=r'manifest m is damaged.*bring it back.* restore="previous"\)'):
                 decode_record(bytes(damaged), "m")
 
 

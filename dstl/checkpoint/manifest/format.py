@@ -161,8 +161,8 @@ def decode_record(data: bytes, name: str) -> ManifestRecord:
 
     def damaged(why: str) -> CorruptData:
         return CorruptData(
-            f"manifest {name} is damaged ({why}): bring the object back from a replica, or go on from the checkpoint "
-            'before it with StateBackend(..., restore="previous")'
+            f"manifest {name} is damaged ({why}): bring it back from a replica, or go on from the checkpoint before "
+            'it with StateBackend(..., restore="previous")'
         )
 
     plain = _FRAME.unpack(data, damaged)

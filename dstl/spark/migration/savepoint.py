@@ -94,7 +94,7 @@ def migrate_state(
     aggregates: Mapping[int, Mapping[str, Aggregate]] | None = None,
     types: Mapping[str, str] | None = None,
     keys: Mapping[int, Sequence[str]] | None = None,
-    output_mode: str = "update",
+    output_mode: OutputMode = "update",
     max_parallelism: int = 128,
     new_checkpoint: str = "",
     spark: SparkSession | None = None,

@@ -6,7 +6,7 @@ import inspect
 import operator
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
@@ -14,7 +14,19 @@ from pyspark.sql import DataFrame
 from dstl.errors import Invalid, brief
 from handles.operator_uid import is_operator_uid
 
-__all__ = ["check_operator_name", "check_ships", "choice", "column_names", "count_within", "flag", "with_signature_of"]
+__all__ = [
+    "OutputModeName",
+    "check_operator_name",
+    "check_ships",
+    "choice",
+    "column_names",
+    "count_within",
+    "flag",
+    "with_signature_of",
+]
+
+OutputModeName = Literal["append", "update", "complete", "Append", "Update", "Complete"]
+"""What users write, for type checkers: any case is taken, and these are PySpark's."""
 
 P = ParamSpec("P")
 T = TypeVar("T", bound=str)

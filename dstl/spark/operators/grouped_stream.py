@@ -12,8 +12,9 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, brief
-from dstl.spark.operators.arguments import with_signature_of
+from dstl.spark.operators.arguments import OutputModeName, with_signature_of
 from dstl.spark.operators.processor import Style
+from dstl.state.handle import TimeModeName
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -81,7 +82,7 @@ class GroupedStream:
     def agg(
         self,
         *exprs: Column | dict[str, str],
-        outputMode: str = "update",
+        outputMode: OutputModeName = "update",
         **operator: Unpack[AggregateArguments],
     ) -> DataFrame:
         """Aggregate the rows of each group over all micro-batches, as PySpark's ``GroupedData.agg`` does.
@@ -124,8 +125,8 @@ class GroupedStream:
         self,
         statefulProcessor: StatefulProcessor,
         outputStructType: StructType | str,
-        outputMode: str,
-        timeMode: str,
+        outputMode: OutputModeName,
+        timeMode: TimeModeName,
         initialState: GroupedData | DataFrame | None = None,
         eventTimeColumnName: str = "",
         **operator: Unpack[OperatorArguments],

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid
 from dstl.spark.operators.aggregate_columns import aggregate_columns, is_plain
 from dstl.spark.operators.aggregation import define_grouped_aggregation
-from dstl.spark.operators.arguments import with_signature_of
+from dstl.spark.operators.arguments import OutputModeName, with_signature_of
 from dstl.spark.operators.batch_query import batch_query
 from dstl.spark.operators.broadcast import with_broadcast
 from dstl.spark.operators.deduplication import define_deduplication
@@ -25,6 +25,7 @@ from dstl.spark.operators.processor import Style, define_processor
 from dstl.spark.query.placement import keyed_input
 from dstl.spark.query.ticks import interval_ms, with_marks, with_ticks
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
+from dstl.state.handle import TimeModeName
 from dstl.state.vectorised.keyed_functions import Aggregate, StatesFunction
 
 __all__ = ["StatefulOperators"]
@@ -76,8 +77,8 @@ class StatefulOperators(ABC):
         by: str | Sequence[str],
         processor: StatefulProcessor,
         output: StructType | str,
-        output_mode: str = "append",
-        time_mode: str = "none",
+        output_mode: OutputModeName = "append",
+        time_mode: TimeModeName = "none",
         initial_state: DataFrame | GroupedData | None = None,
         tick: str | None = None,
         name: str | None = None,
@@ -179,7 +180,7 @@ class StatefulOperators(ABC):
         name: str | None = None,
         parallelism: int | None = None,
         ttl_ms: int | None = None,
-        output_mode: str = "update",
+        output_mode: OutputModeName = "update",
         **aggregates: Aggregate | Column,
     ) -> DataFrame:
         """Aggregate the rows of each key over all micro-batches, as ``groupBy(by).agg(...)`` does.
