@@ -34,6 +34,7 @@ from dstl.state.memory_source import MemoryStateSource
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregate_functions import Extreme, Mean, Sum
+from dstl.state.vectorised.aggregation import gathered
 from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
 from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
 from worlds.ddl import parse_ddl
@@ -84,6 +85,20 @@ class Job:
     def content(self, state: int = 0) -> dict[bytes, tuple[Any, ...]]:
         codec = ValueCodec("state", self.registry.descriptors[state].value_schemas)
         return {key: codec.decode(value) for (key, _), value in self.source.content(state).items()}
+
+
+def test_more_text_than_one_array_takes_is_refused_with_the_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, Arrow's own error about offsets ended the query, at every restart alike."""
+    inputs = StructType([*KEY.fields, StructField("v", StringType())])
+    job = Job(AggregateKeys(KEY, inputs, {"last": Aggregate("last", "v")}), KEY, inputs)
+    rows = [{"k": str(i % 3), "v": "x" * 100} for i in range(10)]
+    monkeypatch.setattr("dstl.state.vectorised.key_codes._MOST_BYTES", 1 << 10)
+    with pytest.raises(Invalid, match=r"column 'v' has .* in one partition.*larger parallelism"):
+        job.run(rows)
+    with pytest.raises(Invalid, match=r"column 'v' .*larger parallelism"):
+        gathered(pa.Table.from_pylist(rows, arrow_schema(inputs)).to_batches(max_chunksize=3), inputs)
+    monkeypatch.setattr("dstl.state.vectorised.key_codes._MOST_BYTES", 1 << 12)
+    assert len(job.run(rows)) == 3
 
 
 def hash_of(parts: tuple[str, ...]) -> int:

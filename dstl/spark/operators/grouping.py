@@ -21,12 +21,19 @@ from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 __all__ = ["Marked", "group_rows", "initial_first", "take_marks"]
 
 _ROWS_PER_BATCH = 1 << 14
+_MOST_BYTES = 1 << 30
+"""Half of what the 32-bit offsets of text reach, so that who holds a batch may put a next one behind it."""
 
 
 def group_rows(
-    batches: Iterable[pa.RecordBatch], by: Sequence[str], rows_per_batch: int = _ROWS_PER_BATCH
+    batches: Iterable[pa.RecordBatch],
+    by: Sequence[str],
+    rows_per_batch: int = _ROWS_PER_BATCH,
+    most_bytes: int = _MOST_BYTES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the same rows with equal keys standing together, in batches of at most ``rows_per_batch`` rows.
+
+    A batch has at most ``most_bytes`` bytes, too, unless a row alone has more.
 
     Rows of one key keep their order. Keys come in the order of their key groups, as a TaskManager's tables have them
     (scattered keys cost it twice the time), and within one in that of their first row. Nulls are equal to each other;
@@ -37,9 +44,46 @@ def group_rows(
         return
     table = pa.Table.from_batches(held)
     codes = _by_key_group(group_codes(table, by), np.asarray(table.column(KEY_GROUP_COLUMN)))
+    if table.nbytes > most_bytes:
+        yield from _picked(held, np.argsort(codes, kind="stable"), rows_per_batch, most_bytes)
+        return
     if np.any(codes[1:] < codes[:-1]):
         table = table.take(pa.array(np.argsort(codes, kind="stable")))
     yield from table.combine_chunks().to_batches(max_chunksize=rows_per_batch)
+
+
+def _picked(
+    batches: Sequence[pa.RecordBatch], rows: npt.NDArray[np.intp], most_rows: int, most_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows in their order, from wherever they are: the text of all of them may be too much for one array."""
+    sizes = [batch.num_rows for batch in batches]
+    weights = np.repeat([batch.nbytes / batch.num_rows for batch in batches], sizes)[rows]
+    before = np.concatenate([[0.0], np.cumsum(weights)])
+    ends, start = np.cumsum(sizes), 0
+    while start < len(rows):
+        reached = int(np.searchsorted(before, before[start] + most_bytes, side="right")) - 1
+        stop = min(max(reached, start + 1), start + most_rows, len(rows))
+        yield from _taken(batches, ends, rows[start:stop], most_bytes)
+        start = stop
+
+
+def _taken(
+    batches: Sequence[pa.RecordBatch], ends: npt.NDArray[np.intp], rows: npt.NDArray[np.intp], most_bytes: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows in one batch, or in halves where they turn out to be larger than most."""
+    of = np.searchsorted(ends, rows, side="right")
+    order = np.argsort(of, kind="stable")
+    parts = [
+        batches[index].take(pa.array(rows[of == index] - (ends[index] - batches[index].num_rows)))
+        for index in np.unique(of)
+    ]
+    if len(rows) > 1 and sum(part.nbytes for part in parts) > most_bytes:
+        middle = len(rows) // 2
+        del parts
+        yield from _taken(batches, ends, rows[:middle], most_bytes)
+        yield from _taken(batches, ends, rows[middle:], most_bytes)
+        return
+    yield pa.concat_batches(parts).take(pa.array(np.argsort(order, kind="stable")))
 
 
 def _by_key_group(codes: Codes, key_groups: npt.NDArray[np.integer]) -> Codes:

@@ -27,7 +27,7 @@ from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregate_functions import Accumulator, Columns
 from dstl.state.vectorised.change_records import KeyGroups, deletions, puts, send_parts
-from dstl.state.vectorised.key_codes import Groups
+from dstl.state.vectorised.key_codes import Groups, whole_table
 from dstl.state.vectorised.keyed_functions import OF_MODE, Aggregate, state_fields
 from dstl.state.vectorised.time_windows import TimeWindows
 
@@ -250,7 +250,7 @@ def gathered(batches: Iterable[pa.RecordBatch], schema: StructType) -> pa.Table 
     held = [batch for batch in batches if batch.num_rows]
     if not held:
         return None
-    rows = pa.Table.from_batches(held).combine_chunks()
+    rows = whole_table(held)
     for field in arrow_schema(schema):
         at = rows.schema.get_field_index(field.name)
         if at >= 0 and rows.schema.field(at).type != field.type:

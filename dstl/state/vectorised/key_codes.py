@@ -14,10 +14,33 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Codes", "Groups", "group_codes", "with_steps"]
+from dstl.errors import Invalid
+
+__all__ = ["Codes", "Groups", "group_codes", "whole_table", "with_steps"]
+
+_MOST_BYTES = (1 << 31) - 1
+"""Of text or nested data in one array: what its 32-bit offsets reach."""
 
 Codes = npt.NDArray[np.int64]
 """For each row, the number of its key."""
+
+
+def whole_table(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of a task, each column in one chunk.
+
+    Raises:
+        Invalid: A column has more text, or nested data, than fits one.
+    """
+    table = pa.Table.from_batches(batches)
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if column.nbytes > _MOST_BYTES and not pa.types.is_primitive(field.type):
+            raise Invalid(
+                f"column {field.name!r} has {column.nbytes / 1e6:,.0f} MB in one partition of one micro-batch, and a "
+                f"vectorised operator takes {_MOST_BYTES / 1e6:,.0f} MB: restart with a larger parallelism, which this "
+                "batch is then replayed with; smaller batches (maxFilesPerTrigger, maxOffsetsPerTrigger) keep later "
+                "ones below"
+            )
+    return table.combine_chunks()
 
 
 def group_codes(table: pa.Table, by: Sequence[str]) -> Codes:

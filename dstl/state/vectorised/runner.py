@@ -25,7 +25,7 @@ from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.change_records import change_records, send_parts
-from dstl.state.vectorised.key_codes import Groups, group_codes
+from dstl.state.vectorised.key_codes import Groups, group_codes, whole_table
 
 __all__ = ["KeyedFunction", "Update", "VectorisedRunner", "conform"]
 
@@ -158,7 +158,7 @@ class VectorisedRunner:
             return
         if self._ttl_ms:
             self._values = ValueColumns(self._state.name, self._state.value_schemas, task.processing_time_ms)
-        rows = pa.Table.from_batches(held).combine_chunks()
+        rows = whole_table(held)
         del held
         groups = Groups(group_codes(rows, self._keys.names))
         first = groups.first_rows()
