@@ -1,4 +1,4 @@
-"""Where in a path a checkpoint directory ends and a file of it begins, for a path alone does not always tell."""
+"""The place in a path where a checkpoint directory ends and a file of it begins, which a path alone need not tell."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LOOK_BYTES = 1 << 20
 _UNLIMITED = 1 << 60
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""Of a control group: the file with its limit, that with its use, and the row of ``memory.stat`` with what files it has
+"""Of a control group: the file with its limit, that with its use, and the row of its statistics with what files it has
 cached and can give back."""
 
 

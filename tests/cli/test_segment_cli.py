@@ -70,7 +70,7 @@ def test_a_sealed_segment_is_read_with_the_key_however_deep_it_lies(
 ) -> None:
     key = tmp_path / "key"
     key.touch(mode=0o600)
-    key.write_text("k" * 43)
+    key.write_text("0a7f3c9e5d1b8264" * 4)
     sealing = SealingOptions(key_file=str(key))
     store, name = open_store(str(tmp_path / "job"), sealing=sealing), "07/query/writer/1.seg"
     data = segment.read_bytes() + bytes(40_000)

@@ -110,7 +110,7 @@ class BadDeclaration(Counts):
         ({"spark": "local"}, "spark='local' is str, not a SparkSession"),
         ({"spark": CONNECTED}, "a session of Spark Connect has no driver in this process.*run the program there"),
     ],
-    ids=lambda one: repr(one) if isinstance(one, dict) else "",
+    ids=lambda one: repr(one).partition(" object at ")[0] if isinstance(one, dict) else "",
 )
 def test_the_constructor_refuses(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
