@@ -22,7 +22,7 @@ from dstl.errors import (
 )
 from dstl.runtime import Runtime, call_in_thread, system_runtime
 from dstl.store.base import ObjectStore
-from dstl.store.location import is_in_memory, local_directories
+from dstl.store.location import local_directories
 from dstl.store.patience import Patience
 from dstl.store.sharded import shard_names
 
@@ -69,7 +69,11 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
 
 def _warn_of_others(location: str) -> None:
     """Runs in a thread."""
-    for path in () if is_in_memory(location) else local_directories(location):
+    try:
+        paths = local_directories(location)
+    except Invalid:
+        return  # a store made in a program, as in tests, may have a location that nobody could write
+    for path in paths:
         with contextlib.suppress(OSError):
             info = os.stat(path)
             if info.st_uid not in (os.geteuid(), 0) or info.st_mode & stat.S_IWOTH:
