@@ -14,8 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from dstl.files.inspection import roll_back
-from dstl.options import S3Options
 from dstl.runtime import system_runtime
+from dstl.store import open_store
 
 pytestmark = [
     pytest.mark.spark,
@@ -97,7 +97,7 @@ def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(
         each.awaitTermination()
     conf.stop()
     for query in queries.values():
-        gone = asyncio.run(roll_back(query.root, 1, system_runtime(), S3Options()))
+        gone = asyncio.run(roll_back(query.root, 1, system_runtime(), open_store))
         assert any(path.endswith((".zip", ".snapshot")) for path in gone), gone
         query.pause = 0
     for _ in range(6):

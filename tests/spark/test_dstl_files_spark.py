@@ -258,7 +258,7 @@ def test_the_secret_is_in_no_configuration_and_no_list_of_processes(spark: Spark
     assert "secret" not in confs.replace("spark.authenticate.secret", "").lower()
     lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if _readable(p)]
     (own,) = {line for line in lines if b"dstl.files" in line and jar_path().encode() not in line} or {b""}
-    assert own.split(b"\0")[1:] == [b"-m", b"dstl.files", b""]
+    assert own.split(b"\0")[1:] == [b"-P", b"-m", b"dstl.files", b""]
 
 
 def _readable(path: Path) -> bool:
