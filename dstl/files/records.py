@@ -21,10 +21,11 @@ from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from handles.file_record import FILES_OWNER, FileRecord
 
-__all__ = ["OWNER", "Barrier", "NextRecord", "OwnRecords", "Records"]
+__all__ = ["FRESH_S", "OWNER", "Barrier", "NextRecord", "OwnRecords", "Records"]
 
 OWNER = FILES_OWNER
-_FRESH_S = 1.0
+FRESH_S = 1.0
+"""A look at what another process may write is good for so long: Spark asks the same several times at a start."""
 _FOLLOWED = 16
 
 Barrier = tuple[str, bytes]
@@ -128,7 +129,7 @@ class Records(ABC):
         if self.leads:
             return
         now = self._clock.now()
-        if self._read_at is not None and now - self._read_at < _FRESH_S:
+        if self._read_at is not None and now - self._read_at < FRESH_S:
             return
         async with self._opening:
             if not self.leads and (self._read_at is None or now >= self._read_at):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from dstl.checkpoint.manifest.format import MANIFESTS
 from dstl.errors import AccessDenied, Invalid, ObjectNotFound
 from dstl.files.namespace import METADATA, FilePath, barrier_batch, is_of_a_backend, location_of, plain_location_of
+from dstl.files.records import FRESH_S
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
@@ -92,7 +94,7 @@ async def _is_never(root: str) -> bool:
 
 
 class RootProbe:
-    """Looks whether a root has a checkpoint: a log, or the plain files of a query. Two requests at most.
+    """Looks whether a root has a checkpoint: a log, or the plain files of a query. One event loop.
 
     Args:
         open_store: Opens a location.
@@ -101,28 +103,35 @@ class RootProbe:
 
     def __init__(self, open_store: Callable[[str], ObjectStore], runtime: Runtime) -> None:
         self._open_store = open_store
+        self._clock = runtime.clock
         self._patience = Patience(runtime)
+        self._missing: dict[str, float] = {}
 
     async def __call__(self, root: str) -> bool:
-        """Return True where there is a checkpoint.
+        """Return True where there is a checkpoint, False where there was none a moment ago.
 
         Raises:
             Unavailable: The store did not answer.
         """
+        now = self._clock.now()
+        self._missing = {each: seen for each, seen in self._missing.items() if now - seen < FRESH_S}
+        if root in self._missing or is_of_a_backend(root):
+            return False
         try:
             places = [(location_of(root), MANIFESTS), (plain_location_of(root), METADATA)]
         except Invalid:
             return False
-        if is_of_a_backend(root):
-            return False
-        for location, prefix in places:
-            store = self._open_store(location)
-            try:
-                if await self._patience.repeat(lambda: _has(store, prefix), f"looking for {root}"):  # noqa: B023
-                    return True
-            finally:
-                await store.close()
-        return False
+        found = any(await asyncio.gather(*(self._has(root, *place) for place in places)))
+        if not found:
+            self._missing[root] = now
+        return found
+
+    async def _has(self, root: str, location: str, prefix: str) -> bool:
+        store = self._open_store(location)
+        try:
+            return await self._patience.repeat(lambda: _has(store, prefix), f"looking for {root}")
+        finally:
+            await store.close()
 
 
 async def _has(store: ObjectStore, prefix: str) -> bool:

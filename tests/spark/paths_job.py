@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,9 +97,9 @@ class Application:
             .selectExpr("value % 3 AS k")
         )
         writer = rate.groupBy("k").count().writeStream.outputMode("update").format("noop")
-        started = [
-            writer.option("checkpointLocation", f"dstl://{self.directory}/stopped-{i}").start() for i in range(STOPPED)
-        ]
+        places = [f"dstl://{self.directory}/stopped-{i}" for i in range(STOPPED)]
+        with ThreadPoolExecutor(STOPPED) as threads:
+            started = list(threads.map(lambda place: writer.option("checkpointLocation", place).start(), places))
         for query in started:
             time.sleep(rng.uniform(0, 0.6))
             query.stop()
