@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from bench._files_process import interpreter
 from dstl.spark import StateBackend, count, jar_path
@@ -96,10 +97,13 @@ class Application:
             .load()
             .selectExpr("value % 3 AS k")
         )
-        writer = rate.groupBy("k").count().writeStream.outputMode("update").format("noop")
-        places = [f"dstl://{self.directory}/stopped-{i}" for i in range(STOPPED)]
+
+        def start(number: int) -> StreamingQuery:
+            writer = rate.groupBy("k").count().writeStream.outputMode("update").format("noop")
+            return writer.option("checkpointLocation", f"dstl://{self.directory}/stopped-{number}").start()
+
         with ThreadPoolExecutor(STOPPED) as threads:
-            started = list(threads.map(lambda place: writer.option("checkpointLocation", place).start(), places))
+            started = list(threads.map(start, range(STOPPED)))
         for query in started:
             time.sleep(rng.uniform(0, 0.6))
             query.stop()
