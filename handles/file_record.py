@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote, unquote
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from handles.segment_handle import SegmentHandle
 
@@ -88,21 +88,37 @@ class FileRecord(BaseModel):
     added: tuple[_Row, ...]
     removed: tuple[str, ...] = ()
 
-    @model_validator(mode="after")
-    def _agrees_with_itself(self) -> FileRecord:
-        for path in (*self.removed, *(row[0] for row in self.added)):
+    # Of fields and not of the model, which would look through all of them once more with each record that holds it.
+    @field_validator("added")
+    @classmethod
+    def _agree_with_what_is_listed(cls, added: tuple[_Row, ...], info: ValidationInfo) -> tuple[_Row, ...]:
+        segments, logs = (len(info.data.get(name, ())) for name in ("segments", "logs"))
+        for path, size, _, segment, log, sqn in added:
             if not is_path(path):
                 raise ValueError(f"{path[:80]!r} is no path of a file")
-        for path, size, _, segment, log, sqn in self.added:
-            if not (0 <= segment < len(self.segments) and 0 <= log < len(self.logs) and sqn >= 0 and size >= 0):
+            if not (0 <= segment < segments and 0 <= log < logs and sqn >= 0 and size >= 0):
                 raise ValueError(f"the entry of file {path!r} names a segment or log that its record does not list")
-        return self
+        return added
+
+    @field_validator("removed")
+    @classmethod
+    def _are_paths(cls, removed: tuple[str, ...]) -> tuple[str, ...]:
+        for path in removed:
+            if not is_path(path):
+                raise ValueError(f"{path[:80]!r} is no path of a file")
+        return removed
 
     @staticmethod
     def of(
-        barrier: str, run_id: str, added: Iterable[FileEntry], removed: Sequence[str] = (), *, is_whole: bool = False
+        barrier: str,
+        run_id: str,
+        added: Iterable[FileEntry],
+        removed: Sequence[str] = (),
+        *,
+        is_whole: bool = False,
+        is_checked: bool = False,
     ) -> FileRecord:
-        """Return the record of these entries."""
+        """Return the record of these entries; they may have been checked, as those of an index are."""
         segments: dict[SegmentHandle, int] = {}
         logs: dict[str, int] = {}
         rows = tuple(
@@ -116,7 +132,7 @@ class FileRecord(BaseModel):
             )
             for each in added
         )
-        return FileRecord(
+        return (FileRecord.model_construct if is_checked else FileRecord)(
             barrier=barrier,
             run_id=run_id,
             is_whole=is_whole,

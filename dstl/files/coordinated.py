@@ -68,10 +68,9 @@ class CoordinatedDirectory(Directory):
         self.run.admit(run)
         await self._barriers.settle(run)
         await self._records.lead()
-        front = f"{path}/" if path else ""
-        gone = {each.path for each in self.run.index if each.path == path or each.path.startswith(front)}
-        seen = (rider.path for rider in self._log.riders.seen_by(run))
-        gone.update(each for each in seen if each == path or each.startswith(front))
+        gone = {path}
+        if path not in self.run.index and self._log.riders.find(path, run) is None:
+            gone = {*self.run.index.tree.below(path), *(each.path for each in self._log.riders.seen_by(run, path))}
         for each in sorted(gone):
             self._log.delete(each, run)
 
@@ -83,7 +82,7 @@ class CoordinatedDirectory(Directory):
 
     def _seen(self, path: str, run: str) -> list[Listed]:
         """Return what lies in a directory as a run sees it: the records, and what it has put and deleted since."""
-        return listed(path, self.run.index, list(self._log.riders.seen_by(run)))
+        return listed(path, self.run.index, list(self._log.riders.seen_by(run, path)))
 
     async def find(self, path: str, run: str) -> Listed | None:
         """Return a file or a directory."""

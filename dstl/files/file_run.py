@@ -32,11 +32,13 @@ class Step:
 
     Attributes:
         record: Its body.
+        change: What of it the index has not yet; the body itself where that is not whole.
         inlined: Segments to be written inside it, in order.
         located: Where it will hold each inlined seal.
     """
 
     record: FileRecord
+    change: FileRecord
     inlined: tuple[bytes, ...]
     located: dict[str, SegmentHandle]
 
@@ -240,12 +242,12 @@ class FileRun:
         removed += [path for path in self._taken_back(deleted) if path not in winners]
         for path, body in (*also, (barrier, content)):
             self._check_complete(path, body, added, removed)
-        is_whole = not boundary or sequence - boundary >= self._whole_every
-        if is_whole:
+        record = change = FileRecord.of(barrier, self.current, added, removed)
+        if not boundary or sequence - boundary >= self._whole_every:
             gone = {*removed, *(each.path for each in added)}
-            added = [*(each for each in self.index if each.path not in gone), *added]
-            removed = []
-        return Step(FileRecord.of(barrier, self.current, added, removed, is_whole=is_whole), inlined, located)
+            whole = [*(each for each in self.index if each.path not in gone), *added]
+            record = FileRecord.of(barrier, self.current, whole, is_whole=True, is_checked=True)
+        return Step(record, change, inlined, located)
 
     def _taken_back(self, deleted: Collection[str]) -> list[str]:
         """Return state of batches that users take back, by deleting the newest barriers: others take their numbers."""

@@ -127,11 +127,11 @@ async def release(source: str, target: str, runtime: Runtime, open_store: OpenSt
     directory = opened_directory(source, runtime, open_store)
     try:
         await directory.claim()
-        held = _held(target)
-        count = sum(entry.path.startswith(f"{held}/") for entry in directory.run.index)
-        await directory.delete(held, "")
+        held = [entry.path for entry in directory.run.index if entry.path.startswith(f"{_held(target)}/")]
+        for path in held:
+            await directory.delete(path, "")
         await directory.flush()
-        return count
+        return len(held)
     finally:
         await directory.close()
 

@@ -120,7 +120,7 @@ class HostedDirectory(Directory):
     async def listing(self, path: str, run: str) -> list[Listed]:
         """Return what lies in a directory."""
         told = await self._coordinator.call(ListFiles(f"{self.root}/{path}", run))
-        return overlaid(path, told.entries, self._log.riders.seen_by(run))
+        return overlaid(path, told.entries, self._log.riders.seen_by(run, path))
 
     async def find(self, path: str, run: str) -> Listed | None:
         """Return a file or a directory."""
@@ -133,7 +133,7 @@ class HostedDirectory(Directory):
                 return path, told.size, told.modified_ms
             if told.is_directory:
                 return path, -1, 0
-        return (path, -1, 0) if overlaid(path, (), self._log.riders.seen_by(run)) else None
+        return (path, -1, 0) if overlaid(path, (), self._log.riders.seen_by(run, path)) else None
 
     async def read(self, path: str, run: str) -> bytes:
         """Return a file's bytes."""

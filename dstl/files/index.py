@@ -70,6 +70,15 @@ class FileTree:
                 return
             node = below
 
+    def below(self, path: str) -> Iterator[str]:
+        """Yield the files below a directory; a file itself is none of them."""
+        for name, node in tuple(self._find(path).items()):
+            inner = f"{path}/{name}" if path else name
+            if node.below:
+                yield from self.below(inner)
+            else:
+                yield inner
+
     def count(self, directory: str, name: str) -> int:
         """Return the number of files under a name of a directory."""
         below = self._find(directory).get(name)

@@ -193,7 +193,7 @@ class Records(ABC):
             raise
         made = record.made
         assert made is not None
-        self.run.index.apply(made.record, record.sequence)
+        self.run.index.apply(made.change, record.sequence)
         self._tail = record.sequence
         self.reader.keep(await self.participants.complete(made.located, record.barrier))
         if made.record.is_whole:

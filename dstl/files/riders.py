@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dstl.files.index import FileTree
+
 __all__ = ["Rider", "Riders", "wins"]
 
 
@@ -51,6 +53,7 @@ class Riders:
 
     def __init__(self) -> None:
         self._by_run: dict[str, dict[str, Rider]] = {}
+        self._trees: dict[str, FileTree] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._by_run.values()))
@@ -70,6 +73,8 @@ class Riders:
             del mine[rider.path]
         elif known is not None:
             del mine[rider.path]
+        else:
+            self._trees.setdefault(rider.run, FileTree()).add(rider.path)
         mine[rider.path] = rider
         return True
 
@@ -81,10 +86,14 @@ class Riders:
                 return found
         return None
 
-    def seen_by(self, run: str) -> Iterator[Rider]:
-        """Yield all that a reader of a run sees, those of no run first."""
+    def seen_by(self, run: str, directory: str = "") -> Iterator[Rider]:
+        """Yield all that a reader of a run sees below a directory, those of no run first."""
         for each in dict.fromkeys(("", run)):
-            yield from list(self._by_run.get(each, {}).values())
+            mine = self._by_run.get(each, {})
+            if not directory:
+                yield from list(mine.values())
+            elif mine:
+                yield from [mine[path] for path in self._trees[each].below(directory)]
 
     def of(self, run: str, wanted: Callable[[str], bool] = lambda path: True) -> list[Rider]:
         """Return those of a run and of no run whose path is wanted, in the order of their coming."""
@@ -100,10 +109,12 @@ class Riders:
             mine = self._by_run.get(rider.run, {})
             if mine.get(rider.path) == rider:
                 del mine[rider.path]
+                self._trees[rider.run].remove(rider.path)
 
     def keep_only(self, run: str) -> list[str]:
         """Forget all runs but one, and those of no run; returns the runs that were forgotten."""
         gone = [each for each in self._by_run if each not in (run, "")]
         for each in gone:
             del self._by_run[each]
+            self._trees.pop(each, None)
         return gone

@@ -1,18 +1,21 @@
 """Checkpoint directories through the real services and sockets: durability, runs, hosts, two drivers, lost answers."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, TaskManagerLost
+from dstl.files.index import FileIndex, FileTree
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from handles.file_record import FileEntry
 from worlds.files import BIG, Application, FencesBehind, LaterClock, application, noise
 
 LOCATION = "/jobs/query/_dstl"
@@ -370,3 +373,36 @@ async def test_a_jar_of_another_version_is_refused(stores: dict[str, ObjectStore
     app.version = "0.0.7"
     with pytest.raises(Invalid, match=r"0\.0\.7.*jar_path"):
         await app.__aenter__()
+
+
+async def test_a_batch_touches_its_own_files_and_not_the_whole_index(
+    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked, touched = [0], [0]
+
+    def iterated(index: FileIndex, walk: Callable[[FileIndex], Iterator[FileEntry]] = FileIndex.__iter__) -> Any:
+        walked[0] += len(index)
+        return walk(index)
+
+    def added(tree: FileTree, path: str, add: Callable[[FileTree, str], None] = FileTree.add) -> None:
+        touched[0] += 1
+        add(tree, path)
+
+    monkeypatch.setattr(FileIndex, "__iter__", iterated)
+    monkeypatch.setattr(FileTree, "add", added)
+    partitions, versions = 20, 52
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        for batch in range(versions):
+            if batch == versions - 2:
+                walked[0] = touched[0] = 0
+            await driver.batch(batch, {changelog(p, batch + 1): b"x" for p in range(partitions)})
+            if batch >= versions - 2:
+                for p in range(partitions):
+                    await driver.delete(changelog(p, batch - 40))
+                await driver.names("state/0/3")
+        assert len(await driver.names("state/0/3")) == versions - 2
+        files = (partitions + 2) * versions
+    # One of the records is whole; each file is a rider once, and an entry once, and so is its deletion a rider.
+    assert 0 < walked[0] <= files
+    assert touched[0] <= 2 * (3 * partitions + 4)

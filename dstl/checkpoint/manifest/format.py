@@ -122,13 +122,17 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
     Raises:
         Invalid: The checkpoint has more parts than any reader would take.
     """
-    plain: dict[str, Any] = record.model_dump(mode="json", exclude={"checkpoint": {"segments"}, "history": True})
+    plain: dict[str, Any] = record.model_dump(
+        mode="json", exclude={"checkpoint": {"segments"}, "history": True, "files": {"added"}}
+    )
     if record.history:
         plain["history"] = pack_history(record.history)
         plain["version"] = max(plain["version"], _HISTORY)
     if record.files is None:
         del plain["files"]
     else:
+        # Rows of plain values: tens of thousands, where the index is whole.
+        plain["files"]["added"] = record.files.added
         plain["version"] = _FILES
     if record.checkpoint is None:
         del plain["checkpoint"]
