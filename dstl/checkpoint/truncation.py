@@ -106,22 +106,30 @@ def kept_log(
     if not floors:
         return tuple(logs), tuple(segments)
     cut = [min(floors.get(log.operator, {}).get(group, 0) for group in log.key_groups) for log in logs]
+    most = max(cut, default=0)
     lowest: dict[int, int] = {}
-    left: list[tuple[SegmentEntry, list[tuple[int, int, int]]]] = []
+    left: list[tuple[SegmentEntry, Sequence[tuple[int, int, int]]]] = []
     for segment in segments:
-        ranges = [each for each in segment.ranges if segment.checkpoint > cut[each[0]]]
-        for log, from_sqn, _ in ranges:
-            lowest[log] = min(from_sqn, lowest.get(log, from_sqn))
+        ranges: Sequence[tuple[int, int, int]] = segment.ranges
+        if segment.checkpoint <= most:
+            ranges = [each for each in ranges if segment.checkpoint > cut[each[0]]]
+        if len(lowest) < len(logs):
+            for log, from_sqn, _ in ranges:
+                lowest.setdefault(log, from_sqn)  # they ascend
         if ranges:
             left.append((segment, ranges))
     for at, entry in enumerate(logs):
         if at not in lowest and entry.log_id in open_logs:
             lowest[at] = open_logs[entry.log_id]
     place = {log: at for at, log in enumerate(sorted(lowest))}
+    moves = len(place) < len(logs)
     return (
         tuple(logs[log].model_copy(update={"from_sqn": lowest[log]}) for log in sorted(lowest)),
         tuple(
-            segment.model_copy(update={"ranges": tuple((place[log], a, b) for log, a, b in ranges)})
+            # Most are as they were, and a checkpoint may have as many ranges as logs times segments.
+            segment
+            if len(ranges) == len(segment.ranges) and not moves
+            else segment.model_copy(update={"ranges": tuple((place[log], a, b) for log, a, b in ranges)})
             for segment, ranges in left
         ),
     )

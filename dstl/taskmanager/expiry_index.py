@@ -7,7 +7,7 @@ batch. Times are read out of the keys, or values, of many entries at once, and n
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,8 @@ class ExpiryIndex:
 
     It is made from the table when a batch first asks for what is due, and told of new entries from then on. It holds at
     least the entries that are there: one that is gone, or has another time by now, is found out when it is due, and
-    forgotten. An entry costs the bytes of its key and twelve more.
+    forgotten. An entry costs the bytes of its key and twelve more. Who serves others while it is made lets
+    :meth:`build` do it first.
 
     Args:
         table: The operator's committed state.
@@ -80,7 +81,7 @@ class ExpiryIndex:
         self._state = state
         self._place = place
         self._runs: defaultdict[int, list[_Run]] = defaultdict(list)
-        self._read()
+        self._is_built = False
 
     @property
     def entries(self) -> int:
@@ -93,6 +94,8 @@ class ExpiryIndex:
         Without ``with_values`` the values are empty. Asked again, with nothing added in between, it returns the same in
         the same order.
         """
+        for _ in self.build():
+            pass
         runs = self._runs[key_group]
         cuts = [int(np.searchsorted(run.times, until, side="right")) for run in runs]
         taken = [_Run(run.times[:cut], run.keys.slice(0, cut)) for run, cut in zip(runs, cuts, strict=True) if cut]
@@ -113,6 +116,27 @@ class ExpiryIndex:
         if not with_values:
             return found.keys, _empty(len(kept))
         return found.keys, held.take(pa.array(kept))
+
+    def build(self) -> Generator[None]:
+        """Read the table, where that was not done yet, in pieces of some milliseconds, and yield after each.
+
+        Between two of them the table may be used in every way, and entries be added. It is read again from the start
+        where a build before has not come to its end.
+        """
+        if self._is_built:
+            return
+        self._runs.clear()
+        snapshot = self._table.snapshot()
+        try:
+            for key_group in snapshot.versions:
+                for page in snapshot.entries(key_group):
+                    mine = pa.array(np.asarray(page.column("state")) == self._state)
+                    found = page.filter(mine)
+                    self._insert(key_group, found.column("key"), found.column("value"))
+                    yield
+        finally:
+            snapshot.close()
+        self._is_built = True
 
     def add(self, changes: pa.RecordBatch) -> None:
         """Take in entries that were put: columns of ``CHANGE_SCHEMA``, sorted by key group."""
@@ -137,17 +161,6 @@ class ExpiryIndex:
         while runs and len(runs[-1]) < _RATIO * len(run):
             run = _merge([runs.pop(), run])
         runs.append(run)
-
-    def _read(self) -> None:
-        snapshot = self._table.snapshot()
-        try:
-            for key_group in snapshot.versions:
-                for page in snapshot.entries(key_group):
-                    mine = pa.array(np.asarray(page.column("state")) == self._state)
-                    found = page.filter(mine)
-                    self._insert(key_group, found.column("key"), found.column("value"))
-        finally:
-            snapshot.close()
 
 
 def _take(run: _Run, rows: npt.NDArray[np.intp]) -> _Run:

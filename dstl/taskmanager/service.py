@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -99,6 +99,7 @@ class TaskManagerService:
         self._metrics = metrics or TaskManagerMetrics(NullRecorder())
         self._reply_bytes = reply_bytes
         self._turn = asyncio.Lock()
+        self._building = asyncio.Lock()
         self._counted = self._hedges = 0
         self._restoring: RestoreStatus | None = None
         self.server = RpcServer(
@@ -173,14 +174,26 @@ class TaskManagerService:
         self._table_of(call)
         key_groups, until, after = _unpack(call.due, 3)
         timers = self._backend.committed.timers(call.operator)
+        await self._build(call, timers.build(call.state, key_groups))
         return _pack(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
 
     async def _fetch_due(self, peer: Peer, call: FetchDue) -> DueEntries:
         self._table_of(call)
         (key_groups,) = _unpack(call.key_groups, 1)
         index = self._backend.committed.expiries(call.operator, call.state, call.place)
+        await self._build(call, index.build())
         found = due_entries(index, key_groups, call.until, call.skip, call.with_values, self._reply_bytes)
         return DueEntries(found.more, found.entries)
+
+    async def _build(self, call: AttemptCall[Any], pieces: Generator[None]) -> None:
+        """Let an index be made, one at a time, and serve others meanwhile: many millions of entries take a minute."""
+        async with self._building:
+            with closing(pieces):
+                for _ in pieces:
+                    await self._runtime.clock.sleep(0)
+                    # Whatever has taken the tables from here has ended the attempt.
+                    self._backend.check_attempt(call.key)
+        self._backend.check_attempt(call.key)
 
     async def _scan_values(self, peer: Peer, call: ScanValues) -> Fetched:
         table = self._table_of(call)

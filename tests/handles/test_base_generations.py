@@ -226,6 +226,18 @@ def test_a_log_begins_with_the_lowest_number_that_is_left_of_it_in_any_segment()
     assert (log.from_sqn, [each.segment[0] for each in kept]) == (1, ["b", "c"])
 
 
+def test_segments_that_no_cut_touches_are_carried_and_not_copied() -> None:
+    """With 200 partitions and 1,200 segments copies took 130 of the driver's 170 ms for a checkpoint."""
+    segments = [_segment("a", 1, (0, 0, 1)), _segment("b", 5, (0, 1, 3), (1, 0, 1))]
+    cut = [TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=4)]
+    _, (kept,) = kept_log([_log("wide", 0, 3), _log("narrow", 0, 1)], segments, cut, {})
+    assert kept is segments[1]
+    _, (kept,) = kept_log(
+        [_log("gone", 0, 3), _log("narrow", 0, 1)], [segments[0], _segment("c", 5, (1, 0, 1))], cut, {}
+    )
+    assert kept.ranges == ((0, 0, 1),)
+
+
 def test_a_restore_reads_the_newest_bases_and_what_any_of_their_key_groups_lacks() -> None:
     bases = (_handle(1, 4, range(4)), _handle(2, 6, range(1)))
     cut = (TruncatedEntry(operator="op", first_key_group=0, last_key_group=3, checkpoint=4),)

@@ -245,6 +245,12 @@ def replayed_batch_has_a_new_time(patch: Patch) -> None:
     patch.setattr(CheckpointCoordinator, "_time_of", time_of)
 
 
+def time_stands_still_until_the_clock_has_caught_up(patch: Patch) -> None:
+    """Found by reading: one start with a clock a year ahead stopped timers and times to live for a year."""
+    real = BatchTime.after
+    patch.setattr(BatchTime, "after", lambda before, now_ms, hold_ms: real(before, now_ms, 1 << 60))
+
+
 def watermark_falls(patch: Patch) -> None:
     """Found by reading: a batch's watermark is that of its own rows alone."""
     real = StateCatalogue.entries
@@ -378,6 +384,7 @@ MUTANTS = [
         only="manifests/",
     ),
     Mutant(replayed_batch_has_a_new_time, tasks={FaultKind.TASK_FAILURE: 0.3}, nemesis=(FaultKind.DRIVER_CRASH,)),
+    Mutant(time_stands_still_until_the_clock_has_caught_up, nemesis=(FaultKind.CLOCK_JUMP,), mean_s=0.5),
     Mutant(watermark_falls),
     Mutant(rows_are_late_as_soon_as_timers_are_due),
     Mutant(fired_timer_stays),

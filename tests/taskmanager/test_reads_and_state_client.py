@@ -13,12 +13,23 @@ import pytest
 
 from dstl.changelog.change_set import OP_META
 from dstl.changelog.segment.decoder import decode_segment
-from dstl.errors import Fenced, Invalid, Unavailable
+from dstl.errors import Fenced, Invalid, Superseded, Unavailable
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.frame_columns import VALUE_COLUMN, write_columns
 from dstl.rpc.handshake import Role
-from dstl.rpc.messages import Done, Fetched, FetchEntries, FetchMany, FetchValues, OpenAttempt, ScanTimers, Write
+from dstl.rpc.messages import (
+    Done,
+    ExpiryPlace,
+    FetchDue,
+    Fetched,
+    FetchEntries,
+    FetchMany,
+    FetchValues,
+    OpenAttempt,
+    ScanTimers,
+    Write,
+)
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime, SystemClock
@@ -123,6 +134,34 @@ async def test_a_restore_of_what_is_no_checkpoint_is_refused(seed: int, caplog: 
     assert not caplog.records
     connection.close()
     await service.server.close()
+    await world.close()
+
+
+async def test_a_task_manager_serves_others_while_it_makes_an_index_by_time(seed: int) -> None:
+    """In the first batch after a restart; before, half a million timers held its loop for two seconds."""
+    rows = [put(0, 3, b"%d" % n, n.to_bytes(8, "big"), b"\1") for n in range(20_000)]
+    rows += [put(group, 4, n.to_bytes(8, "little"), b"", b"") for group in range(8) for n in range(100)]
+    world, runtime = BackendWorld(seed), Runtime.seeded(seed, SystemClock())
+    service = TaskManagerService(lambda _: world.backend, world.store, runtime, Secret.generate())
+    service._claimed = world.backend
+    world.backend.replace_tables({"b": table_of(*rows)}, None, KeyGroupRange.all(MAX_PARALLELISM))
+    world.backend.open_attempt(("b", 7), 0, None, 1)
+    until = msgpack.packb(([0], (5).to_bytes(8, "big"), None))
+    for asked in (
+        service._scan_timers(None, ScanTimers("b", 7, 3, 100, until)),  # type: ignore[arg-type]
+        service._fetch_due(None, FetchDue("b", 7, 4, ExpiryPlace(True, 0), 5, 0, False, msgpack.packb(([0],)))),  # type: ignore[arg-type]
+    ):
+        answer, turns = asyncio.ensure_future(asked), 0
+        while not answer.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > 5
+    assert len(msgpack.unpackb((await service._scan_timers(None, ScanTimers("b", 7, 3, 100, until))).data)) == 6  # type: ignore[arg-type]
+    given_up = asyncio.ensure_future(service._scan_timers(None, ScanTimers("b", 7, 4, 100, until)))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    world.backend.resume(None)
+    with pytest.raises(Superseded):
+        await given_up
     await world.close()
 
 

@@ -68,6 +68,26 @@ def test_it_follows_every_change_of_its_table(writes: int, seed: int) -> None:
         assert paged(index, groups, at(60), 16) == in_order(held, groups, at(60))
 
 
+def test_what_is_written_while_it_is_made_is_in_it(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dstl.taskmanager.timer_index._PAGE", 7)
+    rng = random.Random(seed)
+    held = {(rng.randrange(3), b"%d" % rng.randrange(40), at(rng.randrange(50))) for _ in range(400)}
+    table = HeapStateTable()
+    table.apply(changes(*[put(group, STATE, key, expiry, b"") for group, key, expiry in held]))
+    index = TimerIndex(table)
+    pieces = 0
+    for _ in index.build(STATE, [0, 1, 2]):
+        pieces += 1
+        if pieces % 11 == 0 and pieces < 100:
+            new, old = (rng.randrange(3), b"%d" % rng.randrange(40), at(rng.randrange(50))), rng.choice(sorted(held))
+            held = held - {old} | {new}
+            batch = changes(delete(old[0], STATE, old[1], old[2]), put(new[0], STATE, new[1], new[2], b""))
+            table.apply(batch)
+            index.apply(batch)
+    assert pieces > 400 / 7
+    assert paged(index, [0, 1, 2], at(60), 16) == in_order(held, [0, 1, 2], at(60))
+
+
 async def test_tables_that_were_replaced_bring_their_own_timers(seed: int) -> None:
     world = BackendWorld(seed)
     everything = KeyGroupRange(0, 7)

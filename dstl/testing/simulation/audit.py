@@ -61,7 +61,7 @@ class Auditor:
         self.checkpoints = 0
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
-        self.clocked = ClockedAudit(world.logs, world.clocked, self.fail)
+        self.clocked = ClockedAudit(world.logs, world.clocked, self.fail, lambda: world.fired[FaultKind.CLOCK_JUMP])
         self._world = world
         self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dstl.options import CheckpointOptions
-from dstl.testing.simulation.clocked_model import DELAY_MS, LOOK, Batch, States, event_time_ms, run_model
+from dstl.testing.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, States, event_time_ms, run_model
 from dstl.testing.simulation.clocked_operator import clocked_operator, show_states
 from dstl.testing.simulation.spark import CLOCKED, QueryLogs, TaskSpec, key_group_of, keys_of
 from handles.checkpoint import CompletedCheckpoint
@@ -21,8 +20,6 @@ __all__ = ["ClockedAudit"]
 
 Output = dict[bytes, list[str]]
 _LATER_MS = 1700
-# The promise of the option's default, which every simulated query has.
-_HOLD_MS = int(CheckpointOptions().clock_hold_s * 1000)
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,9 @@ class _Known:
     states: Mapping[str, States]
     output: Mapping[str, Output]
     held_since_ms: int | None = None
+    committed_ms: float = 0.0
+    by: tuple[str, int] = ("", 0)
+    """The run, and how often a clock had been set when it committed: who agree in both have gone by one clock."""
 
 
 _NOTHING = _Known(-1, 0, 0, 0, {}, {})
@@ -48,13 +48,21 @@ class ClockedAudit:
         logs: The query's batches.
         operators: Uids of the operators with clocks; it does nothing where there are none.
         fail: Takes an invariant's number and what was observed.
+        clock_jumps: Returns how often a clock was set so far.
     """
 
-    def __init__(self, logs: QueryLogs, operators: Sequence[str], fail: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        logs: QueryLogs,
+        operators: Sequence[str],
+        fail: Callable[[str, str], None],
+        clock_jumps: Callable[[], int],
+    ) -> None:
         self.operators = operators
         self.compared = 0
         self._logs = logs
         self._fail = fail
+        self._clock_jumps = clock_jumps
         self._known: dict[int, _Known] = {}
         self._times: dict[int, tuple[int, int]] = {}
         self._outputs: dict[bytes, Output] = {}
@@ -71,15 +79,8 @@ class ClockedAudit:
         first, of = self._times.setdefault(batch, (time, number))
         if first != time:
             self._fail("I8", f"batch {batch} ran at {first} for checkpoint {of}, and at {time} for checkpoint {number}")
-        held = checkpoint.held_since_ms
-        if held is not None and time != parent.time_ms:
-            self._fail(
-                "I9", f"batch {batch} of checkpoint {number} is held at {time}, its parent ran at {parent.time_ms}"
-            )
-        waited = 0 if parent.held_since_ms is None else time - parent.held_since_ms
-        if time < parent.time_ms and waited < _HOLD_MS:
-            back = parent.time_ms - time
-            self._fail("I9", f"checkpoint {number}: time goes back by {back} ms, after it stood still for {waited}")
+        by = checkpoint.run_id, self._clock_jumps()
+        self._check_time(checkpoint, time, parent, by)
         given = Batch(time, parent.watermark_ms, parent.late_watermark_ms)
         operations = self._logs.range_of(batch)
         rows = self._rows(operations)
@@ -95,10 +96,27 @@ class ClockedAudit:
             parent.watermark_ms,
             {uid: states for uid, (states, _) in ran.items()},
             {uid: output for uid, (_, output) in ran.items()},
-            held,
+            checkpoint.held_since_ms,
+            checkpoint.created_at * 1000,
+            by,
         )
         if (checkpoint.watermark_ms or 0) != watermark:
             self._fail("I9", f"checkpoint {number} has watermark {checkpoint.watermark_ms}, not {watermark}")
+
+    def _check_time(self, checkpoint: CompletedCheckpoint, time: int, parent: _Known, by: tuple[str, int]) -> None:
+        """Time stands still only where a clock is behind, and for a while; it goes back only after that."""
+        number, held, since = checkpoint.checkpoint_id, checkpoint.held_since_ms, parent.held_since_ms
+        waited = 0 if since is None else time - since
+        if time < parent.time_ms and waited < CLOCK_HOLD_MS:
+            back = parent.time_ms - time
+            self._fail("I9", f"checkpoint {number}: time goes back by {back} ms, after it stood still for {waited}")
+        if held is None:
+            return
+        if time != parent.time_ms or held >= time:
+            self._fail("I9", f"checkpoint {number} is held at {time} since {held}, its parent ran at {parent.time_ms}")
+        # Its batch has begun behind its parent's record.
+        if held == since and by == parent.by and parent.committed_ms >= held + CLOCK_HOLD_MS:
+            self._fail("I9", f"checkpoint {number} is held since {held}, and began after {parent.committed_ms:.0f}")
 
     def output(self, spec: TaskSpec, parent_id: int | None, given: Batch, output: Output) -> None:
         """An attempt has yielded this, on this parent: reads, writes and timers must be the model's."""

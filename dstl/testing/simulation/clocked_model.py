@@ -15,9 +15,11 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import LongType, StructField, StructType
 
-__all__ = ["DELAY_MS", "LOOK", "Batch", "KeyState", "Recorder", "States", "event_time_ms", "run_model"]
+__all__ = ["CLOCK_HOLD_MS", "DELAY_MS", "LOOK", "Batch", "KeyState", "Recorder", "States", "event_time_ms", "run_model"]
 
 DELAY_MS = 1000
+CLOCK_HOLD_MS = 300
+"""So long time stands still when a clock is behind: for some batches."""
 """How far the watermark stays behind the latest event time."""
 LOOK = -1
 """An operation that changes nothing: it shows the key's state."""

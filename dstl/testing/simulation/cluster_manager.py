@@ -14,6 +14,7 @@ from dstl.options import (
 )
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
+from dstl.testing.simulation.clocked_model import CLOCK_HOLD_MS
 from dstl.testing.simulation.driver import DriverActor, DriverOptions
 from dstl.testing.simulation.faults import FaultKind
 from dstl.testing.simulation.stage import CROWD
@@ -98,6 +99,7 @@ def _draw_options(
         task_manager_timeout_s=30.0,
         clean_interval_s=rng.choice((0.0, 10.0, 60.0)),
         clean_grace_s=grace_s,
+        clock_hold_s=CLOCK_HOLD_MS / 1000,
     )
     materialization = MaterializationOptions(
         enabled=rng.random() < 0.8,

@@ -92,9 +92,10 @@ class World(Stage):
         return Runtime(clock, self.rng(f"{name}:rng"), self.rng(f"{name}:ids"))
 
     def jump_clock(self, rng: random.Random) -> bool:
-        """Set the wall clock of one process, any one, up to an hour forward or back."""
+        """Set the wall clock of one process, any one, up to an hour forward or back; one time in ten a year forward."""
         if self._clocks:
-            rng.choice(self._clocks).skew += rng.uniform(-3600, 3600)
+            clock, jump_s = rng.choice(self._clocks), rng.uniform(-3600, 3600)
+            clock.skew += jump_s if abs(jump_s) < 3240 else abs(jump_s) * 8766
         return bool(self._clocks)
 
     def process(self, name: str) -> Process:
