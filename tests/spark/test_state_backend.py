@@ -412,7 +412,7 @@ class TestRefusedWhenDefined:
 
 
 def test_a_location_that_cannot_be_used_is_refused_before_any_query(spark: SparkSession) -> None:
-    with pytest.raises(Invalid, match="cannot use /proc/nowhere/state: .*choose another location"):
+    with pytest.raises(Invalid, match=r"cannot use /proc/nowhere/state: .*choose another location"):
         StateBackend("/proc/nowhere/state", spark=spark)
     with pytest.raises(Invalid):
         StateBackend("s3://", spark=spark)
