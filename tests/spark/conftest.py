@@ -114,12 +114,12 @@ class Stream:
             query.trigger(availableNow=True).start().awaitTermination()
             return sorted(got, key=repr)
         running = query.start()
-        deadline = time.monotonic() + 60
-        while running.isActive and time.monotonic() < deadline:
-            if running.lastProgress is not None and running.lastProgress.batchId >= batches - 1:
-                break
+        ended, done = time.monotonic() + 200, -1
+        while running.isActive and done < batches - 1 and time.monotonic() < ended:
             time.sleep(0.05)
+            done = -1 if running.lastProgress is None else running.lastProgress.batchId
         running.stop()
+        assert done >= batches - 1, f"{name} has ended batch {done}, not {batches - 1}: {running.exception()}"
         return sorted((row for row in got if row[0] < batches), key=repr)
 
     def output(self, schema: str) -> list[tuple[Any, ...]]:
