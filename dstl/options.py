@@ -131,12 +131,10 @@ class HedgingOptions(_Options):
     bounds what hedging may ever cost, whatever the store does."""
 
     budget_burst: float = Field(default=12.0, ge=1)
-    """Most tokens saved up. Larger: more stalls at once are hedged; smaller: a tighter bound on the worst
-    minute."""
+    """Most tokens saved up. Larger: more stalls at once are hedged; smaller: a tighter bound on the worst minute."""
 
     max_hedges: int = Field(default=2, ge=1)
-    """Hedges of one upload, one after the other. A second one matters at p9999 only and costs under 0.3 % of
-    the PUTs."""
+    """Hedges of one upload, one after the other. A second matters at p9999 only and costs under 0.3 % of the PUTs."""
 
     critical_quantile: float = Field(default=0.80, gt=0, lt=1)
     """Earliest delay, as a quantile of latency, for the uploads that a checkpoint waits for, reached when they
@@ -144,8 +142,7 @@ class HedgingOptions(_Options):
     upload pre-emptively."""
 
     min_delay_s: float = Field(default=0.005, gt=0)
-    """No hedge is sent before this. Lower: helps only stores faster than S3 Express; higher: hides their
-    tail."""
+    """No hedge is sent before this. Lower: helps only stores faster than S3 Express; higher: hides their tail."""
 
     max_delay_s: float = Field(default=2.0, gt=0)
     """No hedge waits longer (AWS advises 2 s for small requests), unless three medians are longer. Lower:
@@ -191,11 +188,9 @@ class CheckpointOptions(_Options):
     paused."""
 
     clock_hold_s: float = Field(default=300.0, ge=0)
-    """How long processing time stands still when the driver's clock is behind the batch before; then it goes on with
-    the clock. Longer: a host that starts with a wrong clock has more time to get the right one (NTP takes minutes),
-    before state is given times that are over once it has; shorter: where it was the clock *before* that was wrong,
-    timers and times to live go on sooner. 0: the clock is followed at once, as Spark does, and each correction,
-    however small, takes time back."""
+    """How long processing time stands still where the driver's clock is behind the batch before; then it follows the
+    clock. Longer: a clock that is wrong now has more time to be corrected (NTP takes minutes); shorter: after one that
+    was ahead, timers and times to live go on sooner. 0: as in Spark, each correction takes time back."""
 
     task_manager_timeout_s: float = Field(default=120.0, gt=0)
     """How long a query waits for its TaskManagers to register; a restore that comes no byte further for half a minute

@@ -36,7 +36,7 @@ class BatchTime:
     def after(cls, before: BatchTime | None, now_ms: int, hold_ms: int) -> BatchTime:
         """Return the time of the next batch.
 
-        A clock that is behind may be wrong, or the one before it was: nobody here can tell. So time stands still, for
+        A clock that is behind may be wrong, or the one before it was: both look alike here. So time stands still, for
         ``hold_ms`` of the clock at most; then it goes on with the clock, back if need be.
 
         Args:
@@ -52,7 +52,7 @@ class BatchTime:
         return cls(now_ms) if now_ms - since >= hold_ms else cls(before.ms, since)
 
     def warning(self, before: BatchTime | None, now_ms: int, hold_ms: int) -> str | None:
-        """Return what to tell of the clock; None where there is nothing to tell, or it was told before.
+        """Return what to warn of; None where the clock is right, or the warning was given before.
 
         The arguments are those of :meth:`after`, which returned this.
         """

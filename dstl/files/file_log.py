@@ -167,7 +167,7 @@ class FileLog:
         """Drop what other runs have put: they are over. What a record of theirs may name stays the coordinator's.
 
         Args:
-            run: The one that goes on; where it is none, they all do.
+            run: The one that goes on; empty: they all do.
         """
         if run != self._run:
             self._run = run

@@ -71,7 +71,7 @@ class FileTree:
             node = below
 
     def below(self, path: str) -> Iterator[str]:
-        """Yield the files below a directory; a file itself is none of them."""
+        """Yield the files below a directory; nothing for a file."""
         for name, node in tuple(self._find(path).items()):
             inner = f"{path}/{name}" if path else name
             if node.below:

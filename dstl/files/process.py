@@ -66,7 +66,7 @@ def configuration(options: Mapping[str, str], environment: Mapping[str, str]) ->
         environment: The process's.
 
     Raises:
-        Invalid: One of them is wrong, or is none.
+        Invalid: A value is wrong, or an option is unknown.
     """
     check_option_names(environment, options)
     return TaskManagerConfig(
@@ -107,7 +107,7 @@ class FileProcess:
         """Listen for processes of other hosts, where there are any; returns the port.
 
         Raises:
-            Invalid: The address is none of this host.
+            Invalid: This host does not have the address.
         """
         host, bind = self.invitation.host, self.invitation.bind
         address = host if bind is None else bind

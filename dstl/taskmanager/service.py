@@ -311,12 +311,12 @@ def _checkpoint_of(call: Restore) -> CompletedCheckpoint | None:
     """Return the checkpoint that is to be restored.
 
     Raises:
-        Invalid: What came is none.
+        Invalid: The request holds no valid checkpoint.
     """
     try:
         return CompletedCheckpoint.model_validate_json(bytes(call.checkpoint)) if call.checkpoint else None
     except ValueError as error:
-        raise Invalid(f"a restore is asked for of what is no checkpoint: {brief(str(error))}") from None
+        raise Invalid(f"the request to restore holds no valid checkpoint: {brief(str(error))}") from None
 
 
 def _unpack(payload: Payload, count: int) -> list[Any]:

@@ -124,7 +124,7 @@ def decode_key(raw: bytes) -> tuple[bytes, bytes]:
     """Return the key and the user key of a stored key.
 
     Raises:
-        CorruptData: It is none.
+        CorruptData: The key has no end.
     """
     # A 00 of the key is followed by FF, so the first pair of 00 is the end of the key.
     end = raw.find(b"\0\0", 4)

@@ -134,7 +134,7 @@ def entry_pages(
     """Yield stored keys and values of one key group, which are in order, as pages.
 
     Raises:
-        CorruptData: A key is none.
+        CorruptData: A key has no end.
     """
     builder = PageBuilder(page_rows, page_bytes)
     state = -1

@@ -16,8 +16,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from dstl.jvm import build
-from dstl.spark.jar import jar_path
+from worlds.java import compiled
 
 pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar cannot be built")
 
@@ -29,10 +28,7 @@ NOBODY = 65534
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = tmp_path_factory.mktemp("classes")
-    path = f"{jar_path()}:{build.spark_jars()}/*"
-    command = ["javac", "--release", "17", "-cp", path, "-d", str(made), str(SOURCE)]
-    subprocess.run(command, check=True, capture_output=True)
-    return f"{made}:{path}"
+    return f"{made}:{compiled(SOURCE, made)}"
 
 
 def trial(classes: str, *arguments: object) -> list[str]:

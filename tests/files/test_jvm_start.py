@@ -12,6 +12,7 @@ import pytest
 
 from dstl.jvm import build
 from dstl.spark.jar import jar_path
+from worlds.java import compiled
 
 pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar cannot be built")
 
@@ -21,9 +22,7 @@ SOURCE = Path(__file__).with_name("java") / "StartTrial.java"
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     classes = tmp_path_factory.mktemp("classes")
-    path = f"{jar_path()}:{build.spark_jars()}/*"
-    command = ["javac", "--release", "17", "-cp", path, "-d", str(classes), str(SOURCE)]
-    subprocess.run(command, check=True, capture_output=True)
+    compiled(SOURCE, classes)
     return classes
 
 

@@ -129,7 +129,7 @@ async def test_a_restore_of_what_is_no_checkpoint_is_refused(seed: int, caplog: 
     service._claimed = world.backend
     address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
     connection = await AsyncConnection.open(address, secret, role=Role.COORDINATOR)
-    with pytest.raises(Invalid, match="no checkpoint"):
+    with pytest.raises(Invalid, match="the request to restore holds no valid checkpoint"):
         await connection.call(Restore(KeyGroupRange.all(MAX_PARALLELISM), b'{"a": 1}'))
     assert not caplog.records
     connection.close()

@@ -36,7 +36,7 @@ def session_of(spark: SparkSession | None) -> SparkSession:
     """Return the session that was given, or else the active one.
 
     Raises:
-        Invalid: There is none, it is one of Spark Connect, or it is something else.
+        Invalid: There is no session, or this is not a session of this process (Spark Connect's, say).
     """
     session: object = spark if spark is not None else SparkSession.getActiveSession()
     if session is None:

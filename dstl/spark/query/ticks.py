@@ -154,7 +154,7 @@ def python_source(session: SparkSession, source: type[DataSource]) -> Any:
     if int(session.conf.get(_BATCH_ROWS, "1")) <= 0:
         raise Invalid(
             f"{_BATCH_ROWS}={session.conf.get(_BATCH_ROWS)}: with no limit Spark runs no source in Python, and ticks, "
-            "initial state and the batches of event time come from one: set it to 2147483647, which is none either"
+            "initial state and the batches of event time come from one: set it to 2147483647, in effect no limit"
         )
     session.dataSource.register(source)
     return session.readStream.format(source.name())
