@@ -51,7 +51,7 @@ public final class SlowFileSystem extends RawLocalFileSystem {
       long blockSize,
       Progressable progress)
       throws IOException {
-    // Without Hadoop's native library a permission would cost a process, which is none of a store's time.
+    // Without Hadoop's native library a permission would cost a process, which is not one of a store's time.
     return create(path, overwrite, bufferSize, replication, blockSize, progress);
   }
 

@@ -4,8 +4,6 @@ With ``--out FILE`` the figures of any benchmark go to a file as JSON, together 
 ``python -m bench report`` draws them.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib

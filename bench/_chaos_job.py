@@ -4,8 +4,6 @@ It runs until its standard input says ``stop`` and all files are processed, then
 that it has, and ends.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -23,7 +21,7 @@ from dstl.checkpoint.report import CheckpointReport
 from dstl.options import BatchingOptions, CheckpointOptions, ClusterOptions, MaterializationOptions, S3Options
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
-from dstl.testing.driver_process import session, tell, when_told_to_stop
+from tests.worlds.driver_process import session, tell, when_told_to_stop
 
 ALERT = "address string, number long, state string, event string"
 EVENT = "address string, number long, event string"
@@ -59,7 +57,7 @@ def run(config: dict[str, Any]) -> None:
         s3=S3Options(endpoint_url=config["endpoint_url"], connect_timeout_s=3.0, read_timeout_s=10.0),
         checkpoints=CheckpointOptions(timeout_s=60.0, task_manager_timeout_s=60.0),
         batching=BatchingOptions(inline_threshold=config["inline_threshold"]),
-        materialization=MaterializationOptions(interval_s=10.0, min_pause_s=2.0, start_jitter_s=2.0),
+        materialization=MaterializationOptions(interval_s=10.0, min_pause_s=2.0),
         cluster=ClusterOptions(host="127.0.0.1"),
         spark=spark,
     )
@@ -70,11 +68,11 @@ def run(config: dict[str, Any]) -> None:
         )
     )
     events = spark.readStream.schema(EVENT).option("maxFilesPerTrigger", config["files"]).parquet(str(work / "in"))
-    alerts = backend.transform_with_state(events, by="address", processor=Watch(), output=ALERT, name="watch")
+    alerts = backend.groupBy(events, "address").transformWithState(Watch(), ALERT, "append", "none", name="watch")
     writer = (
         alerts.writeStream.format("parquet")
         .option("path", str(work / "out"))
-        .option("checkpointLocation", str(work / "checkpoint"))
+        .option("checkpointLocation", backend.checkpoint_location)
     )
     ending = when_told_to_stop()
 

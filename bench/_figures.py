@@ -1,7 +1,5 @@
 """The option ``--json`` of the benchmarks, and their figures' output."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping

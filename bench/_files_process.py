@@ -1,6 +1,4 @@
-"""``python -m dstl.files`` over a slow local store, which writes a line for each of its requests."""
-
-from __future__ import annotations
+"""``python -m dstl.process`` over a slow local store, which writes a line for each of its requests."""
 
 import asyncio
 import os
@@ -8,8 +6,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from dstl.files.__main__ import main
 from dstl.options import S3Options, SealingOptions
+from dstl.process.__main__ import main
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
 

@@ -12,15 +12,15 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
+from dstl.changelog.upload.hedged_put import StoredObject
 from dstl.changelog.upload.hedging import HedgePolicy
-from dstl.changelog.upload.uploader import StoredObject, Uploader
+from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import ObjectNotFound
 from dstl.metrics import NullRecorder
 from dstl.options import HedgingOptions, UploadOptions
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ByteRange, ObjectInfo
-from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
-from dstl.testing.virtual_time import run_in_virtual_time
+from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
+from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
 ROUND_S = 1.0
 
@@ -169,7 +169,7 @@ class _Run:
             self._uploaders.append(
                 Uploader(
                     store,
-                    runtime=Runtime.seeded(seed * 1000 + process, LoopClock()),
+                    runtime=seeded_runtime(seed * 1000 + process, LoopClock()),
                     options=UploadOptions(),
                     hedging=HedgingOptions(enabled=hedge),
                     recorder=self._recorder,

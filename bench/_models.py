@@ -1,7 +1,5 @@
 """The latency models of ``models.json``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The plots of a report: which figures of which result are drawn against what. Pure but for matplotlib in ``svg``."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterable, Sequence

@@ -1,12 +1,8 @@
 """Processor time of this process and all that it has started, by what they are for."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path
-
-__all__ = ["processor_ms"]
 
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
@@ -50,6 +46,6 @@ def _kind(pid: int) -> str:
         return "driver"
     if "pyspark" in command and "daemon" in command:
         return "workers"
-    if "dstl.taskmanager" in command:
+    if "dstl.process" in command:
         return "task_managers"
     return "jvm" if "java" in command.partition("\0")[0] else "others"

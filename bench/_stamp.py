@@ -1,7 +1,5 @@
 """The stamp of a result: the machine, the versions and the command that it comes from."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

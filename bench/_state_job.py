@@ -4,8 +4,6 @@ A batch opens an attempt, reads its keys, writes its changes, persists, commits 
 batch does; sockets and Spark itself are left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile
@@ -25,21 +23,21 @@ from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.metrics import MemoryRecorder
+from dstl.checkpoint.retained_objects import SharedStateRegistry
 from dstl.options import MaterializationOptions
+from dstl.process.lifecycle import SWITCH_INTERVAL_S
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.local import LocalStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.process import SWITCH_INTERVAL_S
 from dstl.taskmanager.task_manager import Components, QueryState, table_opener
-from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange
-from handles.shared_state_registry import SharedStateRegistry
 from materializer.restore.restore import restore_tables
 from materializer.tables import TableKind
+from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
+from tests.worlds.memory_recorder import MemoryRecorder
 
 GROUPS = 128
 OPERATOR = "bench"
@@ -55,7 +53,7 @@ class BatchTimes:
     Attributes:
         work: Opening, reading, writing: what needs the TaskManager and no store.
         work_cpu: The same on the clock of the loop's thread: without what other threads and processes took.
-        checkpoint: From the last acknowledgement to completion.
+        checkpoint: From Spark's commit to completion.
         requests: To the store, deletions left out.
         materializing: Whether a materialization ran at its beginning or end.
     """
@@ -155,17 +153,18 @@ class StateJob:
         winners = {OPERATOR: [self._attempt]}
         part = await self.backend.persist(winners)
         checkpoint, inlined = assemble(
+            CompletedCheckpoint(
+                checkpoint_id=self.log.next_sequence,
+                batch_id=self._attempt - 1,
+                query_id="bench",
+                run_id="run",
+                max_parallelism=GROUPS,
+                created_at=self.runtime.clock.wall(),
+                operators=(OperatorEntry(uid=OPERATOR, parallelism=1, key_types="bigint"),),
+            ),
             self.newest,
             [part],
-            sequence=self.log.next_sequence,
-            batch_id=self._attempt - 1,
-            query_id="bench",
-            run_id="run",
-            max_parallelism=GROUPS,
-            created_at=self.runtime.clock.wall(),
-            watermark_ms=None,
-            operators=[OperatorEntry(uid=OPERATOR, parallelism=1, key_types="bigint")],
-            generations=self.options.generations,
+            self.options.generations,
         )
         await self.log.commit(checkpoint, inlined)
         self.backend.complete(checkpoint.checkpoint_id, winners, inlined_handles([part], checkpoint.checkpoint_id))
@@ -243,6 +242,26 @@ async def loaded_job(
         yield going_on
     finally:
         await going_on.close()
+
+
+@asynccontextmanager
+async def local_job(
+    args: argparse.Namespace, directory: Path, options: MaterializationOptions
+) -> AsyncIterator[StateJob]:
+    """A job over a local directory that it has taken over."""
+    job = StateJob(
+        open_store("local", directory, "", args.seed),
+        directory,
+        table=args.table,
+        options=options,
+        value_bytes=args.value_bytes,
+        seed=args.seed,
+    )
+    try:
+        await job.begin()
+        yield job
+    finally:
+        await job.close()
 
 
 def keys_of(args: argparse.Namespace, megabytes: float) -> int:

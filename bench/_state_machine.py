@@ -5,8 +5,6 @@ the state does not know is invalid: it is an alert, and the address begins anew.
 that says nothing is not right.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

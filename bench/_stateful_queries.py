@@ -3,8 +3,6 @@
 Rows are ``k`` (a key), ``t`` (a moment) and ``v`` (a long).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
-
-__all__ = ["StatefulQuery", "stateful_queries"]
 
 # Spark's Python workers cannot import this module where only the driver's process has it on its path.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

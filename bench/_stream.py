@@ -1,12 +1,13 @@
 """Streaming queries that are timed: session, files, and events per second of the batches behind the first."""
 
-from __future__ import annotations
-
 import argparse
+import contextlib
 import os
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,38 +15,70 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Plan", "events_per_second", "session", "write_batches"]
+from bench._figures import add_json
+from dstl.jvm.build import spark_jars
+from tests.worlds import driver_process
+from tests.worlds.driver_process import LOCAL
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 ROW_GROUPS = 8
 """Of each file, so that all cores can read it."""
 
-Plan = Callable[[DataFrame, Path], AbstractContextManager[DataFrame]]
-"""Makes a query of its rows, with a directory for its state, that is there while the query runs."""
+Plan = Callable[[DataFrame, Path], AbstractContextManager[tuple[DataFrame, str]]]
+"""Makes a query of its rows, with a directory for its state; tells its ``checkpointLocation``; is there meanwhile."""
 
 
-def session(args: argparse.Namespace, work: Path) -> SparkSession:
-    """Start the one session of the run."""
+def compiled(work: Path, *sources: str) -> Path:
+    """Return a jar of Java sources beside this file, compiled against Spark's."""
+    classes = work / "classes"
+    paths = [str(Path(__file__).with_name(each)) for each in sources]
+    subprocess.run(["javac", "--release", "17", "-cp", f"{spark_jars()}/*", "-d", str(classes), *paths], check=True)
+    return Path(shutil.make_archive(str(work / "bench"), "zip", classes)).rename(work / "bench.jar")
+
+
+@contextlib.contextmanager
+def session(
+    name: str, args: argparse.Namespace, settings: Callable[[Path], Mapping[str, str]] = lambda _: {}
+) -> Iterator[tuple[SparkSession, Path]]:
+    """Start the one session of a benchmark's run; its directory, for input and state, is gone at the end.
+
+    Args:
+        name: The benchmark's.
+        args: What :func:`add_stream_arguments` has added.
+        settings: Returns further ones, given the directory.
+    """
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master(f"local[{args.slots}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "4g")
-        .config("spark.local.dir", str(work / "local"))
-        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        # Spark adds up an Arrow batch's bytes after each row, unless this is the largest number there is.
-        .config("spark.sql.execution.arrow.maxBytesPerBatch", str((1 << 31) - 1))
-        .config("spark.sql.shuffle.partitions", str(args.partitions))
-        .config("spark.sql.streaming.stateStore.providerClass", PROVIDER)
-        .config("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
+    with tempfile.TemporaryDirectory(
+        prefix=f"dstl-bench-{name}-", dir=args.work, ignore_cleanup_errors=True
+    ) as directory:
+        conf = {
+            **LOCAL,
+            "spark.driver.memory": "4g",
+            "spark.local.dir": f"{directory}/local",
+            "spark.sql.warehouse.dir": f"{directory}/warehouse",
+            "spark.python.unix.domain.socket.enabled": "true",
+            # Spark adds up an Arrow batch's bytes after each row, unless this is the largest number there is.
+            "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
+            "spark.sql.streaming.stateStore.providerClass": PROVIDER,
+            "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+            "spark.sql.shuffle.partitions": str(args.partitions),
+            **settings(Path(directory)),
+        }
+        spark = driver_process.session(name, {"master": f"local[{args.slots}]", "conf": conf})
+        spark.sparkContext.setLogLevel("OFF")
+        try:
+            yield spark, Path(directory)
+        finally:
+            spark.stop()
+
+
+def add_stream_arguments(parser: argparse.ArgumentParser, *, partitions: int = 4) -> None:
+    """Add what every benchmark of streams can be told; ``partitions`` is the default."""
+    parser.add_argument("--partitions", type=int, default=partitions, help="tasks of a batch")
+    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
+    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
+    parser.add_argument("--seed", type=int, default=1)
+    add_json(parser)
 
 
 def write_batches(directory: Path, batches: int, rows_of: Callable[[int], pa.Table]) -> None:
@@ -74,9 +107,9 @@ def events_per_second(
         mode: The sink's output mode.
     """
     source = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(data))
-    with plan(source, place / "state") as df:
+    with plan(source, place / "state") as (df, location):
         writer = df.writeStream.format("noop").outputMode(mode)
-        query = writer.option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True).start()
+        query = writer.option("checkpointLocation", location).trigger(availableNow=True).start()
         try:
             query.awaitTermination()
             progress = {each["batchId"]: each for each in query.recentProgress if each["numInputRows"]}

@@ -9,8 +9,6 @@ Records are the issue's: a value and a key group, no key; ``--key-bytes 8`` adds
 (everything is written at the persist, as here).
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -22,13 +20,13 @@ import tempfile
 import time
 from contextlib import ExitStack, aclosing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from bench._figures import add_json, print_figures
 from bench._flink_append import FlinkAppend
+from bench._state_job import fixed_width
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.changelog.segment.reader import SegmentReader
 from dstl.options import BatchingOptions
@@ -68,14 +66,6 @@ def batches(args: argparse.Namespace, distinct: list[bytes]) -> list[pa.RecordBa
     return found
 
 
-def fixed_width(rows: np.ndarray[Any, Any]) -> pa.Array:
-    count, width = rows.shape
-    offsets = (np.arange(count + 1) * width).astype(np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(rows))]
-    )
-
-
 async def persist(
     args: argparse.Namespace, data: list[pa.RecordBatch], store: LocalStore
 ) -> tuple[float, list[SegmentHandle]]:
@@ -87,7 +77,8 @@ async def persist(
         started = time.perf_counter()
         for batch in data:
             writer.append_batch(batch)
-        segments = await writer.persist(0)
+        result = await changelog.storage.persist_all([(writer, 0)], allow_inline=False)
+        segments = result.segments[writer.log_id]
         return time.perf_counter() - started, [s.location for s in segments if isinstance(s.location, SegmentHandle)]
     finally:
         await changelog.close()

@@ -8,8 +8,6 @@ only the store's time counts, neither Spark's nor that of calls. ``now``, ``with
 ``none``: no checkpoint at all, the work alone. Times in ms.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json
@@ -21,17 +19,16 @@ import numpy as np
 
 from bench._figures import add_json
 from bench._models import models
+from dstl.files.config import FileConfig
 from dstl.files.coordinated import own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.options import FileOptions
-from dstl.runtime import LoopClock, Runtime
+from dstl.files.reader import FileReader
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
-from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
-from dstl.testing.virtual_time import run_in_virtual_time
-
-__all__ = ["main"]
+from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
+from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
 ARMS = {
     "now": FileOptions(),
@@ -105,12 +102,14 @@ class _Query:
         model = LatencyModel(LatencyParameters.of(models()[args.model]), args.seed, load=2 / period_s)
         inner = MemoryStore()
         self._stores = (LatencyStore(inner, model), LatencyStore(inner, model))
-        runtime = Runtime.seeded(args.seed, LoopClock())
+        runtime = seeded_runtime(args.seed, LoopClock())
         config = TaskManagerConfig(location="")
         components = Components(store=self._stores[0], hedge_store=self._stores[1], runtime=runtime)
-        log = FileLog(Changelog(config, components, "files"), runtime, config.batching.inline_threshold)
+        plain = MemoryStore()
+        reader = FileReader(self._stores[0], plain, runtime)
+        log = FileLog(Changelog(config, components, "files"), runtime, config.batching.inline_threshold, reader)
         root = "dstl:///bench/query"
-        self._directory = own_directory(root, self._stores[0], MemoryStore(), log, {}, runtime, options)
+        self._directory = own_directory(root, self._stores[0], plain, log, {}, runtime, FileConfig("", files=options))
 
     @property
     def requests(self) -> int:

@@ -6,12 +6,10 @@ the table behind the batch, and the manifest that names it; the log that is writ
 heap table writes the key groups that have changed (all of them, where changes are drawn from all keys), RocksDB the
 files that are new.
 
-``checkpoint_ms`` is from the last acknowledgement to completion. ``completed`` is how many checkpoints a trigger of
+``checkpoint_ms`` is from the commit to completion. ``completed`` is how many checkpoints a trigger of
 ``--interval-s`` completes in ``--minutes`` if each takes as long as those that were seen: a trigger that finds a
 checkpoint still on its way passes.
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
@@ -77,7 +75,7 @@ async def measure(args: argparse.Namespace, state_mb: float, on: bool, directory
     changed = min(keys, keys_of(args, args.changed_mb))
     # Only when it is asked for.
     options = MaterializationOptions(
-        interval_s=1e9, start_jitter_s=0, min_pause_s=0, log_to_state_ratio=None, replay_s=None, generations=1
+        interval_s=1e9, min_pause_s=0, log_to_state_ratio=None, replay_s=None, generations=1
     )
     took: list[float] = []
     requests: list[float] = []

@@ -7,8 +7,6 @@ some of them are planted invalid ones: each must raise one alert. In the end the
 alerts and states are compared with what the events' maker knows.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -31,9 +29,9 @@ import pyarrow.parquet as pq
 
 from bench._figures import add_json, print_figures
 from bench._state_machine import Machines
-from dstl.testing.driver_process import DriverProcess
-from dstl.testing.s3_server import S3Server
-from dstl.testing.standalone_cluster import HOSTS, QUICK, StandaloneCluster
+from tests.worlds.driver_process import LOCAL, DriverProcess
+from tests.worlds.s3_server import S3Server
+from tests.worlds.standalone_cluster import HOSTS, QUICK, StandaloneCluster
 
 ROOT = Path(__file__).parents[1]
 KILLS = ("worker", "taskmanager", "executor", "driver")
@@ -67,15 +65,12 @@ class Chaos:
             "inline_threshold": 4096,
             "files": 20,
             "conf": {
-                "spark.driver.host": "127.0.0.1",
-                "spark.driver.bindAddress": "127.0.0.1",
+                **LOCAL,
                 "spark.driver.extraJavaOptions": QUICK,
                 "spark.executor.cores": "1",
                 "spark.executor.memory": "512m",
                 "spark.executor.extraJavaOptions": QUICK,
                 "spark.task.maxFailures": "4",
-                "spark.ui.enabled": "false",
-                "spark.ui.showConsoleProgress": "false",
                 "spark.sql.shuffle.partitions": "4",
                 "spark.python.unix.domain.socket.enabled": "true",
                 "spark.sql.warehouse.dir": str(work / "warehouse"),

@@ -1,15 +1,13 @@
 """``checkpoint``: does the time of a checkpoint depend on the size of the state?
 
 For each size the state is loaded, then batches change ``--changed-mb`` of it each, while the table is materialized
-again and again in the background. ``checkpoint_ms`` is from the last acknowledgement to completion: log stored,
+again and again in the background. ``checkpoint_ms`` is from the commit to completion: log stored,
 manifest committed. ``put_ms_p50`` is the store's time for one segment, or for one manifest where that has the log in
 it. ``sync_part_ms_max`` is the longest snapshot; ``batch_delay_ms_max`` is by how much the slowest batch during a
 materialization (opening, reading and writing state, no store) was slower than the median of the batches without one;
 ``batch_delay_cpu_ms_max`` is the same by the clock of the loop's thread, without what other threads and other processes
 of the machine took.
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
@@ -41,7 +39,6 @@ async def measure(args: argparse.Namespace, state_mb: float, directory: Path) ->
     changed = min(keys, keys_of(args, args.changed_mb))
     options = MaterializationOptions(
         interval_s=args.materialize_s,
-        start_jitter_s=0,
         min_pause_s=args.materialize_s / 2,
         log_to_state_ratio=None,
         replay_s=None,

@@ -8,8 +8,6 @@ LIST, 1 DELETE). Another S3A, or a committer without renames, needs fewer. All o
 and Spark's snapshots and storage are left out. Prices: ``dstl/monitoring/cost.py``.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._figures import print_figures
-from bench._state_job import KEY_BYTES, StateJob, add_job_arguments, in_directory, open_store
+from bench._state_job import add_job_arguments, in_directory, keys_of, local_job
 from dstl.monitoring.cost import PRICES, cost_of_day
 from dstl.options import MaterializationOptions
 
@@ -30,17 +28,8 @@ SPARK_OBJECTS = 2
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Run the job's batches, and count."""
-    job = StateJob(
-        open_store("local", directory, "", args.seed),
-        directory,
-        table=args.table,
-        options=MaterializationOptions(start_jitter_s=0, min_pause_s=0, interval_s=1e9),
-        value_bytes=args.value_bytes,
-        seed=args.seed,
-    )
-    keys = int(args.state_mb * 1e6) // (args.value_bytes + KEY_BYTES)
-    try:
-        await job.begin()
+    keys = keys_of(args, args.state_mb)
+    async with local_job(args, directory, MaterializationOptions(min_pause_s=0, interval_s=1e9)) as job:
         await job.load(keys)
         job.manager.demand()
         await job.settled()
@@ -51,8 +40,6 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         spent = job.store.totals - before
         assert job.newest is not None
         stored = job.newest.full_bytes
-    finally:
-        await job.close()
     batches_a_day = DAY_S / args.trigger_s
     puts, gets = (
         (spent.put.calls + spent.list.calls) / args.batches,

@@ -9,13 +9,10 @@ Queries: ``count``, ``session`` (session windows), ``join`` (stream-stream), ``d
 Python).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench._figures import add_json
 from bench._files_process import LATENCY, REQUESTS, interpreter
 from bench._stateful_queries import stateful_queries
-from dstl.jvm.build import spark_jars
+from bench._stream import compiled
 from dstl.spark import jar_path
 
 PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -52,21 +49,13 @@ def write_input(directory: Path, batches: int, rows: int, seed: int) -> None:
         os.utime(path, (1_700_000_000 + batch,) * 2)
 
 
-def _slow_jar(work: Path) -> str:
-    jars = spark_jars()
-    classes = work / "classes"
-    source = Path(__file__).with_name("SlowFileSystem.java")
-    subprocess.run(["javac", "--release", "17", "-cp", f"{jars}/*", "-d", str(classes), str(source)], check=True)
-    return shutil.make_archive(str(work / "slow"), "zip", classes)
-
-
 def session(work: Path, latency_ms: int, slots: int) -> SparkSession:
     """Start the session of both kinds."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ[LATENCY] = str(latency_ms / 1000)
     os.environ[REQUESTS] = str(work / "requests")
     (work / "requests").touch()
-    slow = Path(_slow_jar(work)).rename(work / "slow.jar")
+    slow = compiled(work, "SlowFileSystem.java")
     spark = (
         SparkSession.builder.master(f"local[{slots}]")
         .config("spark.jars", f"{jar_path()},{slow}")

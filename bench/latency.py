@@ -1,14 +1,12 @@
-"""``latency``: how old an event is when its batch is committed, over trigger interval, persist delay and rate.
+"""``latency``: how old an event is when its batch is committed, over trigger interval and rate.
 
 A local query counts by key. A feeder writes a file of events every ``--tick-ms``, so many that each second has
-``--rates`` of them. An event's latency is from its file's appearance to the end of the batch that has read it, which
-waits for its checkpoint: by then sink and state are durable. For each trigger interval (0: the next batch begins at
-once), each persist delay (``BatchingOptions.persist_delay_s``, what a persist waits for other writers) and each rate
-there is one query for ``--seconds``, behind some that warm up. ``events_per_s`` is what was committed in that time;
-where it is below the rate, the query has fallen behind, and its latency is no more than what it had come to.
+``--rates`` of them. An event's latency is from its file's appearance to the end of the batch that has read it, whose
+commit is its checkpoint: by then sink and state are durable. For each trigger interval (0: the next batch begins at
+once) and each rate there is one query for ``--seconds``, behind some that warm up. ``events_per_s`` is what was
+committed in that time; where it is below the rate, the query has fallen behind, and its latency is no more than what it
+had come to.
 """
-
-from __future__ import annotations
 
 import argparse
 import bisect
@@ -16,8 +14,6 @@ import contextlib
 import datetime
 import itertools
 import json
-import os
-import shutil
 import sys
 import tempfile
 import threading
@@ -31,12 +27,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
-from bench._figures import add_json, print_figures
+from bench._figures import print_figures
 from bench._state_job import percentile
-from bench._stream import session
-from dstl.options import BatchingOptions
-from dstl.spark import StateBackend, count
+from bench._stream import add_stream_arguments, session
+from dstl.spark import StateBackend
 
 _PATIENCE_S = 60.0
 
@@ -134,17 +130,18 @@ class Feeder:
 
 
 def measure(
-    args: argparse.Namespace, spark: SparkSession, work: Path, *, rate: int, interval_ms: int, delay_ms: float
+    args: argparse.Namespace, spark: SparkSession, work: Path, *, rate: int, interval_ms: int
 ) -> dict[str, Any]:
     """Run one query and return its figures."""
     (work / "input").mkdir()
     feeder = Feeder(work / "input", rate=rate, keys=args.keys, tick_s=args.tick_ms / 1e3, seed=args.seed)
-    batching = BatchingOptions(persist_delay_s=delay_ms / 1e3)
-    backend = StateBackend(str(work / "state"), parallelism=args.partitions, batching=batching, spark=spark)
+    backend = StateBackend(str(work / "state"), parallelism=args.partitions, spark=spark)
     with contextlib.closing(backend):
         source = spark.readStream.schema("k long").parquet(str(work / "input"))
-        writer = backend.aggregate(source, by="k", n=count()).writeStream.format("noop").outputMode("update")
-        writer = writer.option("checkpointLocation", str(work / "checkpoint"))
+        writer = (
+            backend.groupBy(source, "k").agg(F.count("*").alias("n")).writeStream.format("noop").outputMode("update")
+        )
+        writer = writer.option("checkpointLocation", backend.checkpoint_location)
         query = writer.trigger(processingTime=f"{interval_ms} milliseconds").start()
         try:
             feeder.start()
@@ -166,7 +163,6 @@ def measure(
     committed = sum(each.events for each in commits if measured_from <= each.at < measured_until)
     figures = {
         "interval_ms": interval_ms,
-        "persist_delay_ms": delay_ms,
         "rate": rate,
         "events_per_s": round(committed / (measured_until - measured_from)),
         "latency_ms": {"p50": round(percentile(ms, 0.5), 1), "p99": round(percentile(ms, 0.99), 1)},
@@ -189,39 +185,24 @@ def _wait(query: Any, done: Callable[[], bool], seconds: float) -> bool:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run every combination and return the figures."""
-    work = Path(tempfile.mkdtemp(prefix="dstl-bench-latency-", dir=args.work))
-    try:
-        spark = session(args, work)
-        try:
-            spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100000")
-            runs = []
-            for each in itertools.product(args.rates, args.interval_ms, args.persist_delay_ms):
-                rate, interval_ms, delay_ms = each
-                with tempfile.TemporaryDirectory(dir=work) as place:
-                    runs.append(
-                        measure(args, spark, Path(place), rate=rate, interval_ms=interval_ms, delay_ms=delay_ms)
-                    )
-            return {"runs": runs, "keys": args.keys, "partitions": args.partitions, "seconds": args.seconds}
-        finally:
-            spark.stop()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with session("latency", args) as (spark, work):
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100000")
+        runs = []
+        for rate, interval_ms in itertools.product(args.rates, args.interval_ms):
+            with tempfile.TemporaryDirectory(dir=work) as place:
+                runs.append(measure(args, spark, Path(place), rate=rate, interval_ms=interval_ms))
+        return {"runs": runs, "keys": args.keys, "partitions": args.partitions, "seconds": args.seconds}
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench latency", description=__doc__)
     parser.add_argument("--rates", type=int, nargs="+", default=[20_000, 200_000], help="events per second")
     parser.add_argument("--interval-ms", type=int, nargs="+", default=[0, 500, 2000], help="of the trigger")
-    parser.add_argument("--persist-delay-ms", type=float, nargs="+", default=[0.0, 10.0, 100.0])
     parser.add_argument("--seconds", type=float, default=15.0, help="measured, of each query")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds before them")
     parser.add_argument("--tick-ms", type=float, default=200.0, help="from one file to the next")
     parser.add_argument("--keys", type=int, default=20_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
-    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
-    parser.add_argument("--seed", type=int, default=1)
-    add_json(parser)
+    add_stream_arguments(parser)
     args = parser.parse_args(argv)
     print_figures(run(args), as_json=args.json)
     return 0

@@ -5,8 +5,6 @@ values, once filled batch by batch; ``payload`` are the bytes of key and value a
 its own: ``restored_mb`` is what it has grown by afterwards, ``peak_mb`` by how much at the most.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gc
@@ -23,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from bench._figures import print_figures
-from bench._state_job import GROUPS, KEY_BYTES, StateJob, add_job_arguments, in_directory, open_store
+from bench._state_job import GROUPS, KEY_BYTES, StateJob, add_job_arguments, in_directory, keys_of, local_job
 from bench.recovery import QUIET, materialize_now
-from dstl.checkpoint.truncation import recovery_work
+from dstl.checkpoint.assembly import recovery_work
 from dstl.runtime import system_runtime
 from dstl.store.local import LocalStore
 from dstl.taskmanager.memory_limit import resident_bytes
@@ -100,17 +98,8 @@ def restore_alone(checkpoint: str, directory: str, kind: TableKind) -> dict[str,
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Count what tables take, then restore one."""
-    job = StateJob(
-        open_store("local", directory, "", args.seed),
-        directory,
-        table=args.table,
-        options=QUIET,
-        value_bytes=args.value_bytes,
-        seed=args.seed,
-    )
-    keys = int(args.state_mb * 1e6) // (args.value_bytes + KEY_BYTES)
-    try:
-        await job.begin()
+    keys = keys_of(args, args.state_mb)
+    async with local_job(args, directory, QUIET) as job:
         await job.load(keys)
         await materialize_now(job)
         changed = int(keys * args.log_share)
@@ -121,8 +110,6 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
             restored = alone.submit(restore_alone, checkpoint, str(directory), args.table).result()
         per_key = bytes_per_key(job, min(keys, args.keys))
-    finally:
-        await job.close()
     return {
         **per_key,
         "restore": {

@@ -1,13 +1,11 @@
 """The FLIP's experiment: how long a checkpoint of many writers waits for the store, with and without batching.
 
 500 writers with 5 MB each (FLIP-158, "Proposed changes", performance of the DSTL writer) spread over TaskManagers; all
-persist at once, in virtual time over the latency model. The real writers, batcher, encoder and uploader run; only the
-store's time counts. Arms: ``unbatched`` (an object per writer), ``batched`` (the TaskManager's segments), and
-``batched_hedged``. ``--bytes 2000`` shows small writers, where batching saves most requests. ``--json`` prints one
-object on the last line of stdout; times in ms.
+persist at once, in virtual time over the latency model. The real writers, encoder and uploader run; only the store's
+time counts. Arms: ``unbatched`` (an object per writer, which waits for its own alone), ``batched`` (the TaskManager's
+segments: a writer waits for all of them), and ``batched_hedged``. ``--bytes 2000`` shows small writers, where batching
+saves most requests. ``--json`` prints one object on the last line of stdout; times in ms.
 """
-
-from __future__ import annotations
 
 import argparse
 import asyncio
@@ -26,13 +24,10 @@ from bench._models import models
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.options import BatchingOptions, HedgingOptions
-from dstl.runtime import LoopClock, Runtime
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
-from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
-from dstl.testing.virtual_time import run_in_virtual_time
-
-__all__ = ["main"]
+from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
+from tests.simulation.virtual_time import run_in_virtual_time, seeded_runtime
 
 ROUND_S = 30.0
 _HUGE = 1 << 40
@@ -122,7 +117,7 @@ async def _run(args: argparse.Namespace, parameters: LatencyParameters, arm: Arm
         if number == 0:
             arm.requests -= sum(store.requests for store in stores)
             arm.bytes_sent -= sum(store.bytes_sent for store in stores)
-        took = await asyncio.gather(*(_checkpoint(manager, changes) for manager in managers))
+        took = await asyncio.gather(*(_checkpoint(manager, changes, arm) for manager in managers))
         if number >= 0:
             arm.writer_ms += [ms for each in took for ms in each]
             arm.checkpoint_ms.append(max(ms for each in took for ms in each))
@@ -135,7 +130,7 @@ async def _run(args: argparse.Namespace, parameters: LatencyParameters, arm: Arm
 
 def _manager(args: argparse.Namespace, arm: Arm, model: LatencyModel, first: int) -> Manager:
     seed = args.seed * 1000 + first
-    runtime = Runtime.seeded(seed, LoopClock())
+    runtime = seeded_runtime(seed)
     stores = (LatencyStore(SizeStore(), model), LatencyStore(SizeStore(), model))
     config = TaskManagerConfig(
         stores[0].location,
@@ -152,21 +147,24 @@ def _manager(args: argparse.Namespace, arm: Arm, model: LatencyModel, first: int
     return Manager(changelog, stores, [changelog.storage.create_writer(f"log-{n}") for n in writers])
 
 
-async def _checkpoint(manager: Manager, changes: pa.RecordBatch) -> list[float]:
+async def _checkpoint(manager: Manager, changes: pa.RecordBatch, arm: Arm) -> list[float]:
     """Persist every writer at once, and return how long each waited, in ms."""
     loop = asyncio.get_running_loop()
     begin = loop.time()
 
-    async def persist(writer: StateChangelogWriter) -> float:
-        writer.append_batch(changes)
-        start = writer.ledger.next_sqn
-        (segment,) = await writer.persist(start)
+    async def persist(writers: Sequence[StateChangelogWriter]) -> list[float]:
+        starts = [writer.next_sequence_number() for writer in writers]
+        for writer in writers:
+            writer.append_batch(changes)
+        result = await manager.changelog.storage.persist_all(list(zip(writers, starts, strict=True)))
         took = (loop.time() - begin) * 1e3
-        writer.confirm(start, segment.range.to_sqn)
-        writer.truncate(segment.range.to_sqn)
-        return took
+        manager.changelog.storage.confirm(result)
+        for writer in writers:
+            writer.truncate(result.ranges[writer.log_id].to_sqn)
+        return [took] * len(writers)
 
-    return list(await asyncio.gather(*(persist(writer) for writer in manager.writers)))
+    asking = [manager.writers] if arm.batched else [[writer] for writer in manager.writers]
+    return [ms for took in await asyncio.gather(*map(persist, asking)) for ms in took]
 
 
 def _changes(nbytes: int, seed: int) -> pa.RecordBatch:

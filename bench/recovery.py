@@ -13,8 +13,6 @@ are in the page cache for all of them alike) or over the same directory behind a
 ``cpu`` has the processor seconds of the same three, of all threads: comparable on a busy machine too.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics
@@ -41,22 +39,19 @@ from bench._state_job import (
     open_store,
     store_name,
 )
-from dstl.changelog.segment.decoder import parse_index
 from dstl.changelog.segment.index import CODEC_ZSTD
-from dstl.checkpoint.truncation import recovery_work
+from dstl.changelog.segment.reader import parse_index
+from dstl.checkpoint.assembly import recovery_work
 from dstl.options import MaterializationOptions
 from dstl.store.base import ObjectStore
-from handles.base_generations import generations_of
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import KeyGroupBase
+from handles.materialized_handle import KeyGroupBase, generations_of
 from materializer.restore.log_replay import replay_steps
 from materializer.restore.restore import restore_tables
 
 ALL = KeyGroupRange.all(GROUPS)
-QUIET = MaterializationOptions(
-    interval_s=1e9, start_jitter_s=0, min_pause_s=0, log_to_state_ratio=None, replay_s=None, max_segments=None
-)
+QUIET = MaterializationOptions(interval_s=1e9, min_pause_s=0, log_to_state_ratio=None, replay_s=None, max_segments=None)
 
 
 async def materialize_now(job: StateJob) -> None:

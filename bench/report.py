@@ -5,8 +5,6 @@ command, the machine and an address of its own. ``--svg DIRECTORY`` writes the p
 Only what was measured is drawn: a benchmark without a result file has no plot.
 """
 
-from __future__ import annotations
-
 import argparse
 import html
 import json

@@ -1,35 +1,32 @@
 """``requests``: requests of a checkpoint against the number of partitions, beside the files that Spark's store writes.
 
-The same count per key through ``backend.aggregate`` and through Spark's ``groupBy().count()`` with RocksDB and its
-changelog. Of DSTL the requests to the store are counted, as its reports have them; of Spark the files below ``state/``
-of its checkpoint directory, each of which is at least one PUT (and a copy more for its rename, which S3 has not). The
-first batch, which makes tables, is left out; medians of the others.
+The same count per key through ``backend.groupBy().agg()`` and through Spark's ``groupBy().count()`` with RocksDB and
+its changelog. Of DSTL the requests to the store are counted, as its reports have them; of Spark the files below
+``state/`` of its checkpoint directory, each of which is at least one PUT (and a copy more for its rename, which S3 has
+not). The first batch, which makes tables, is left out; medians of the others.
 """
-
-from __future__ import annotations
 
 import argparse
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from bench._figures import add_json, print_figures
 from bench._stream import session
 from bench.spark import write_input
-from dstl.spark import StateBackend, count
+from dstl.spark import StateBackend
 from dstl.spark.listener import CheckpointReport, Report
 
 
-def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run both at every number of partitions."""
-    given = write_input(work / "in", args.keys * (args.batches + 1), args.keys, args.batches + 1, "long", 1)
-    spark = session(argparse.Namespace(slots=args.slots, partitions=1), work)
     rows = []
-    try:
+    with session("requests", argparse.Namespace(slots=args.slots, partitions=1, work=None)) as (spark, work):
+        given = write_input(work / "in", args.keys * (args.batches + 1), args.keys, args.batches + 1, "long", 1)
         for partitions in args.partitions:
             spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
             place = work / f"{partitions}"
@@ -42,8 +39,11 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
 
             with StateBackend(place / "state", parallelism=partitions, spark=spark) as backend:
                 backend.add_listener(on_report)
-                _run(backend.aggregate(_read(spark, given.directory), by="k", name="counts", n=count()), place / "dstl")
-            _run(_read(spark, given.directory).groupBy("k").count(), place / "spark")
+                counted = backend.groupBy(_read(spark, given.directory), "k").agg(
+                    F.count("*").alias("n"), name="counts"
+                )
+                _run(counted, backend.checkpoint_location)
+            _run(_read(spark, given.directory).groupBy("k").count(), str(place / "spark"))
             files = _files_by_batch(place / "spark" / "state")
             row = {
                 "partitions": partitions,
@@ -52,8 +52,6 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, Any]:
             }
             print(row, file=sys.stderr)
             rows.append(row)
-    finally:
-        spark.stop()
     return {"rows": rows, "keys": args.keys, "batches": args.batches}
 
 
@@ -62,8 +60,8 @@ def _read(spark: SparkSession, directory: Path) -> DataFrame:
     return reader.parquet(str(directory))
 
 
-def _run(df: DataFrame, checkpoint: Path) -> None:
-    writer = df.writeStream.outputMode("update").format("noop").option("checkpointLocation", str(checkpoint))
+def _run(df: DataFrame, checkpoint: str) -> None:
+    writer = df.writeStream.outputMode("update").format("noop").option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start().awaitTermination()
 
 
@@ -85,7 +83,5 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--slots", type=int, default=2, help="tasks at once")
     add_json(parser)
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="dstl-bench-requests-") as directory:
-        figures = measure(args, Path(directory))
-    print_figures(figures, as_json=args.json)
+    print_figures(measure(args), as_json=args.json)
     return 0

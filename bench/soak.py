@@ -6,14 +6,10 @@ Python workers are noted. The first third is warming up; over the rest a line is
 for ever shows as a slope, and one that leaks descriptors as a last count above the first.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,11 +17,10 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from bench._figures import add_json, print_figures
-from bench.spark import session
+from bench._figures import print_figures
+from bench._stream import add_stream_arguments, session
 from dstl.options import BatchingOptions, CheckpointOptions, MaterializationOptions
-from dstl.spark import StateBackend, count
-from dstl.spark import sum as sum_of
+from dstl.spark import StateBackend
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -53,7 +48,7 @@ def processes(pid: int) -> dict[str, list[int]]:
         child = waiting.pop()
         waiting += _children(child)
         command = _command(child)
-        kinds = {"java": "jvm", "dstl.taskmanager": "taskmanager", "pyspark": "worker"}
+        kinds = {"java": "jvm", "dstl.process": "taskmanager", "pyspark": "worker"}
         kind = next((kind for word, kind in kinds.items() if word in command), None)
         if kind is not None:
             found.setdefault(kind, []).append(child)
@@ -116,24 +111,22 @@ class Curves:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run the query for ``--minutes`` and return the curves."""
-    work = Path(tempfile.mkdtemp(prefix="dstl-bench-soak-", dir=args.work))
     curves, reports = Curves(), []
-    try:
-        spark = session(args, work)
+    with session("soak", args) as (spark, work):
         backend = StateBackend(
             str(work / "state"),
             parallelism=args.partitions,
             checkpoints=CheckpointOptions(clean_interval_s=30.0),
             batching=BatchingOptions(inline_threshold=0),
-            materialization=MaterializationOptions(interval_s=10.0, min_pause_s=1.0, start_jitter_s=1.0),
+            materialization=MaterializationOptions(interval_s=10.0, min_pause_s=1.0),
             spark=spark,
         )
         backend.add_listener(reports.append)
         rows = spark.readStream.format("rate").option("rowsPerSecond", args.rate).load()
         keyed = rows.select((F.col("value") % args.keys).alias("k"), F.col("value").alias("v"))
-        counted = backend.aggregate(keyed, by="k", n=count(), total=sum_of("v"))
+        counted = backend.groupBy(keyed, "k").agg(F.count("*").alias("n"), F.sum("v").alias("total"))
         writer = counted.writeStream.format("noop").outputMode("update")
-        query = writer.option("checkpointLocation", str(work / "checkpoint")).start()
+        query = writer.option("checkpointLocation", backend.checkpoint_location).start()
         began = time.monotonic()
         try:
             while (now := time.monotonic() - began) < 60 * args.minutes and query.isActive:
@@ -144,10 +137,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         finally:
             query.stop()
             backend.close()
-            spark.stop()
         objects = sum(path.is_file() for path in (work / "state").rglob("*"))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return {"minutes": round(now / 60, 2), "checkpoints": len(reports), "objects": objects, **curves.figures()}
 
 
@@ -156,10 +146,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="(default 30)")
     parser.add_argument("--rate", type=int, default=2000, help="rows per second")
     parser.add_argument("--keys", type=int, default=20_000)
-    parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
-    parser.add_argument("--work", help="directory for the state (default: TMPDIR)")
-    add_json(parser)
+    add_stream_arguments(parser)
     args = parser.parse_args(argv)
     print(f"until {time.strftime('%H:%M:%S', time.localtime(time.time() + 60 * args.minutes))}", file=sys.stderr)
     print_figures(run(args), as_json=args.json)

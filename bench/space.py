@@ -7,8 +7,6 @@ is the figure. ``stored_mb_max`` counts everything that a checkpoint refers to: 
 kept against damage, and the log back to it as well. Checkpoints before the first base are not counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import sys
@@ -18,30 +16,19 @@ from typing import Any
 import numpy as np
 
 from bench._figures import print_figures
-from bench._state_job import GROUPS, KEY_BYTES, OPERATOR, StateJob, add_job_arguments, in_directory, open_store
-from dstl.checkpoint.truncation import recovery_work
+from bench._state_job import GROUPS, OPERATOR, StateJob, add_job_arguments, in_directory, keys_of, local_job
+from dstl.checkpoint.assembly import recovery_work
 from dstl.options import MaterializationOptions
 from materializer.bases.key_group_file import encode_key_group
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    options = MaterializationOptions(
-        start_jitter_s=0, min_pause_s=0, interval_s=1e9, min_log_bytes=args.min_log_mb * 1_000_000
-    )
-    job = StateJob(
-        open_store("local", directory, "", args.seed),
-        directory,
-        table=args.table,
-        options=options,
-        value_bytes=args.value_bytes,
-        seed=args.seed,
-    )
-    keys = int(args.state_mb * 1e6) // (args.value_bytes + KEY_BYTES)
+    options = MaterializationOptions(min_pause_s=0, interval_s=1e9, min_log_bytes=args.min_log_mb * 1_000_000)
+    keys = keys_of(args, args.state_mb)
     per_batch = max(1, keys // args.batches_per_state)
     restore_max = stored_max = live_max = log_max = 0
     oldest, newest = 0, keys
-    try:
-        await job.begin()
+    async with local_job(args, directory, options) as job:
         await job.load(keys)
         await job.batch(np.arange(0))
         job.manager.demand()
@@ -66,8 +53,6 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
                 print(f"batch {number}: restore needs {work.bytes / 1e6:.1f} MB", file=sys.stderr)
         materializations = job.recorder.counters["completedMaterialization"]
         uploaded = job.recorder.counters["materializedBytes"]
-    finally:
-        await job.close()
     return {
         "live_mb": live_max / 1e6,
         "full_checkpoint_mb_max": restore_max / 1e6,

@@ -10,7 +10,7 @@ alone. The first batch of each query is left out.
   the limit of ``dstl_vectorised``. Without it the collection that PySpark forces after every task is most of a worker's
   time where there are many partitions.
 - ``spark_native``: ``groupBy(k).agg(count, sum)``.
-- ``dstl_vectorised``: ``backend.aggregate(...)``; ``dstl_processor``: a Row-style ``StatefulProcessor``.
+- ``dstl_vectorised``: ``backend.groupBy(...).agg(...)``; ``dstl_processor``: a Row-style ``StatefulProcessor``.
 - ``spark_tws_row``, ``spark_tws_pandas``: ``transformWithState`` and ``transformWithStateInPandas``, small input.
 - ``dstl_processor_small``, ``dstl_pandas_small``: the same two classes, unchanged, on the same small input.
 - ``stateless_small``, ``stateless_frozen_small``: the two on it. Its batches are short, so this, what Spark takes for a
@@ -24,15 +24,10 @@ have done it.
 the TaskManager's is the number of busy slots at which its one core is full.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
-import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -48,12 +43,11 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from bench._figures import add_json, print_figures
+from bench._figures import print_figures
 from bench._processor_time import processor_ms
-from bench._stream import Plan, events_per_second, session, write_batches
-from dstl.spark import StateBackend, count
-from dstl.spark import sum as sum_of
-from dstl.spark.worker_heap import count_task
+from bench._stream import Plan, add_stream_arguments, events_per_second, session, write_batches
+from dstl.spark import StateBackend
+from dstl.spark.worker_process import count_task
 
 # Workers import this module where they can; by value it works from any directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -74,9 +68,6 @@ class CountAndSum(StatefulProcessor):
             total += row.v
         self.seen.update((n, total))
         yield Row(k=key[0], n=n, total=total)
-
-    def close(self) -> None:
-        pass
 
 
 class PandasCountAndSum(CountAndSum):
@@ -168,7 +159,7 @@ class Runs:
 
     def _counted(self, plan: Plan) -> Plan:
         @contextlib.contextmanager
-        def counted(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        def counted(df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
             before = processor_ms()
             with plan(df, place) as made:
                 yield made
@@ -180,41 +171,47 @@ class Runs:
 
     def stateless(self, function: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]) -> Plan:
         @contextlib.contextmanager
-        def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
-            yield df.repartition(self._args.partitions, "k").mapInArrow(function, df.schema)
+        def plan(df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
+            yield df.repartition(self._args.partitions, "k").mapInArrow(function, df.schema), f"{place}-checkpoint"
 
         return plan
 
     @contextlib.contextmanager
-    def native(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
-        yield df.groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+    def native(self, df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
+        made = df.groupBy("k").agg(F.count(F.lit(1)).alias("n"), F.sum("v").alias("total"))
+        yield made, f"{place}-checkpoint"
 
     @contextlib.contextmanager
-    def vectorised(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
+    def vectorised(self, df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
         with self.backend(place) as backend:
-            yield backend.aggregate(df, by="k", n=count(), total=sum_of("v"))
+            yield (
+                backend.groupBy(df, "k").agg(F.count("*").alias("n"), F.sum("v").alias("total")),
+                backend.checkpoint_location,
+            )
 
     def processor(self, style: str) -> Plan:
         @contextlib.contextmanager
-        def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        def plan(df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
             with self.backend(place) as backend:
                 if style == "row":
-                    yield backend.transform_with_state(df, by="k", processor=CountAndSum(), output=self._result)
+                    made = backend.groupBy(df, "k").transformWithState(CountAndSum(), self._result, "append", "none")
                 else:
-                    yield backend.transform_with_state_in_pandas(
-                        df, by="k", processor=PandasCountAndSum(), output=self._result
+                    made = backend.groupBy(df, "k").transformWithStateInPandas(
+                        PandasCountAndSum(), self._result, "append", "none"
                     )
+                yield made, backend.checkpoint_location
 
         return plan
 
     def transform_with_state(self, style: str) -> Plan:
         @contextlib.contextmanager
-        def plan(df: DataFrame, place: Path) -> Iterator[DataFrame]:
+        def plan(df: DataFrame, place: Path) -> Iterator[tuple[DataFrame, str]]:
             grouped = df.groupBy("k")
             if style == "row":
-                yield grouped.transformWithState(CountAndSum(), self._result, "update", "none")
+                made = grouped.transformWithState(CountAndSum(), self._result, "update", "none")
             else:
-                yield grouped.transformWithStateInPandas(PandasCountAndSum(), self._result, "update", "none")
+                made = grouped.transformWithStateInPandas(PandasCountAndSum(), self._result, "update", "none")
+            yield made, f"{place}-checkpoint"
 
         return plan
 
@@ -225,37 +222,30 @@ class Runs:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Write the inputs, run every pipeline ``rounds`` times in turn, and return the medians."""
-    work = Path(tempfile.mkdtemp(prefix="dstl-bench-spark-", dir=args.work))
     figures: dict[str, list[float]] = {}
     cpu: dict[str, dict[str, float]] = {}
-    try:
+    with session("spark", args) as (spark, work):
         large = write_input(work / "large", args.events, args.keys, args.batches, args.key_type, args.seed)
         small = write_input(
             work / "small", args.small_events, args.small_keys, args.small_batches, args.key_type, args.seed
         )
-        spark = session(args, work)
-        try:
-            runs = Runs(args, spark, work)
-            chosen = [name for name in runs.plans if not args.only or name in args.only.split(",")]
-            runs.measure("stateless", small)  # for the JVM, which is slow at first
-            for _ in range(args.rounds):
-                for name in chosen:
-                    is_small = runs.plans[name][1]
-                    started = time.perf_counter()
-                    data = small if is_small else large
-                    rate = runs.measure(name, data)
-                    millions = data.events * (1 + 1 / (args.small_batches if is_small else args.batches)) / 1e6
-                    spent = {kind: round(ms / 1e3 / millions, 3) for kind, ms in runs.spent.items() if ms > 0}
-                    cpu[name] = spent  # of the last round
-                    print(
-                        f"{name:22} {rate:12,.0f}/s  cpu {spent}  ({time.perf_counter() - started:.1f} s)",
-                        file=sys.stderr,
-                    )
-                    figures.setdefault(name, []).append(rate)
-        finally:
-            spark.stop()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        runs = Runs(args, spark, work)
+        chosen = [name for name in runs.plans if not args.only or name in args.only.split(",")]
+        runs.measure("stateless", small)  # for the JVM, which is slow at first
+        for _ in range(args.rounds):
+            for name in chosen:
+                is_small = runs.plans[name][1]
+                started = time.perf_counter()
+                data = small if is_small else large
+                rate = runs.measure(name, data)
+                millions = data.events * (1 + 1 / (args.small_batches if is_small else args.batches)) / 1e6
+                spent = {kind: round(ms / 1e3 / millions, 3) for kind, ms in runs.spent.items() if ms > 0}
+                cpu[name] = spent  # of the last round
+                print(
+                    f"{name:22} {rate:12,.0f}/s  cpu {spent}  ({time.perf_counter() - started:.1f} s)",
+                    file=sys.stderr,
+                )
+                figures.setdefault(name, []).append(rate)
     medians: dict[str, Any] = {name: round(statistics.median(each)) for name, each in figures.items()}
     medians["cpu"] = cpu
     medians["small_input"] = {"events": small.events, "keys": args.small_keys, "batches": args.small_batches}
@@ -266,19 +256,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
     parser.add_argument("--events", type=int, default=4_000_000, help="of all measured batches")
     parser.add_argument("--keys", type=int, default=200_000)
-    parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--batches", type=int, default=8, help="measured ones; a warm-up of the same size comes first")
     parser.add_argument("--small-events", type=int, default=200_000, help="input of the slow peers")
     parser.add_argument("--small-keys", type=int, default=20_000)
     parser.add_argument("--small-batches", type=int, default=4)
     parser.add_argument("--key-type", choices=("long", "string"), default="long")
-    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many (default 1)")
     parser.add_argument("--only", help="names of figures, joined by commas")
-    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
-    parser.add_argument("--seed", type=int, default=1)
-    add_json(parser)
+    add_stream_arguments(parser)
     args = parser.parse_args(argv)
-    figures = run(args)
-    print_figures(figures, as_json=args.json)
+    print_figures(run(args), as_json=args.json)
     return 0

@@ -5,22 +5,17 @@ of as many tasks as there are partitions; the first batches of each query are le
 time (a batch's, by its tasks: what runs beside it counts for less), and processor time by kind of process.
 
 - ``stateless``: repartition by key, then ``mapInArrow`` with the identity, in workers whose heap is frozen as ours is.
-- ``vectorised``: ``backend.aggregate(...)``; ``processor``: a Row-style ``StatefulProcessor``.
+- ``vectorised``: ``backend.groupBy(...).agg(...)``; ``processor``: a Row-style ``StatefulProcessor``.
 
 ``empty``: all tasks of a batch but one have no row; ``small``: each has about ``--rows`` rows, all of keys of their own
 that had a row in every batch before.
 """
 
-from __future__ import annotations
-
 import argparse
-import contextlib
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
-from bench._figures import add_json, print_figures
+import bench.spark
+from bench._figures import print_figures
 from bench._processor_time import processor_ms
-from bench.spark import CountAndSum, Plan, frozen_identity, session
-from dstl.spark import StateBackend, count
-from dstl.spark import sum as sum_of
+from bench._stream import Plan, add_stream_arguments, session
+from bench.spark import frozen_identity
 
 # Workers import this module where they can; by value it works from any directory.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -48,10 +43,11 @@ class Runs:
     def __init__(self, args: argparse.Namespace, spark: SparkSession, work: Path) -> None:
         self._args, self._spark, self._work = args, spark, work
         self._made = 0
+        of_spark = bench.spark.Runs(args, spark, work)
         self.plans: dict[str, Plan] = {
-            "stateless": self.stateless,
-            "vectorised": self.vectorised,
-            "processor": self.processor,
+            "stateless": of_spark.stateless(frozen_identity),
+            "vectorised": of_spark.vectorised,
+            "processor": of_spark.processor("row"),
         }
 
     def measure(self, plan: Plan, rows: int) -> Counter[str]:
@@ -63,9 +59,9 @@ class Runs:
         source.mkdir(parents=True)
         self._add(source, range(args.warm_up), rows)
         stream = self._spark.readStream.schema("k long, v long").option("maxFilesPerTrigger", 1).parquet(str(source))
-        with plan(stream, place / "state") as df:
+        with plan(stream, place / "state") as (df, location):
             writer = df.writeStream.format("noop").outputMode("update")
-            query = writer.option("checkpointLocation", str(place / "checkpoint")).start()
+            query = writer.option("checkpointLocation", location).start()
             try:
                 query.processAllAvailable()
                 before = processor_ms()
@@ -96,44 +92,18 @@ class Runs:
         for path in sorted(made.iterdir()):
             path.rename(source / path.name)
 
-    @contextlib.contextmanager
-    def stateless(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
-        yield df.repartition(self._args.partitions, "k").mapInArrow(frozen_identity, df.schema)
-
-    @contextlib.contextmanager
-    def vectorised(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
-        with self._backend(place) as backend:
-            yield backend.aggregate(df, by="k", n=count(), total=sum_of("v"))
-
-    @contextlib.contextmanager
-    def processor(self, df: DataFrame, place: Path) -> Iterator[DataFrame]:
-        with self._backend(place) as backend:
-            result = "k long, n long, total long"
-            yield backend.transform_with_state(df, by="k", processor=CountAndSum(), output=result)
-
-    def _backend(self, place: Path) -> StateBackend:
-        place.mkdir(parents=True)
-        return StateBackend(str(place), parallelism=self._args.partitions, spark=self._spark)
-
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run every series with empty and with small tasks, in turns, and return what a task costs."""
-    work = Path(tempfile.mkdtemp(prefix="dstl-bench-task-", dir=args.work))
     spent: dict[tuple[str, str], Counter[str]] = {}
-    try:
-        spark = session(args, work)
-        try:
-            runs = Runs(args, spark, work)
-            for _ in range(args.rounds):
-                for load, rows in (("empty", 1), ("small", args.rows * args.partitions)):
-                    for series, plan in runs.plans.items():
-                        found = runs.measure(plan, rows)
-                        print(f"{load:6} {series:10} {dict(found)} ms", file=sys.stderr)
-                        spent.setdefault((load, series), Counter()).update(found)
-        finally:
-            spark.stop()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    with session("task", args) as (spark, work):
+        runs = Runs(args, spark, work)
+        for _ in range(args.rounds):
+            for load, rows in (("empty", 1), ("small", args.rows * args.partitions)):
+                for series, plan in runs.plans.items():
+                    found = runs.measure(plan, rows)
+                    print(f"{load:6} {series:10} {dict(found)} ms", file=sys.stderr)
+                    spent.setdefault((load, series), Counter()).update(found)
     tasks = args.partitions * args.batches * args.rounds
     figures: dict[str, Any] = {"tasks": tasks, "partitions": args.partitions, "slots": args.slots, "rows": args.rows}
     for (load, series), found in spent.items():
@@ -151,14 +121,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench task", description=__doc__)
-    parser.add_argument("--partitions", type=int, default=64, help="tasks of a batch")
     parser.add_argument("--batches", type=int, default=6, help="measured ones of each query")
     parser.add_argument("--warm-up", type=int, default=3, help="batches before them")
     parser.add_argument("--rows", type=int, default=100, help="of a small task")
-    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
     parser.add_argument("--rounds", type=int, default=1, help="times that every series runs (default 1)")
-    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
-    add_json(parser)
+    add_stream_arguments(parser, partitions=64)
     args = parser.parse_args(argv)
+    args.key_type = "long"
     print_figures(run(args), as_json=args.json)
     return 0

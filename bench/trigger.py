@@ -3,23 +3,19 @@
 A local query with ``trigger(processingTime=...)`` counts by key and keeps ``--value-bytes`` with each count. Its first
 batches write every key once (``--state-mb`` of them together); each of the others, which alone are measured, changes
 ``--changed`` keys that are drawn anew. All is as a user has it: a materialization begins whenever its trigger says so,
-and each batch waits for its checkpoint.
+and Spark's commit of each batch is its checkpoint.
 
 A trigger is due at each multiple of its interval, and Spark leaves out those that a long batch has overrun. A batch is
 *late* where it began more than an interval after the first trigger that was due behind the batch before; it is *over*
 where it took longer than the interval itself, which Spark warns of.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime
 import os
 import random
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,9 +27,9 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from bench._figures import add_json, print_figures
+from bench._figures import print_figures
 from bench._state_job import percentile
-from bench._stream import session, write_batches
+from bench._stream import add_stream_arguments, session, write_batches
 from bench.soak import processes, resident_mb
 from dstl.checkpoint.report import CheckpointReport
 from dstl.spark import StateBackend
@@ -65,9 +61,6 @@ class CountWithPayload(StatefulProcessor):
         # Another for each count, the same if the batch is run again.
         self._seen.update((n, random.Random(key[0] << 20 | n).randbytes(self._value_bytes)))
         yield Row(k=key[0], n=n)
-
-    def close(self) -> None:
-        pass
 
 
 def lateness(starts: Sequence[float], interval: float) -> list[float]:
@@ -114,17 +107,10 @@ def write_input(directory: Path, args: argparse.Namespace) -> tuple[int, int]:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Load the state, run the batches and return the figures."""
-    work = Path(tempfile.mkdtemp(prefix="dstl-bench-trigger-", dir=args.work))
-    try:
+    with session("trigger", args) as (spark, work):
         keys, loads = write_input(work / "input", args)
-        spark = session(args, work)
-        try:
-            spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100000")
-            return _measure(args, spark, work, keys, loads)
-        finally:
-            spark.stop()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100000")
+        return _measure(args, spark, work, keys, loads)
 
 
 def _measure(args: argparse.Namespace, spark: Any, work: Path, keys: int, loads: int) -> dict[str, Any]:
@@ -147,11 +133,11 @@ def _measure(args: argparse.Namespace, spark: Any, work: Path, keys: int, loads:
     ) as backend:
         backend.add_listener(keep)
         source = spark.readStream.schema("k long").option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
-        counted = backend.transform_with_state(
-            source, by="k", processor=CountWithPayload(args.value_bytes), output="k long, n long"
+        counted = backend.groupBy(source, "k").transformWithState(
+            CountWithPayload(args.value_bytes), "k long, n long", "append", "none"
         )
         writer = counted.writeStream.format("noop").outputMode("update")
-        writer = writer.option("checkpointLocation", str(work / "checkpoint"))
+        writer = writer.option("checkpointLocation", backend.checkpoint_location)
         query = writer.trigger(processingTime=f"{args.interval_ms} milliseconds").start()
         began, loaded = time.monotonic(), None
         try:
@@ -193,13 +179,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--batches", type=int, default=100, help="measured ones")
     parser.add_argument("--settle", type=int, default=10, help="batches between loading and measuring")
     parser.add_argument("--interval-ms", type=int, default=500, help="of the trigger")
-    parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--task-managers", type=int, default=1)
     parser.add_argument("--table", choices=("heap", "rocksdb"), default="heap")
-    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
-    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
-    parser.add_argument("--seed", type=int, default=1)
-    add_json(parser)
+    add_stream_arguments(parser)
     args = parser.parse_args(argv)
     print_figures(run(args), as_json=args.json)
     return 0

@@ -10,15 +10,10 @@ one minute, and a batch holds one minute: groups come and go.
 - ``eviction``: processor time of finding a fixed number of due groups among more and more held ones, on a TaskManager.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
-import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,13 +25,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from bench._figures import add_json, print_figures
-from bench._stream import events_per_second, session, write_batches
+from bench._figures import print_figures
+from bench._stream import add_stream_arguments, events_per_second, session, write_batches
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
-from dstl.rpc.messages import ExpiryPlace
+from dstl.rpc.messages import ExpiryPlace, FetchDue
 from dstl.spark import StateBackend
-from dstl.taskmanager.expiry_index import ExpiryIndex
-from dstl.taskmanager.reads import due_entries
+from dstl.taskmanager.reads import TableSource
 from materializer.tables import HeapStateTable
 
 SCHEMA = "k long, ts timestamp, v long"
@@ -120,19 +114,19 @@ class Runs:
         self._made += 1
         place = self._work / f"run-{self._made}"
 
-        def plan(df: DataFrame, state: Path) -> contextlib.AbstractContextManager[DataFrame]:
+        def plan(df: DataFrame, state: Path) -> contextlib.AbstractContextManager[tuple[DataFrame, str]]:
             return self._plan(query, df.withWatermark("ts", "1 minute"), state, ours=ours)
 
         return events_per_second(self._spark, SCHEMA, place_of_input, place, plan, events=events, mode=query.mode)
 
     @contextlib.contextmanager
-    def _plan(self, query: Query, df: DataFrame, place: Path, *, ours: bool) -> Iterator[DataFrame]:
+    def _plan(self, query: Query, df: DataFrame, place: Path, *, ours: bool) -> Iterator[tuple[DataFrame, str]]:
         if not ours:
-            yield query.spark(df)
+            yield query.spark(df), f"{place}-checkpoint"
             return
         place.mkdir(parents=True)
         with StateBackend(str(place), parallelism=self._args.partitions, spark=self._spark) as backend:
-            yield query.dstl(backend, df)
+            yield query.dstl(backend, df), backend.checkpoint_location
 
 
 def eviction(held: int, rounds: int = 20) -> dict[str, Any]:
@@ -148,38 +142,31 @@ def eviction(held: int, rounds: int = 20) -> dict[str, Any]:
     values = pa.array([b"0123456789abcdef"] * held, pa.binary())
     numbers = [pa.array(np.full(held, n, t)) for n, t in ((0, np.uint16), (0, np.uint16), (OP_PUT, np.uint8))]
     table.apply(pa.RecordBatch.from_arrays([*numbers, column, nothing, values], schema=CHANGE_SCHEMA))
-    index = ExpiryIndex(table, 0, PLACE)
+    source, asked = TableSource(table), FetchDue("", 0, 0, PLACE, EPOCH_US + DUE - 1, 0, True, (0,))
     times = []
     for _ in range(rounds):
         began = time.process_time()
-        due_entries(index, [0], EPOCH_US + DUE - 1, 0, True, 64 << 20)
+        source.answer(asked)
         times.append((time.process_time() - began) * 1e3)
     return {"held": held, "due": DUE, "cpu_ms": round(statistics.median(times), 3)}
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run every query ``rounds`` times on both sides, in turns, and return the medians."""
-    work = Path(tempfile.mkdtemp(prefix="dstl-bench-windows-", dir=args.work))
     figures: dict[tuple[Query, str], list[float]] = {}
-    try:
+    with session("windows", args) as (spark, work):
         events = write_input(work / "input", args, args.events)
         few = write_input(work / "few", args, min(args.events, WARM_UP))
-        spark = session(args, work)
-        try:
-            runs = Runs(args, spark, work)
-            for ours in (True, False):
-                runs.measure(QUERIES[0], work / "few", few, ours=ours)  # for the JVM, which is slow at first
-            chosen = [each for each in QUERIES if not args.only or each.query in args.only.split(",")]
-            for _ in range(args.rounds):
-                for query in chosen:
-                    for side in ("dstl", "spark"):
-                        rate = runs.measure(query, work / "input", events, ours=side == "dstl")
-                        print(f"{query.query:9} {query.mode:7} {side:6} {rate:12,.0f}/s", file=sys.stderr)
-                        figures.setdefault((query, side), []).append(rate)
-        finally:
-            spark.stop()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        runs = Runs(args, spark, work)
+        for ours in (True, False):
+            runs.measure(QUERIES[0], work / "few", few, ours=ours)  # for the JVM, which is slow at first
+        chosen = [each for each in QUERIES if not args.only or each.query in args.only.split(",")]
+        for _ in range(args.rounds):
+            for query in chosen:
+                for side in ("dstl", "spark"):
+                    rate = runs.measure(query, work / "input", events, ours=side == "dstl")
+                    print(f"{query.query:9} {query.mode:7} {side:6} {rate:12,.0f}/s", file=sys.stderr)
+                    figures.setdefault((query, side), []).append(rate)
     medians = {where: round(statistics.median(rates)) for where, rates in figures.items()}
     return {
         "runs": [
@@ -195,16 +182,11 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench windows", description=__doc__)
     parser.add_argument("--events", type=int, default=4_000_000, help="of all measured batches")
     parser.add_argument("--keys", type=int, default=200_000)
-    parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--batches", type=int, default=8, help="measured ones; a warm-up of the same size comes first")
     parser.add_argument("--held", type=int, nargs="*", default=[10_000, 100_000, 1_000_000], help="held groups")
-    parser.add_argument("--slots", type=int, default=os.cpu_count(), help="tasks at once (default: cores)")
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many (default 1)")
     parser.add_argument("--only", help="names of queries, joined by commas")
-    parser.add_argument("--work", help="directory for input and state (default: TMPDIR)")
-    parser.add_argument("--seed", type=int, default=1)
-    add_json(parser)
+    add_stream_arguments(parser)
     args = parser.parse_args(argv)
-    figures = run(args)
-    print_figures(figures, as_json=args.json)
+    print_figures(run(args), as_json=args.json)
     return 0

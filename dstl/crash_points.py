@@ -12,13 +12,11 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 
-__all__ = ["POINTS", "VARIABLE", "reach"]
-
 VARIABLE = "DSTL_TEST_CRASH_POINT"
 
 POINTS: Mapping[str, str] = {
     "W1": "the attempt has begun and sent nothing",
-    "W2": "a part of its changes is sent, and nobody has looked at the reply",
+    "W2": "a part of its changes is sent, and its reply was not looked at",
     "W3": "its change set is complete, and the next part of it is not sent",
     "W4": "all its changes are taken, and it has not acknowledged",
     "W5": "it has acknowledged, and its output is not complete",
@@ -34,11 +32,11 @@ POINTS: Mapping[str, str] = {
     "T9": "one log is truncated",
     "T10": "the TaskManager begins to shut down",
     "T11": "its socket is bound, and it is not registered",
-    "C1": "a checkpoint is triggered",
+    "C1": "Spark commits a batch, and its checkpoint is triggered",
     "C2": "some tasks have acknowledged",
     "C3": "every part is persisted, and there is no manifest",
     "C4": "a manifest was sent, and its answer is not read",
-    "C5": "the manifest is committed, and nobody is notified",
+    "C5": "the manifest is committed, and no TaskManager is notified",
     "C6": "one TaskManager is notified",
     "C7": "a subsumed checkpoint's references are released, and nothing is deleted",
     "C8": "the subsumed manifests are deleted, and the files that they name are not",
@@ -47,6 +45,8 @@ POINTS: Mapping[str, str] = {
     "C11": "the log is taken over, and its records are not read",
     "C12": "some orphans are deleted",
     "C13": "the boundary has moved, and nothing below it is deleted",
+    "C14": "Spark takes a batch for committed, and no record holds its commit",
+    "C15": "a batch begins, and no record holds its offsets",
     "M1": "the checkpoint of a materialization is fixed",
     "M2": "its snapshot is taken",
     "M3": "one of its files is stored",
@@ -57,7 +57,7 @@ POINTS: Mapping[str, str] = {
     "R1": "the retained checkpoints are read, and nothing is restored",
     "R2": "some key groups are loaded from a base",
     "R3": "a piece of the log is replayed",
-    "R4": "the tables are restored, and nobody knows",
+    "R4": "the tables are restored, and that was not reported",
     "R5": "a piece of the log has come to one operator's table, and is not counted",
     "R6": "a run is restored, and has made no checkpoint",
     "S1": "a savepoint's files are stored, and its descriptor is not",
@@ -100,4 +100,4 @@ def _strike_at(order: str) -> Callable[[str], None]:
 
 
 reach: Callable[[str], None] = _strike_at(os.environ[VARIABLE]) if VARIABLE in os.environ else _nothing
-"""Take notice that a point of :data:`POINTS` is reached."""
+"""Record that a point of :data:`POINTS` is reached."""

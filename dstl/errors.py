@@ -7,12 +7,12 @@
     │   ├── SlowDown           the store asks for less (503): back off, do not hedge
     │   └── TaskManagerLost    a TaskManager process is gone: restart the query
     ├── OutcomeUnknown         a write may or may not be there: never delete what it may have referenced
-    ├── Fenced                 somebody newer has taken over: stop, write and delete nothing
+    ├── Fenced                 a newer driver has taken over: stop, write and delete nothing
     │   └── Superseded         another attempt or batch of the same run has taken this attempt's place
     ├── Closed                 the object was closed before the call
     ├── Invalid                fix the code or the configuration (also a ValueError)
     │   ├── AccessDenied       the store refuses these credentials
-    │   ├── NotDeterministic   a partition was computed twice, with other results, and both are used
+    │   ├── NotDeterministic   partitions have changed a broadcast state differently
     │   ├── StateTooLarge      the state would outgrow a TaskManager's memory
     │   └── UserCodeError      a processor raised; carries its traceback, key and operator
     ├── CorruptData            stored bytes are not what was written; detected before use
@@ -38,7 +38,7 @@ Superseded            yes      an attempt came too late, four times; the new run
 Closed                yes      the TaskManager was ending; another is there by then
 Invalid               no       code and configuration are the same again
 AccessDenied          no       so are the credentials
-NotDeterministic      no       both outputs are used again, and differ again
+NotDeterministic      no       the partitions see the same rows again, and differ again
 StateTooLarge         no       the state is as large as before, and so is the memory
 UserCodeError         no       the processor sees the same rows again
 CorruptData           no       the object is as damaged as before: bring it back, or go back (the message says how)
@@ -83,8 +83,8 @@ __all__ = [
     "error_to_wire",
 ]
 
-_SHOWN = 200
-_MOST_ON_WIRE = 1 << 16
+_SHOWN = 200  # a line of a terminal or two
+_MOST_ON_WIRE = 1 << 16  # a message with a traceback fits, and a worker's log stays readable
 
 
 class DstlError(Exception):
@@ -105,7 +105,7 @@ class SlowDown(Unavailable):
     """The store throttles (503 SlowDown). Operator action: spread over more prefixes or lower the rate.
 
     It says that nothing was done; but it is an answer, and something between may have made it up. Where a wrong one
-    would cost data, a name is won for certain first (:class:`~dstl.checkpoint.put_once.PutOnce`).
+    would cost data, a name is won for certain first (:class:`~dstl.store.patience.PutOnce`).
     """
 
 
@@ -151,12 +151,11 @@ class AccessDenied(Invalid):
 
 
 class NotDeterministic(Invalid):
-    """Two actions, or two branches of one, computed a partition with different changes. The batch is aborted and the
-    state is as before it. Two attempts of one *task* that differ are a :class:`CheckpointDeclined`: there Spark uses
-    the output of one alone, so a restart, which runs the batch again, helps.
+    """Partitions of a batch have changed a broadcast state differently, and there is one copy for all of them.
 
-    Operator action: make the processor a function of the set of rows, or ``persist()`` the DataFrame before its second
-    use.
+    The batch is not committed, and the state is as before it.
+
+    Operator action: make ``handleBroadcastRows`` a function of its rows and of broadcast states alone.
     """
 
 
@@ -191,7 +190,7 @@ class ObjectNotFound(MissingState):
 
 
 class ObjectExists(DstlError):
-    """Put-if-absent found the name taken: somebody else's write, or our own whose answer was lost."""
+    """Put-if-absent found the name taken: another writer's object, or our own whose answer was lost."""
 
     restartable = False
 
@@ -250,6 +249,7 @@ def clip(text: object) -> str:
 
 
 _SHORT = reprlib.Repr()
+# What of a foreign value is shown: as much as fits a line of a terminal or two.
 _SHORT.maxlevel = 4
 _SHORT.maxtuple = _SHORT.maxlist = _SHORT.maxarray = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 20
 _SHORT.maxdeque = 20

@@ -1,7 +1,7 @@
 """Sources of options: keyword arguments first, then the environment, then Spark's configuration, then defaults.
 
-``spark.dstl.batching.persist_delay_s`` and ``DSTL_BATCHING_PERSIST_DELAY_S`` are the option ``persist_delay_s`` of the
-section ``batching``. A name that is no option of its section is an error, and so is a section that there is not, so
+``spark.dstl.batching.segment_size`` and ``DSTL_BATCHING_SEGMENT_SIZE`` are the option ``segment_size`` of the
+section ``batching``. A name that is not an option of its section is an error, and so is a section that there is not, so
 that a misspelt one is noticed. Of the environment only what is nearly a section, or ends as an option does: a service
 that is called dstl-something has Kubernetes put other variables of ours there.
 """
@@ -16,8 +16,6 @@ from pydantic import BaseModel, ValidationError
 
 from dstl import options
 from dstl.errors import Invalid
-
-__all__ = ["SECTIONS", "check_option_names", "resolve"]
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "batching": options.BatchingOptions,
@@ -42,7 +40,7 @@ _Options = TypeVar("_Options", bound=BaseModel)
 
 
 def check_option_names(environment: Iterable[str], spark_conf: Iterable[str]) -> None:
-    """Refuse names of options that there are not, and of sections, which nobody would read.
+    """Refuse names of options that there are not, and of sections, which would never be read.
 
     Args:
         environment: Names of the process's environment.
@@ -62,7 +60,9 @@ def check_option_names(environment: Iterable[str], spark_conf: Iterable[str]) ->
                 raise Invalid(f"{name} is a section and no option: write {name}.OPTION")
             if option not in SECTIONS[section].model_fields:
                 near = get_close_matches(option, SECTIONS[section].model_fields, 1)
-                raise Invalid(f"{name} is no option{f'; did you mean {_SPARK}{section}.{near[0]}?' if near else ''}")
+                raise Invalid(
+                    f"{name} is not an option{f'; did you mean {_SPARK}{section}.{near[0]}?' if near else ''}"
+                )
     # Of one word are "host" and "port", with which other programs' variables end as well.
     endings = tuple(f"_{each.upper()}" for kind in SECTIONS.values() for each in kind.model_fields if "_" in each)
     for name in sorted(environment):
@@ -79,7 +79,7 @@ def _nearest(section: str, names: Iterable[str] = SECTIONS) -> list[str]:
 def _no_section(name: str, section: str) -> Invalid:
     near = _nearest(section, SECTIONS if name.startswith(_ENVIRONMENT) else (*SECTIONS, *sorted(_PLAIN)))
     meant = f"; did you mean {near[0]}?" if near else ""
-    return Invalid(f"{name} is no option: there is no section {section!r}, there are {', '.join(SECTIONS)}{meant}")
+    return Invalid(f"{name} is not an option: there is no section {section!r}, there are {', '.join(SECTIONS)}{meant}")
 
 
 def resolve(
@@ -99,7 +99,7 @@ def resolve(
         spark_conf: Spark's configuration.
 
     Raises:
-        Invalid: A value is out of range or of the wrong type, or a name is no option, and says where it was set; or
+        Invalid: A value is out of range or of the wrong type, or a name is not an option, and says where it was set; or
             what is given is not of the section's class.
     """
     if given is not None:

@@ -9,22 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dstl.errors import Invalid
 
-__all__ = [
-    "BatchingOptions",
-    "CheckpointOptions",
-    "ClusterOptions",
-    "HedgingOptions",
-    "MaterializationOptions",
-    "MemoryOptions",
-    "MetricsOptions",
-    "S3Options",
-    "SealingOptions",
-    "TriggerOptions",
-    "UploadOptions",
-    "WorkerOptions",
-    "check_grace",
-]
-
 
 class _Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -32,16 +16,6 @@ class _Options(BaseModel):
 
 class BatchingOptions(_Options):
     """Sealing of a TaskManager's changelog into segments."""
-
-    persist_delay_s: float = Field(default=0.010, ge=0)
-    """How long a persist may wait for other writers (Flink ``dstl.dfs.batch.persist-delay``, 10 ms). Longer:
-    fewer, larger objects and fewer paid PUTs; shorter: less added to each checkpoint. Nothing waits once every
-    writer with data has asked, or when a TaskManager persists all of them at once."""
-
-    persist_size_threshold: int = Field(default=10 << 20, gt=0)
-    """Bytes asked for that are sealed at once, before the delay is over (Flink
-    ``dstl.dfs.batch.persist-size-threshold``, 10 MB). Larger: later writers still join the same objects;
-    smaller: the upload starts earlier."""
 
     segment_size: int = Field(default=5 << 20, gt=0)
     """A seal of more bytes (before compression) is cut into segments of at most about this many, encoded and
@@ -97,9 +71,8 @@ class UploadOptions(_Options):
     Longer: kinder to a store in trouble; shorter: a single fault costs less."""
 
     throttle_backoff_s: float = Field(default=0.5, gt=0)
-    """First back-off after a 503 SlowDown; doubles likewise, and more while 503s go on; ``backoff_base_s`` takes its
-    place where 503s were seen not to follow the load. Longer: each 503 is answered by fewer further requests, which
-    are refused as well; shorter: a single 503 costs less."""
+    """First back-off after a 503 SlowDown; doubles likewise, and more while 503s go on. Longer: each 503 is
+    answered by fewer further requests, which are refused as well; shorter: a single 503 costs less."""
 
     backoff_cap_s: float = Field(default=5.0, gt=0)
     """Longest back-off. Longer: kinder to a store in trouble; shorter: faster return after it."""
@@ -154,8 +127,7 @@ class HedgingOptions(_Options):
 
     throttle_pause_s: float = Field(default=1.0, gt=0)
     """After a 503 SlowDown nothing is hedged for so long; doubles while 503s go on, up to 64 times. Longer: the
-    throttled store recovers sooner; shorter: hedging returns sooner. A share of 503 that does not follow the load
-    pauses nothing."""
+    throttled store recovers sooner; shorter: hedging returns sooner."""
 
     warm_after_s: float = Field(default=10.0, gt=0)
     """When no hedge has used the hedges' connections for so long, one first attempt goes through them, which
@@ -183,9 +155,8 @@ class CheckpointOptions(_Options):
     are paid for less long; longer: fewer LIST requests. 0 turns it off (``dstl gc`` does the same by hand)."""
 
     clean_grace_s: float = Field(default=86400.0, gt=0)
-    """An object younger than this, by the store's clock, is never taken for an orphan. It must exceed ``timeout_s`` and
-    ``MaterializationOptions.publish_within_s``. Shorter: orphans go sooner; longer: more margin for drivers that were
-    paused."""
+    """An object younger than this, by the store's clock, is never taken for an orphan. It must exceed ``timeout_s``.
+    Shorter: orphans go sooner; longer: more margin for drivers that were paused."""
 
     clock_hold_s: float = Field(default=300.0, ge=0)
     """How long processing time stands still where the driver's clock is behind the batch before; then it follows the
@@ -212,13 +183,13 @@ class ClusterOptions(_Options):
 
     secret_file: str | None = None
     """File with the application's secret (at least 16 bytes of text, readable by its owner alone), shared with
-    TaskManagers that are started by hand. None: a random one for each :class:`StateBackend`, which nobody can leak; but
-    then nobody but the executors' own TaskManagers can register."""
+    TaskManagers that are started by hand. None: a random one for each :class:`StateBackend`, which cannot leak; but
+    then only the executors' own TaskManagers can register."""
 
     launch: bool = True
     """On: the first task on a host starts its TaskManager, which takes its memory beside the executor's
     (``spark.executor.memoryOverhead`` must allow for it where containers are limited). Off: nothing is started;
-    ``task_managers`` of them have to be started by hand, and a lost one is replaced by whoever runs them."""
+    ``task_managers`` of them have to be started by hand, and their operator replaces a lost one."""
 
 
 class WorkerOptions(_Options):
@@ -257,17 +228,18 @@ class MetricsOptions(_Options):
     scraper or an open page, costs one small message to each TaskManager."""
 
     host: str = "127.0.0.1"
-    """Address it listens at. The loopback: nobody outside the driver's host can look, which needs a scraper or an SSH
-    tunnel there. Another: whoever reaches it sees names of operators, sizes and times, though never state, for there
-    is no password and no TLS."""
+    """Address it listens at. The loopback: it cannot be reached from outside the driver's host, which needs a scraper
+    or an SSH tunnel there. Another: anyone who reaches it sees names of operators, sizes and times, though never state,
+    for there is no password and no TLS."""
 
 
 class TriggerOptions(_Options):
     """Reasons to start a materialization. Every reason but the interval can be turned off with None."""
 
     interval_s: float = Field(default=600.0, gt=0)
-    """From one start to the next, if there is any log (Flink ``periodic-materialize.interval``, 10 min). Shorter: less
-    log to store and replay; longer: fewer bytes of state uploaded."""
+    """From one start to the next, if there is any log (Flink ``periodic-materialize.interval``, 10 min). After a
+    restart the first one is cut at random, so that jobs do not upload all at once. Shorter: less log to store and
+    replay; longer: fewer bytes of state uploaded."""
 
     log_to_state_ratio: float | None = Field(default=0.2, gt=0)
     """Start when the log has so many bytes per byte of state: it bounds what a restore reads at about (1 + ratio) times
@@ -297,13 +269,9 @@ class TriggerOptions(_Options):
     min_pause_s: float = Field(default=10.0, ge=0)
     """From the end of one materialization to the start of the next, whatever the log does."""
 
-    start_jitter_s: float = Field(default=30.0, ge=0)
-    """After a (re)start nothing begins before a random moment within this (and the first interval is cut at random), so
-    that the operators of a job do not upload all at once. Longer: smoother; shorter: a restored log shrinks sooner."""
-
     tolerated_failures: int = Field(default=3, ge=0)
     """Failures in a row that only delay (Flink ``state.changelog.max-failures-allowed``, 3). One more is reported: the
-    log then grows for a reason that somebody must look at."""
+    log then grows for a reason that must be looked at."""
 
     backoff_base_s: float = Field(default=5.0, gt=0)
     """Wait after the first failure; doubles with each one more, and half of it is random."""
@@ -338,7 +306,7 @@ class MaterializationOptions(TriggerOptions):
     share_files: bool = True
     """A RocksDB table's base is its files (Flink ``state.backend.incremental``): those that an earlier base has stored
     are named again. On: where 1 % of the keys change, some 6 % of the state is uploaded, and a restart opens the files
-    as they are; but a restore that owns a part of the key groups reads all files, and whoever reads such a checkpoint
+    as they are; but a restore that owns a part of the key groups reads all files, and a reader of such a checkpoint
     needs the ``rocksdb`` extra. Off: changed key groups are uploaded whole and restored one by one, in a form that is
     the same for all tables. What has expired leaves such a base as the table drops it: an eighth of the key groups, and
     all of a small table, before each materialization."""
@@ -364,9 +332,11 @@ class MaterializationOptions(TriggerOptions):
     """A cached file that was not used for so long goes, when the next one comes or a TaskManager starts. Longer: a job
     that pauses restarts faster; shorter: less disk for jobs that are gone."""
 
-    publish_within_s: float = Field(default=1800.0, gt=0)
-    """A finished materialization is written into the manifest of the next batch. When none comes within so long, it is
-    dropped and made again then, for a cleaner takes its files for orphans. Keep it well below the cleaner's grace."""
+    publish_within_s: float = Field(default=300.0, gt=0)
+    """A finished materialization is named by the next batch's checkpoint. Where none comes for so long, the last
+    batch's is made again, which is a PUT more; and the end of a run (``StateBackend.close``) waits at most so long for
+    materializations that run. Longer: jobs in short runs get their bases whatever the size of their state (some 10 to
+    20 s per GB of a TaskManager); shorter: a process ends sooner, and the next run uploads the same again."""
 
 
 class S3Options(_Options):
@@ -413,7 +383,7 @@ class S3Options(_Options):
 
     expected_bucket_owner: str | None = Field(default=None, pattern=r"^[0-9]{12}$")
     """AWS account that must own the bucket; every request is refused otherwise. It protects from a bucket that was
-    deleted and taken by somebody else."""
+    deleted and taken by another owner."""
 
     @field_validator("endpoint_url")
     @classmethod
@@ -433,18 +403,15 @@ class SealingOptions(_Options):
     damage and not forgery. A location is sealed from its first object on or never, and always with the same key."""
 
 
-def check_grace(checkpoints: CheckpointOptions, materialization: MaterializationOptions) -> None:
+def check_grace(checkpoints: CheckpointOptions) -> None:
     """Refuse options with which the cleaner could take for an orphan what is about to be named.
 
     Raises:
-        Invalid: The grace period is not longer than a commit, or a finished base, may take to be published.
+        Invalid: The grace period is not longer than a commit may take.
     """
-    for name, seconds in (
-        ("checkpoints.timeout_s", checkpoints.timeout_s),
-        ("materialization.publish_within_s", materialization.publish_within_s),
-    ):
-        if checkpoints.clean_grace_s <= seconds:
-            raise Invalid(
-                f"checkpoints.clean_grace_s={checkpoints.clean_grace_s:g} is not above {name}={seconds:g}: the cleaner "
-                "would delete what a checkpoint is about to name; make the grace period longer"
-            )
+    if checkpoints.clean_grace_s <= checkpoints.timeout_s:
+        raise Invalid(
+            f"checkpoints.clean_grace_s={checkpoints.clean_grace_s:g} is not above checkpoints.timeout_s="
+            f"{checkpoints.timeout_s:g}: the cleaner would delete what a checkpoint is about to name; make the grace "
+            "period longer"
+        )

@@ -12,11 +12,9 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 
-__all__ = ["check_strength", "make_private_directory", "read_private_file"]
-
 _log = logging.getLogger(__name__)
-_REFUSED_BITS = 40.0
-_WEAK_BITS = 80.0
+_REFUSED_BITS = 40.0  # what a laptop tries in an afternoon
+_WEAK_BITS = 80.0  # out of reach for years
 _HOW_TO_MAKE_ONE = "make a random one, with `openssl rand -hex 32`, say"
 
 
@@ -31,7 +29,7 @@ def read_private_file(path: str, what: str) -> str:
         Invalid: It cannot be read, is another user's or no file, others than its owner may read it, or it is not text.
     """
     try:
-        # Without waiting: a pipe that nobody writes to would never open.
+        # Without waiting: a pipe without a writer would never open.
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), encoding="utf-8") as file:
             info = os.fstat(file.fileno())
             mode = stat.S_IMODE(info.st_mode)
@@ -52,7 +50,7 @@ def make_private_directory(path: Path) -> None:
 
     Raises:
         OSError: It cannot be made, or what is there is not this user's own directory with mode 0700: in a directory
-            that others may write to, somebody else may have made it.
+            that others may write to, another user may have made it.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = path.lstat()

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-__all__ = ["Clock", "IoLoop", "LoopClock", "Runtime", "SystemClock", "call_in_thread", "system_runtime"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -60,20 +58,32 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class LoopClock:
-    """The running event loop's own time: virtual when the loop is a simulated one."""
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits between attempts that fail: each twice as long as the one before it.
 
-    def now(self) -> float:
-        """The loop's time in seconds."""
-        return asyncio.get_running_loop().time()
+    Attributes:
+        first_s: Seconds after the first failure.
+        longest_s: Where the doubling ends.
+    """
 
-    def wall(self) -> float:
-        """The loop's time again: a simulated world has no other."""
-        return self.now()
+    first_s: float
+    longest_s: float
 
-    async def sleep(self, seconds: float) -> None:
-        """Sleep in the loop's time."""
-        await asyncio.sleep(seconds)
+    def ceiling(self, failures: int) -> float:
+        """Return the longest wait after so many failures in a row, from 1."""
+        # The exponent is bounded, so that years of failures do not overflow a float.
+        return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
+
+    def after(self, failures: int, rng: random.Random, *, least: float = 0.5) -> float:
+        """Return a wait after so many failures in a row, drawn so that many that failed together do not return so.
+
+        Args:
+            failures: In a row, from 1.
+            rng: Draws.
+            least: The shortest wait, as a share of the longest.
+        """
+        return self.ceiling(failures) * rng.uniform(least, 1.0)
 
 
 @dataclass(frozen=True)
@@ -91,13 +101,8 @@ class Runtime:
     entropy: random.Random
 
     def new_id(self) -> str:
-        """Return 32 hexadecimal digits that nobody else has."""
+        """Return 32 hexadecimal digits that are unique."""
         return f"{self.entropy.getrandbits(128):032x}"
-
-    @staticmethod
-    def seeded(seed: int, clock: Clock) -> Runtime:
-        """Return a runtime in which everything follows from the seed."""
-        return Runtime(clock=clock, rng=random.Random(seed), entropy=random.Random(f"ids-{seed}"))
 
 
 def system_runtime() -> Runtime:

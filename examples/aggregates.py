@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from dstl.spark import StateBackend
-from dstl.spark import aggregates as agg
 
 READINGS = [
     [("s1", 20.5), ("s1", 21.5), ("s2", 3.0)],
@@ -19,13 +19,11 @@ READINGS = [
 
 
 def statistics(backend: StateBackend, readings: DataFrame) -> DataFrame:
-    return backend.aggregate(
-        readings,
-        by="sensor",
-        n=agg.count(),
-        mean=agg.mean("value"),
-        low=agg.min("value"),
-        high=agg.max("value"),
+    return backend.groupBy(readings, "sensor").agg(
+        F.count("*").alias("n"),
+        F.mean("value").alias("mean"),
+        F.min("value").alias("low"),
+        F.max("value").alias("high"),
     )
 
 
@@ -41,7 +39,7 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
         query = (
             found.writeStream.outputMode("update")
             .foreachBatch(lambda df, _: latest.update((row.sensor, tuple(row)) for row in df.collect()))
-            .option("checkpointLocation", str(work / "checkpoint"))
+            .option("checkpointLocation", backend.checkpoint_location)
             .trigger(availableNow=True)
             .start()
         )

@@ -35,13 +35,8 @@ class Once(StatefulProcessor):
 
 
 def deduplicated(backend: StateBackend, events: DataFrame) -> DataFrame:
-    return backend.transform_with_state(
-        events,
-        by="id",
-        processor=Once(),
-        output=events.schema,
-        time_mode="processingTime",  # times to live follow the clock
-    )
+    # Times to live follow the clock, hence processingTime.
+    return backend.groupBy(events, "id").transformWithState(Once(), events.schema, "append", "processingTime")
 
 
 def main(spark: SparkSession, work: Path) -> list[tuple]:
@@ -52,7 +47,7 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
     with StateBackend(str(work / "state"), spark=spark) as backend:
         passed = deduplicated(backend, events.json(str(work / "events")))
         query = passed.writeStream.format("json").option("path", str(work / "out"))
-        query = query.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+        query = query.option("checkpointLocation", backend.checkpoint_location).trigger(availableNow=True).start()
         query.awaitTermination()
         remembered = backend.read_state(spark, "seen").count()
     out = spark.read.schema("id string, amount long").json(str(work / "out"))

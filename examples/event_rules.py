@@ -46,8 +46,8 @@ class Rules(StatefulProcessor):
 
 
 def broken_rules(backend: StateBackend, events: DataFrame) -> DataFrame:
-    return backend.transform_with_state(
-        events, by="user", processor=Rules(), output="user string, seq long, why string"
+    return backend.groupBy(events, "user").transformWithState(
+        Rules(), "user string, seq long, why string", "append", "none"
     )
 
 
@@ -62,7 +62,7 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
     with StateBackend(str(work / "state"), spark=spark) as backend:
         broken = broken_rules(backend, events.json(str(work / "events")))
         query = broken.writeStream.format("json").option("path", str(work / "out"))
-        query = query.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+        query = query.option("checkpointLocation", backend.checkpoint_location).trigger(availableNow=True).start()
         query.awaitTermination()
     out = spark.read.schema("user string, seq long, why string").json(str(work / "out"))
     return sorted(tuple(row) for row in out.collect())

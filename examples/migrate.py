@@ -39,12 +39,12 @@ class Visits(StatefulProcessor):
         pass
 
 
-def run(visits: DataFrame, checkpoint: Path) -> list[tuple]:
+def run(visits: DataFrame, checkpoint: str) -> list[tuple]:
     latest: dict[str, int] = {}
     query = (
         visits.writeStream.outputMode("update")
         .foreachBatch(lambda df, _: latest.update((row.page, row.n) for row in df.collect()))
-        .option("checkpointLocation", str(checkpoint))
+        .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()
     )
@@ -61,15 +61,15 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
     click(work, "monday", ["a", "b", "a"])
     clicks = spark.readStream.schema("page string").json(str(work / "clicks"))
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-    run(clicks.groupBy("page").transformWithState(Visits(), OUTPUT, "update", "none"), work / "spark")
+    run(clicks.groupBy("page").transformWithState(Visits(), OUTPUT, "update", "none"), str(work / "spark"))
 
     moved = migrate_state(
-        str(work / "spark"), work / "state", operators={0: "visits"}, new_checkpoint=str(work / "checkpoint")
+        str(work / "spark"), work / "state", operators={0: "visits"}, new_checkpoint=str(work / "state" / "_spark")
     )
     click(work, "tuesday", ["a", "c"])
     with StateBackend(work / "state", restore_from=moved.savepoint, parallelism=5, spark=spark) as backend:
         visits = backend.groupBy(clicks, "page").transformWithState(Visits(), OUTPUT, "update", "none", name="visits")
-        return run(visits, work / "checkpoint")
+        return run(visits, backend.checkpoint_location)
 
 
 if __name__ == "__main__":

@@ -53,12 +53,8 @@ class Sessions(StatefulProcessor):
 
 
 def sessions(backend: StateBackend, clicks: DataFrame) -> DataFrame:
-    return backend.transform_with_state(
-        clicks.withWatermark("at", "1 minute"),
-        by="user",
-        processor=Sessions(),
-        output="user string, clicks int, minutes long",
-        time_mode="eventTime",
+    return backend.groupBy(clicks.withWatermark("at", "1 minute"), "user").transformWithState(
+        Sessions(), "user string, clicks int, minutes long", "append", "eventTime"
     )
 
 
@@ -73,7 +69,7 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
     with StateBackend(str(work / "state"), spark=spark) as backend:
         found = sessions(backend, clicks.json(str(work / "clicks")))
         query = found.writeStream.format("json").option("path", str(work / "out"))
-        query = query.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True).start()
+        query = query.option("checkpointLocation", backend.checkpoint_location).trigger(availableNow=True).start()
         query.awaitTermination()
     out = spark.read.schema("user string, clicks int, minutes long").json(str(work / "out"))
     return sorted(tuple(row) for row in out.collect())

@@ -41,8 +41,8 @@ class TopProducts(StatefulProcessor):
 
 
 def top_products(backend: StateBackend, sales: DataFrame) -> DataFrame:
-    return backend.transform_with_state(
-        sales, by="shop", processor=TopProducts(), output="shop string, best string", output_mode="update"
+    return backend.groupBy(sales, "shop").transformWithState(
+        TopProducts(), "shop string, best string", "update", "none"
     )
 
 
@@ -58,7 +58,7 @@ def main(spark: SparkSession, work: Path) -> list[tuple]:
         query = (
             best.writeStream.outputMode("update")
             .foreachBatch(lambda df, _: latest.update((row.shop, row.best) for row in df.collect()))
-            .option("checkpointLocation", str(work / "checkpoint"))
+            .option("checkpointLocation", backend.checkpoint_location)
             .trigger(availableNow=True)
             .start()
         )

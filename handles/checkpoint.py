@@ -12,23 +12,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from handles.base_generations import generations_of
-from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
-from handles.materialized_handle import MaterializedStateHandle
-from handles.operator_uid import OperatorUid
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import INITIAL_SQN, SequenceNumberRange
-
-__all__ = [
-    "CheckpointId",
-    "CompletedCheckpoint",
-    "LogEntry",
-    "OperatorEntry",
-    "SegmentEntry",
-    "TruncatedEntry",
-    "log_coverage",
-    "referenced_objects",
-]
+from handles.key_group import MAX_MAX_PARALLELISM
+from handles.materialized_handle import MaterializedStateHandle, OperatorUid, WithKeyGroups, generations_of
+from handles.segment_handle import INITIAL_SQN, SegmentHandle, SequenceNumberRange
 
 CheckpointId = int
 """The number of the checkpoint's manifest in the manifest log: dense, growing, never reused."""
@@ -58,7 +44,7 @@ class OperatorEntry(_Frozen):
     watermark_ms: int | None = None
 
 
-class LogEntry(_Frozen):
+class LogEntry(WithKeyGroups):
     """One log: what one writer incarnation wrote for one operator.
 
     Attributes:
@@ -72,17 +58,10 @@ class LogEntry(_Frozen):
 
     log_id: str
     operator: OperatorUid
-    first_key_group: _Count
-    last_key_group: _Count
     from_sqn: _Count = 0
 
-    @property
-    def key_groups(self) -> KeyGroupRange:
-        """The key groups as a range, inclusive at both ends."""
-        return KeyGroupRange(self.first_key_group, self.last_key_group)
 
-
-class SegmentEntry(_Frozen):
+class SegmentEntry(WithKeyGroups):
     """One segment and what of it belongs to the checkpoint.
 
     Attributes:
@@ -96,8 +75,6 @@ class SegmentEntry(_Frozen):
     """
 
     segment: tuple[str, _Count, _Count, _Count]
-    first_key_group: _Count
-    last_key_group: _Count
     ranges: tuple[tuple[_Count, _Count, _Count], ...]
     checkpoint: _Count = 0
 
@@ -110,13 +87,8 @@ class SegmentEntry(_Frozen):
         """The segment's place as a handle."""
         return SegmentHandle(*self.segment)
 
-    @property
-    def key_groups(self) -> KeyGroupRange:
-        """The key groups as a range, inclusive at both ends."""
-        return KeyGroupRange(self.first_key_group, self.last_key_group)
 
-
-class TruncatedEntry(_Frozen):
+class TruncatedEntry(WithKeyGroups):
     """Key groups of one operator whose older log is gone.
 
     Attributes:
@@ -127,14 +99,7 @@ class TruncatedEntry(_Frozen):
     """
 
     operator: OperatorUid
-    first_key_group: _Count
-    last_key_group: _Count
     checkpoint: _Count
-
-    @property
-    def key_groups(self) -> KeyGroupRange:
-        """The key groups as a range, inclusive at both ends."""
-        return KeyGroupRange(self.first_key_group, self.last_key_group)
 
 
 class CompletedCheckpoint(_Frozen):
@@ -168,6 +133,8 @@ class CompletedCheckpoint(_Frozen):
         held_since_ms: What that clock said when time began to stand still at an earlier batch's; None where it did not.
         sequence_base: Added to the numbers of the log that tasks order list elements by: in a job that began with a
             savepoint they go on from the job that it was made of.
+        logged_at: ``(checkpoint, Unix seconds by its driver's clock)`` of every checkpoint that :attr:`segments` came
+            with: how old the log is. Empty in checkpoints of before it was kept.
     """
 
     checkpoint_id: CheckpointId
@@ -187,6 +154,7 @@ class CompletedCheckpoint(_Frozen):
     truncated: tuple[TruncatedEntry, ...] = ()
     logs: tuple[LogEntry, ...] = ()
     segments: tuple[SegmentEntry, ...] = ()
+    logged_at: tuple[tuple[_Count, _Count], ...] = ()
 
     @model_validator(mode="after")
     def _covered(self) -> CompletedCheckpoint:

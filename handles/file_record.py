@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["FILES_OWNER", "MAX_PATH", "PLAIN", "FileEntry", "FileRecord", "elsewhere", "is_path", "place_elsewhere"]
-
 PLAIN = "plain:"
 """Begins the name of what is no object of the log, but a file that Spark has written itself."""
 FILES_OWNER = "files"
@@ -95,7 +93,7 @@ class FileRecord(BaseModel):
         segments, logs = (len(info.data.get(name, ())) for name in ("segments", "logs"))
         for path, size, _, segment, log, sqn in added:
             if not is_path(path):
-                raise ValueError(f"{path[:80]!r} is no path of a file")
+                raise ValueError(f"{path[:80]!r} is not a path of a file")
             if not (0 <= segment < segments and 0 <= log < logs and sqn >= 0 and size >= 0):
                 raise ValueError(f"the entry of file {path!r} names a segment or log that its record does not list")
         return added
@@ -105,7 +103,7 @@ class FileRecord(BaseModel):
     def _are_paths(cls, removed: tuple[str, ...]) -> tuple[str, ...]:
         for path in removed:
             if not is_path(path):
-                raise ValueError(f"{path[:80]!r} is no path of a file")
+                raise ValueError(f"{path[:80]!r} is not a path of a file")
         return removed
 
     @staticmethod

@@ -9,15 +9,15 @@ One TaskManager has one, on its loop. A materialization is::
             --> finished: its report rides with the next batch's checkpoint; that makes it a base
             --> backing off after a failure or a timeout, then running again
 
-A finished one waits for a batch, for nobody else writes manifests: the log of an idle query is materialized all the
-same, and its recovery gets shorter with the next batch.
+Where no batch comes, or the run ends, the coordinator makes the last batch's checkpoint again, which then names it
+(``dstl/checkpoint/base_publication.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from dstl.crash_points import reach
@@ -28,12 +28,10 @@ from dstl.runtime import Runtime, call_in_thread
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
 from materializer.bases.operator_bases import FinishedMaterialization, OperatorBases
-from materializer.expiry_sweep import ExpirySweep
+from materializer.expiry import ExpirySweep
 from materializer.materialization import BaseWriter, WrittenBases
 from materializer.tables import Expired, StateTable
 from materializer.trigger import Action, Decision, MaterializationTrigger, Phase, UnmaterializedLog
-
-__all__ = ["MaterializationSource", "PeriodicMaterializationManager"]
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +104,7 @@ class PeriodicMaterializationManager:
         self._timer: asyncio.TimerHandle | None = None
         self._warned: set[str] = set()
         self._demanded: set[str] = set()
-        self._offered: dict[str, FinishedMaterialization] = {}
+        self._named: Sequence[FinishedMaterialization] = ()
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self.replay_bytes_per_s: float | None = None
@@ -147,10 +145,11 @@ class PeriodicMaterializationManager:
                 continue
             oldest = max(oldest, now - log.oldest_at if log.bytes else 0.0)
             replay = max(replay, log.replay_seconds(self._options))
-            self._watch(operator, trigger.overdue(now, log), now - log.oldest_at)
-            if log.bytes > 0 and operator not in self._warned:
+            overdue_at = trigger.overdue_at(log)
+            self._watch(operator, now > overdue_at and not self._is_named(bases), now - log.oldest_at)
+            if overdue_at >= now:
                 # No batch may come that would look again.
-                ask_again_at = min(ask_again_at, log.oldest_at + self._options.overdue_s)
+                ask_again_at = min(ask_again_at, overdue_at)
             if bases.finished is not None:
                 continue
             decision = trigger.decide(now, log)
@@ -173,6 +172,8 @@ class PeriodicMaterializationManager:
 
     def reset(self) -> None:
         """The tables were replaced: what runs is given up, and every trigger begins anew."""
+        if lost := len(self._unnamed()) + (self._running is not None):
+            self._recorder.increment("materializationsDropped", lost)
         self._triggers.clear()
         self._sweep.reset()
         self._warned.clear()
@@ -185,22 +186,23 @@ class PeriodicMaterializationManager:
             task.add_done_callback(self._ending.discard)
 
     def take_reports(self) -> list[FinishedMaterialization]:
-        """Return what a checkpoint of now may name; drop what has waited for too long."""
+        """Return what a checkpoint of now may name, however long it has waited."""
+        return [bases.finished for bases in self._source.bases.values() if bases.finished is not None]
+
+    def named(self, finished: Sequence[FinishedMaterialization]) -> None:
+        """Record that a checkpoint is durable which names these, before the tables follow it."""
+        self._named = finished
+
+    def waiting(self) -> list[float]:
+        """Return for how many seconds each finished one has waited that no checkpoint names yet."""
         now = self._runtime.clock.now()
-        found = []
-        for operator, bases in self._source.bases.items():
-            finished = bases.finished
-            if finished is not None and now - finished.at > self._options.publish_within_s:
-                _log.info("materialization of %s found no batch in time and is dropped", operator)
-                self._recorder.increment("materializationsDropped")
-                bases.finished = None
-                if self._offered.get(operator) is not finished:
-                    self._writer.discard(list(finished.report.objects()))
-                # Else a manifest may name it whose commit had no known end: it is the coordinator's, or the cleaner's.
-            elif finished is not None:
-                self._offered[operator] = finished
-                found.append(finished)
-        return found
+        return [now - finished.at for finished in self._unnamed()]
+
+    def _unnamed(self) -> list[FinishedMaterialization]:
+        return [b.finished for b in self._source.bases.values() if b.finished is not None and not self._is_named(b)]
+
+    def _is_named(self, bases: OperatorBases) -> bool:
+        return any(bases.finished is each for each in self._named)
 
     async def close(self) -> None:
         """Give up what runs. Idempotent."""
@@ -220,8 +222,8 @@ class PeriodicMaterializationManager:
         elif operator not in self._warned:
             self._warned.add(operator)
             _log.warning(
-                "the log of %s is %.0f s old and in no base: materializations fail or find no batch; recovery gets "
-                "longer",
+                "the log of %s is %.0f s old and in no base: materializations fail, or runs end before they do "
+                "(materialization.publish_within_s); recovery gets longer",
                 operator,
                 age,
             )

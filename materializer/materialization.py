@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import google_crc32c
 import numpy as np
 
 from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.upload.uploader import StoredObject
+from dstl.changelog.upload.hedged_put import StoredObject
+from dstl.changelog.upload.uploader import Uploader
 from dstl.crash_points import reach
 from dstl.options import MaterializationOptions
 from dstl.runtime import call_in_thread
@@ -24,18 +24,6 @@ from materializer.bases.key_group_file import encode_in_pieces
 from materializer.bases.operator_bases import MaterializationPlan
 from materializer.bases.table_directory import write_table_files
 from materializer.tables import Expired, FileSnapshot, TableSnapshot
-
-__all__ = ["BaseUploader", "BaseWriter", "WrittenBases"]
-
-
-class BaseUploader(Protocol):
-    """The part of the log's uploader that writes base files."""
-
-    def upload(
-        self, name_of: Callable[[int], str], data: bytes | memoryview, *, critical: bool, checksum: int | None
-    ) -> Awaitable[StoredObject]:
-        """Store a body under a name of its own."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ class BaseWriter:
         uploader: The log's own, so that retries, hedges and their budget are shared.
         names: Names of this TaskManager's objects.
         reserve: Holds bytes of the budget.
-        discard: Deletes objects that nobody refers to, best effort, in the background.
+        discard: Deletes unreferenced objects, best effort, in the background.
         options: Size of files, compression.
         cache: Keeps what was stored for a restart on this host.
     """
@@ -85,7 +73,7 @@ class BaseWriter:
     def __init__(
         self,
         *,
-        uploader: BaseUploader,
+        uploader: Uploader,
         names: SegmentNames,
         reserve: Callable[[int], AbstractAsyncContextManager[None]],
         discard: Callable[[list[str]], None],

@@ -12,17 +12,7 @@ from enum import StrEnum
 
 from dstl.errors import Invalid
 from dstl.options import TriggerOptions
-from dstl.runtime import Runtime
-
-__all__ = [
-    "Action",
-    "Decision",
-    "MaterializationTrigger",
-    "Phase",
-    "Reason",
-    "TriggerOptions",
-    "UnmaterializedLog",
-]
+from dstl.runtime import Backoff, Runtime
 
 
 class Phase(StrEnum):
@@ -60,8 +50,8 @@ class UnmaterializedLog:
     Attributes:
         bytes: Stored bytes of log that recovery would replay; 0 means that there is nothing to materialize.
         segments: Segments that they lie in.
-        oldest_at: When the oldest of these changes was appended, on the caller's clock; for a restored log the moment
-            of the restore. Ignored when ``bytes`` is 0.
+        oldest_at: When the oldest of these changes was committed, on the caller's clock; before its beginning perhaps,
+            where an earlier run has logged it. Ignored when ``bytes`` is 0.
         state_bytes: Bytes of the table.
         replay_bytes_per_s: Measured rate of replay; None: none was measured yet.
     """
@@ -111,10 +101,12 @@ class MaterializationTrigger:
 
     def __init__(self, options: TriggerOptions, runtime: Runtime, now: float) -> None:
         self._options = options
+        self._backoff = Backoff(options.backoff_base_s, options.backoff_cap_s)
         self._rng = runtime.rng
         first = self._rng.uniform(0.0, 1.0)
         self._interval_due = now + options.interval_s * first
-        self._not_before = now + min(options.start_jitter_s, options.interval_s) * self._rng.uniform(0.0, 1.0)
+        self._not_before = now
+        self._restarted_at = now
         self._started_at = now
         self._failures = 0
         self._phase = Phase.WAITING
@@ -147,9 +139,15 @@ class MaterializationTrigger:
             return Decision(Action.START, reason)
         return Decision(Action.WAIT, ask_again_at=due)
 
-    def overdue(self, now: float, log: UnmaterializedLog) -> bool:
-        """Return whether the log is older than ``overdue_s``, whoever is to blame."""
-        return log.bytes > 0 and now - log.oldest_at > self._options.overdue_s
+    def overdue_at(self, log: UnmaterializedLog) -> float:
+        """Return when the log will have been older than ``overdue_s``, for whatever reason; infinity without log.
+
+        What earlier runs have logged counts from this run's start: runs that are shorter than the interval keep a log
+        that is within its bounds for as long as they like. Where it is twice as long as any of them allows it is
+        overdue at once: bases were due for some time, and none came.
+        """
+        since = log.oldest_at if self._bound(log, 2) is not None else max(log.oldest_at, self._restarted_at)
+        return since + self._options.overdue_s if log.bytes > 0 else math.inf
 
     def started(self, now: float) -> None:
         """Report that a materialization began.
@@ -181,9 +179,7 @@ class MaterializationTrigger:
         """
         self._end(Phase.BACKING_OFF)
         self._failures += 1
-        # The exponent is bounded, so that years of failures do not overflow a float.
-        wait = min(self._options.backoff_cap_s, self._options.backoff_base_s * 2.0 ** min(self._failures - 1, 60))
-        self._not_before = now + wait * self._rng.uniform(0.5, 1.0)
+        self._not_before = now + self._backoff.after(self._failures, self._rng)
         return not self.exhausted
 
     def _end(self, phase: Phase) -> None:
@@ -196,13 +192,21 @@ class MaterializationTrigger:
         options = self._options
         if self._phase is Phase.BACKING_OFF:
             return Reason.RETRY, now
-        if options.max_segments is not None and log.segments >= options.max_segments:
-            return Reason.SEGMENTS, now
-        if options.replay_s is not None and log.replay_seconds(options) >= options.replay_s:
-            return Reason.REPLAY, now
-        ratio = options.log_to_state_ratio
-        if ratio is not None and log.bytes >= max(options.min_log_bytes, ratio * log.state_bytes):
-            return Reason.LOG_TO_STATE, now
+        bound = self._bound(log)
+        if bound is not None:
+            return bound, now
         if options.max_age_s is not None and log.oldest_at + options.max_age_s < self._interval_due:
             return Reason.AGE, log.oldest_at + options.max_age_s
         return Reason.INTERVAL, self._interval_due
+
+    def _bound(self, log: UnmaterializedLog, times: int = 1) -> Reason | None:
+        """Return the bound that the log has reached, or so many times that; None where it is within all of them."""
+        options = self._options
+        if options.max_segments is not None and log.segments >= times * options.max_segments:
+            return Reason.SEGMENTS
+        if options.replay_s is not None and log.replay_seconds(options) >= times * options.replay_s:
+            return Reason.REPLAY
+        ratio = options.log_to_state_ratio
+        if ratio is not None and log.bytes >= times * max(options.min_log_bytes, ratio * log.state_bytes):
+            return Reason.LOG_TO_STATE
+        return None

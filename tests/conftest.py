@@ -2,15 +2,20 @@
 
 import os
 import random
+import shutil
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import groupby
+from pathlib import Path
 
 import hypothesis
 import pytest
 
-from dstl.testing.s3_server import S3Server
+from worlds.class_archive import shared_classes
 from worlds.s3_place import S3Place, foreign_place, moto_place
+from worlds.s3_server import S3Server
 
+ROOT = Path(__file__).parents[1]
 # In the environment, so that processes which share the tests have one seed, the one that is printed.
 SEED = int(os.environ.setdefault("DSTL_TEST_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
@@ -35,7 +40,6 @@ LONGEST = (
     "test_initial_state_spark.py",
     "test_event_time_chains_spark.py",
     "test_against_spark.py",
-    "test_consumed_output.py",
 )
 """Files that begin first: whatever is left for the end should be short."""
 
@@ -48,6 +52,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_report_header() -> str:
     return f"DSTL_TEST_SEED={SEED}"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let the JVMs of Spark's tests share its classes; the first run in a checkout makes the archive."""
+    java = shutil.which("java")
+    if java is not None and any(item.get_closest_marker("spark") for item in session.items):
+        name = f"{Path(java).resolve().parents[1].name}-pyspark-{version('pyspark')}.jsa"
+        os.environ["JDK_JAVA_OPTIONS"] += f" {shared_classes(ROOT / '.pytest_cache' / name)}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""``docker-compose.yml`` against what it runs: its commands and options are those that exist."""
+"""``docker-compose.yml`` and Kubernetes' manifests against what they run: commands and options that exist."""
 
 import re
 import shutil
@@ -70,3 +70,22 @@ def test_compose_reads_it() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_manifests_for_kubernetes_pass_what_exists_and_agree() -> None:
+    documents = list(yaml.safe_load_all((FILE.parent / "examples/kubernetes/cluster.yml").read_text()))
+    services = {each["metadata"]["name"] for each in documents if each["kind"] == "Service"}
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in documents if "template" in each["spec"]
+    }
+    assert {each["spec"]["serviceName"] for each in documents if each["kind"] == "StatefulSet"} <= services
+    (runs,) = pods["taskmanager"]["containers"]
+    given = set(re.findall(r"--[a-z0-9-]+", runs["args"][0].partition("dstl taskmanager")[2]))
+    assert given
+    assert given <= options_of(taskmanager)
+    (driver,) = pods["visits"]["containers"]
+    options = resolve("cluster", ClusterOptions, None, {e["name"]: e.get("value", "") for e in driver["env"]}, {})
+    assert f"--coordinator={options.host}:{options.port}" in runs["args"][0]
+    assert f"--secret-file={options.secret_file}" in runs["args"][0]
+    assert options.host in services
+    assert not options.launch

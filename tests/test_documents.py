@@ -82,7 +82,7 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 
 def _missing(text: str, where: str = "") -> str | None:
-    """Return the reason why a ticked name is none of ours; None where it is one, or no name that we can know."""
+    """Return the reason why a ticked name is not one of ours; None where it is one, or no name that we can know."""
     if text in OTHERS:
         return None
     if _FILE.fullmatch(text):
@@ -144,12 +144,12 @@ def test_documents_and_docstrings_name_only_what_exists() -> None:
         ("dstl.errors.Invalid", None),
         ("dstl.spark.DstlPlugin", None),
         ("dstl.spark.NoSuchPlugin", "no such module or name"),
-        ("dstl.options.BatchingOptions.persist_delay_s", None),
+        ("dstl.options.BatchingOptions.segment_size", None),
         ("test_nobody_has_written", "no such test"),
         ("NoSuchHandle", "no such class"),
         ("MaterializedStateHandle", None),
-        ("batching.persist_delay_s", None),
-        ("spark.dstl.batching.persist_delay", "no such option"),
+        ("batching.segment_size", None),
+        ("spark.dstl.batching.segment", "no such option"),
         ("murmur3", None),
     ],
 )

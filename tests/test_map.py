@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ROOMS = ("dstl", "materializer", "handles", "tests/simulation")
 
 
 def _packages() -> set[str]:
-    rooms = ("dstl", "materializer", "handles")
-    return {f"{init.parent.relative_to(ROOT)}/" for room in rooms for init in (ROOT / room).rglob("__init__.py")}
+    return {f"{init.parent.relative_to(ROOT)}/" for room in ROOMS for init in (ROOT / room).rglob("__init__.py")}
 
 
 def _map() -> list[tuple[str, str]]:
@@ -23,9 +23,5 @@ def test_the_map_has_one_line_for_each_room_and_shelf() -> None:
 
 
 def test_no_python_file_lies_outside_the_rooms() -> None:
-    files = {
-        f"{path.parent.relative_to(ROOT)}/"
-        for room in ("dstl", "materializer", "handles")
-        for path in (ROOT / room).rglob("*.py")
-    }
+    files = {f"{path.parent.relative_to(ROOT)}/" for room in ROOMS for path in (ROOT / room).rglob("*.py")}
     assert files == _packages()

@@ -1,7 +1,5 @@
 """Options come from arguments, the environment and Spark's configuration, in this order, and are checked wherever."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -13,11 +11,11 @@ from dstl.options import BatchingOptions, HedgingOptions
 
 def test_an_argument_beats_the_environment_which_beats_spark() -> None:
     environment = {"DSTL_BATCHING_INLINE_THRESHOLD": "7", "UNRELATED": "x"}
-    conf = {"spark.dstl.batching.inline_threshold": "5", "spark.dstl.batching.persist_delay_s": "0.5"}
+    conf = {"spark.dstl.batching.inline_threshold": "5", "spark.dstl.batching.segment_size": "9"}
     given = BatchingOptions(inline_threshold=1)
     assert resolve("batching", BatchingOptions, given, environment, conf) is given
     found = resolve("batching", BatchingOptions, None, environment, conf)
-    assert (found.inline_threshold, found.persist_delay_s) == (7, 0.5)
+    assert (found.inline_threshold, found.segment_size) == (7, 9)
     assert resolve("batching", BatchingOptions, None, {}, {}) == BatchingOptions()
 
 
@@ -51,7 +49,7 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
     ],
 )
 def test_a_name_that_is_no_option_is_refused_with_the_one_that_was_perhaps_meant(name: str, meant: str) -> None:
-    with pytest.raises(Invalid, match=f"{re.escape(name)} is no option") as caught:
+    with pytest.raises(Invalid, match=f"{re.escape(name)} is not an option") as caught:
         check_option_names([], [name])
     assert not meant or str(caught.value).endswith(f"did you mean {meant}?")
 

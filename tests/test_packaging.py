@@ -1,7 +1,5 @@
 """The wheel holds what it must and nothing else: the flat layout hides mistakes that only a wheel shows."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """What users may import: flat, sorted, and nothing that was not meant."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
@@ -45,7 +43,7 @@ def test_a_missing_package_is_named_in_one_sentence(name: str) -> None:
 
 
 def test_a_type_checker_knows_every_mode_and_no_misspelt_one() -> None:
-    from dstl.spark import StateBackend, migrate_state
+    from dstl.spark import migrate_state
     from dstl.spark.operators.grouped_stream import GroupedStream
     from dstl.state.handle import TimeMode
     from dstl.testing.processor_tester import ProcessorTester
@@ -53,10 +51,8 @@ def test_a_type_checker_knows_every_mode_and_no_misspelt_one() -> None:
     outputs, times = {"append", "update", "complete"}, {"none", "processingtime", "eventtime"}
     assert times == {*TimeMode}
     for function, names in (
-        (StateBackend.transform_with_state, ("output_mode", "time_mode")),
-        (StateBackend.aggregate, ("output_mode",)),
         (GroupedStream.transformWithState, ("outputMode", "timeMode")),
-        (GroupedStream.agg, ("outputMode",)),
+        (GroupedStream._aggregated, ("outputMode",)),
         (ProcessorTester.__init__, ("time_mode",)),
         (migrate_state, ("output_mode",)),
     ):

@@ -1,7 +1,5 @@
 """The loop on a thread: what it owes to what runs on it."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

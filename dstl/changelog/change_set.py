@@ -1,30 +1,52 @@
 """The changes of one log under one sequence number, while they are being collected.
 
 A change is one row of :data:`CHANGE_SCHEMA`. Batches are kept as they come, without a copy.
+
+The positions of values in a binary column are read off its buffers: Arrow's own functions let go of the interpreter
+for each call, which costs more.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.value_offsets import value_offsets
 from dstl.errors import Invalid
 from handles.key_group import MAX_MAX_PARALLELISM
 
-__all__ = [
-    "CHANGE_SCHEMA",
-    "ENCODED_AHEAD_BYTES",
-    "MAX_CHANGE_BYTES",
-    "META_KEY_GROUP",
-    "OP_CLEAR",
-    "OP_DELETE",
-    "OP_META",
-    "OP_PUT",
-    "ChangeSet",
-]
+_SCAN = 1 << 15  # offsets whose differences, 128 KiB, stay in a core's cache
+
+Offsets = npt.NDArray[np.signedinteger]
+
+
+def value_offsets(column: pa.Array) -> Offsets:
+    """Return the ``len + 1`` offsets of a binary, or large binary, array into its data buffer, as a view."""
+    dtype = np.dtype(np.int64 if pa.types.is_large_binary(column.type) else np.int32)
+    buffer = column.buffers()[1]
+    if buffer is None:
+        return np.zeros(1, dtype)
+    return np.frombuffer(buffer, dtype, len(column) + 1, column.offset * dtype.itemsize)
+
+
+def common_width(offsets: Offsets) -> int | None:
+    """Return the length of every value; None where they differ or there is none."""
+    if len(offsets) < 2:
+        return None
+    # The whole must have the width of the first, which is quick to refuse; then each must.
+    width = int(offsets[1] - offsets[0])
+    if int(offsets[-1]) - int(offsets[0]) != width * (len(offsets) - 1):
+        return None
+    # Piece by piece, so that the differences stay in the cache.
+    for at in range(0, len(offsets) - 1, _SCAN):
+        if not bool((np.diff(offsets[at : at + _SCAN + 1]) == width).all()):
+            return None
+    return width
+
 
 CHANGE_SCHEMA: pa.Schema = pa.schema(
     [
@@ -57,7 +79,7 @@ ENCODED_AHEAD_BYTES = 512 << 10
 """From so many bytes on a change set is encoded when its attempt ends, not when it is persisted. Sets of 120 KB had
 better wait: encoded one by one, between the requests of tasks, they cost a job that has every core busy 7 to 10 %."""
 
-_FIXED_BYTES = 5
+_FIXED_BYTES = 5  # key group and state, two bytes each, and one of the operation
 _MAX_KEY_GROUP = MAX_MAX_PARALLELISM - 1
 
 
@@ -69,7 +91,7 @@ class ChangeSet:
            spoils a checkpoint later.
         2. Reading (:meth:`batches`) changes nothing that is observable.
 
-    Not thread-safe. Whoever closes a set (the writer) stops appending to it; then several threads may read it.
+    Not thread-safe. The writer stops appending to a set that it closes; then several threads may read it.
     """
 
     __slots__ = ("_batches", "_num_changes", "_payload")
@@ -125,6 +147,23 @@ class ChangeSet:
     def batches(self) -> list[pa.RecordBatch]:
         """Return the changes as batches of :data:`CHANGE_SCHEMA`, in the order of their appends, not copied."""
         return list(self._batches)
+
+
+def digest_changes(parts: Sequence[pa.RecordBatch]) -> bytes:
+    """Return a digest of changes, 16 bytes: equal for equal ones, in whatever order and parts they come.
+
+    Every partition makes the same changes to a broadcast state, in the order in which the shuffle has brought it the
+    rows.
+
+    Args:
+        parts: Columns of :data:`CHANGE_SCHEMA`, without nulls.
+    """
+    whole = pa.Table.from_batches(parts, CHANGE_SCHEMA)
+    ordered = whole.sort_by([(name, "ascending") for name in whole.column_names]).combine_chunks()
+    made = hashlib.blake2b(digest_size=16)
+    for batch in ordered.to_batches():
+        made.update(batch.serialize())
+    return made.digest()
 
 
 @lru_cache(maxsize=64)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber, SequenceNumberRange
-
-__all__ = ["InlineSegment", "LogSegment", "SegmentReferences", "join_segments"]
+from handles.segment_handle import SegmentHandle, SequenceNumber, SequenceNumberRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,25 @@ class LogSegment:
     range: SequenceNumberRange
     location: SegmentHandle | InlineSegment
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistResult:
+    """The answer of ``StateChangelogStorage.persist_all``: durable segments, and segments to be made durable.
+
+    Attributes:
+        ranges: What was asked of each log, by log id; may be empty ranges.
+        segments: Where it lies, by log id: in order, without a gap.
+    """
+
+    ranges: Mapping[str, SequenceNumberRange]
+    segments: Mapping[str, tuple[LogSegment, ...]]
+
+    @property
+    def inlined(self) -> tuple[InlineSegment, ...]:
+        """The seals that travel with this answer and must be written inside the manifest; each once."""
+        found = (s.location for log in self.segments.values() for s in log)
+        return tuple({s.id: s for s in found if isinstance(s, InlineSegment)}.values())
 
 
 def join_segments(
@@ -97,7 +113,7 @@ class SegmentReferences:
         self._counts[name] = _Count(change_sets)
 
     def release(self, name: str) -> None:
-        """Nobody needs one of its change sets, and no checkpoint can reference it."""
+        """One of its change sets is no longer needed, and no checkpoint can reference it."""
         self._end(name, kept=False)
 
     def give_up(self, name: str) -> None:

@@ -18,9 +18,7 @@ from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import check_name
 
-__all__ = ["SegmentName", "SegmentNames", "parse_segment_name"]
-
-_SHARDS = 1 << 16
+_SHARDS = 1 << 16  # four hexadecimal digits: S3 splits a bucket by such prefixes, as far as its load asks for
 _SEGMENT = re.compile(
     r"(?:(s[0-9]{1,4})/)?([0-9a-f]{4})/([A-Za-z0-9_=.\-]+)/([A-Za-z0-9_=.\-]+)/([0-9a-f]{32})\.(seg|base)"
 )

@@ -4,68 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
-from dstl.changelog.batcher import Batcher
 from dstl.changelog.change_set import ENCODED_AHEAD_BYTES, ChangeSet
-from dstl.changelog.log_segment import InlineSegment, SegmentReferences
+from dstl.changelog.ledger import LogLedger
+from dstl.changelog.log_segment import InlineSegment
 from dstl.changelog.object_names import SegmentNames
 from dstl.changelog.segment.encoder import EncodedBlocks, encode_blocks, encode_segment, segment_checksum
-from dstl.changelog.upload.uploader import StoredObject, Upload, Uploader
-from dstl.changelog.writer import StateChangelogWriter
-from dstl.errors import Closed
+from dstl.changelog.upload.hedged_put import StoredObject, Upload
+from dstl.changelog.upload.uploader import Uploader
+from dstl.changelog.writer import StateChangelogWriter, WriterHost
+from dstl.crash_points import reach
 from dstl.metrics import Recorder
 from dstl.options import BatchingOptions
-from dstl.runtime import Runtime
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber
-
-__all__ = ["Picked", "SegmentsInFlight"]
+from dstl.runtime import Backoff, Runtime
+from handles.segment_handle import SegmentHandle, SequenceNumber
 
 # Up to this, handing over to a thread costs more than the encoding (0.3 ms a change set, 1 ms a megabyte).
 _BYTES_ON_LOOP = 128 << 10
-_SETS_ON_LOOP = 8
+_SETS_ON_LOOP = 8  # at 0.3 ms each, what the loop may be busy for
 
-Picked = tuple[StateChangelogWriter, SequenceNumber, int]
+# Between pre-emptive uploads to a store that refuses them. The first is as short as a passing fault, for appends may
+# wait for it; the longest asks often enough to notice within seconds that the store is back.
+_BACKOFF = Backoff(first_s=0.1, longest_s=5.0)
+
+Picked: TypeAlias = tuple[StateChangelogWriter, SequenceNumber, int]
 """A change set to be sealed: its log's writer, its number, its bytes."""
 
 
 @dataclass(slots=True, eq=False)
-class _Seal:
+class Seal:
+    """Change sets that are stored, or handed out, as one segment.
+
+    Attributes:
+        critical: A checkpoint waits for it.
+        may_inline: It may be handed out instead of stored.
+        error: Why it was not stored, where something in it was still needed.
+    """
+
     id: int
     sets: list[tuple[str, SequenceNumber, ChangeSet]]
     writers: list[StateChangelogWriter]
     nbytes: int
-    alone: bool
+    critical: bool
+    may_inline: bool
     ahead: dict[tuple[str, SequenceNumber], asyncio.Future[EncodedBlocks]]
     upload: Upload | None = None
-    task: asyncio.Task[None] | None = None
+    task: asyncio.Task[None] = field(init=False)
+    error: Exception | None = None
 
     @property
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
+        """True while a log waits for it."""
         return any(writer.ledger.needs(self.id) for writer in self.writers)
-
-    @property
-    def critical(self) -> bool:
-        return any(writer.ledger.critical(self.id) for writer in self.writers)
 
 
 class SegmentsInFlight:
     """The seals of one storage that are on their way. One event loop.
 
-    Invariant: a seal ends exactly once, as stored, handed out or failed, and each ledger in it is told.
+    Invariant: a seal ends exactly once, as stored, handed out or failed, and by then each ledger in it knows.
 
     Args:
         uploader: Gets segments into the store.
         names: Names of segments.
         options: Thresholds.
         runtime: Clock and ids.
-        recorder: ``uploadBatchSizes`` and ``segmentsInlined``.
-        batcher: Told how uploads end.
-        references: Told which objects there are.
-        touched: Called with each writer that a seal's end has changed.
+        recorder: ``uploadBatchSizes``, ``segmentsInFlight`` and ``segmentsInlined``.
+        host: The storage.
 
     Attributes:
         upload_attempts: PUTs of segments so far, retries and hedges included; an object in parts counts once.
@@ -80,9 +88,7 @@ class SegmentsInFlight:
         options: BatchingOptions,
         runtime: Runtime,
         recorder: Recorder,
-        batcher: Batcher,
-        references: SegmentReferences,
-        touched: Callable[[StateChangelogWriter], None],
+        host: WriterHost,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._uploader = uploader
@@ -90,12 +96,12 @@ class SegmentsInFlight:
         self._options = options
         self._runtime = runtime
         self._recorder = recorder
-        self._batcher = batcher
-        self._references = references
-        self._touched = touched
-        self._seals: dict[int, _Seal] = {}
-        self._ahead: dict[str, dict[SequenceNumber, asyncio.Future[EncodedBlocks]]] = {}
+        self._host = host
+        self._seals: dict[int, Seal] = {}
+        self._ahead: dict[tuple[str, SequenceNumber], asyncio.Future[EncodedBlocks]] = {}
         self._last_seal = 0
+        self._failures = 0
+        self._pause: asyncio.TimerHandle | None = None
         self.upload_attempts = 0
         self.hedges = 0
 
@@ -103,35 +109,58 @@ class SegmentsInFlight:
         return len(self._seals)
 
     @property
-    def tasks(self) -> list[asyncio.Task[None]]:
-        """Those that carry the seals; each ends with its seal."""
-        return [seal.task for seal in self._seals.values() if seal.task is not None]
+    def is_paused(self) -> bool:
+        """True for a while after a failed upload: uploads that no checkpoint waits for should not begin."""
+        return self._pause is not None
 
-    def begin(self, picked: Sequence[Picked]) -> None:
-        """Seal these change sets, in segments of at most about ``segment_size``, and send them on their way."""
+    def begin(self, picked: Sequence[Picked], *, critical: bool, may_inline: bool = False) -> list[Seal]:
+        """Seal these change sets, in segments of at most about ``segment_size``, and send them on their way.
+
+        Args:
+            picked: What to seal; all of it is buffered.
+            critical: A checkpoint waits for them.
+            may_inline: A single small one may be handed out.
+        """
+        reach("T2")
         parts = list(_cut(picked, self._options.segment_size))
-        for part in parts:
-            self._start(part, alone=len(parts) == 1)
+        return [self._start(part, critical, may_inline and len(parts) == 1) for part in parts]
+
+    async def wait_for(self, seal_ids: Collection[int]) -> None:
+        """Wait until these have ended, however they do; a checkpoint needs them, so they are hurried."""
+        seals = [self._seals[seal_id] for seal_id in seal_ids]
+        for seal in seals:
+            seal.critical = True
+            if seal.upload is not None:
+                seal.upload.make_critical()
+        await asyncio.wait([seal.task for seal in seals])
 
     def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
-        """Encode the blocks of a change set in a thread, for the seal that will hold it; not if it is small."""
+        """Encode the blocks of a large change set in a thread, for the seal that will hold it."""
         if changes.nbytes >= ENCODED_AHEAD_BYTES:
             work = partial(encode_blocks, sqn, changes, self._options.compression_level)
-            self._ahead.setdefault(log_id, {})[sqn] = self._loop.run_in_executor(None, work)
+            self._ahead[log_id, sqn] = self._loop.run_in_executor(None, work)
 
     def forget(self, log_id: str) -> None:
-        """Nobody will seal this log's change sets any more."""
-        self._ahead.pop(log_id, None)
+        """This log's change sets will not be sealed any more."""
+        self._ahead = {key: blocks for key, blocks in self._ahead.items() if key[0] != log_id}
 
-    def review(self, seal_ids: Iterable[int]) -> None:
-        """Look at what the logs need now: give up what nobody needs, hurry what a checkpoint has begun to wait for."""
-        for seal in (self._seals[seal_id] for seal_id in seal_ids):
-            if not seal.needed:
-                self._give_up(seal)
-            elif seal.upload is not None and not seal.upload.critical and seal.critical:
-                seal.upload.make_critical()
+    def give_up_unneeded(self) -> None:
+        """Give up what no log waits for any more; an upload that was quicker has its object deleted."""
+        for seal in self._seals.values():
+            if not seal.is_needed:
+                if seal.upload is not None:
+                    seal.upload.cancel()
+                else:
+                    seal.task.cancel()
 
-    def _start(self, part: Sequence[Picked], *, alone: bool) -> None:
+    async def close(self) -> None:
+        """Wait until every seal has ended; no log needs any."""
+        self._resume()
+        if self._seals:
+            await asyncio.wait([seal.task for seal in self._seals.values()])
+        self._resume()
+
+    def _start(self, part: Sequence[Picked], critical: bool, may_inline: bool) -> Seal:
         self._last_seal += 1
         by_writer: dict[StateChangelogWriter, list[SequenceNumber]] = {}
         for writer, sqn, _ in part:
@@ -141,17 +170,20 @@ class SegmentsInFlight:
             for writer, sqns in by_writer.items()
             for sqn, changes in writer.ledger.seal(self._last_seal, sqns)
         ]
-        ahead = {(log_id, sqn): found for log_id, sqn, _ in sets if (found := self._take_ahead(log_id, sqn))}
-        seal = _Seal(self._last_seal, sets, list(by_writer), sum(nbytes for *_, nbytes in part), alone, ahead)
+        ahead = {key: self._ahead.pop(key) for log_id, sqn, _ in sets if (key := (log_id, sqn)) in self._ahead}
+        nbytes = sum(nbytes for *_, nbytes in part)
+        seal = Seal(self._last_seal, sets, list(by_writer), nbytes, critical, may_inline, ahead)
         self._recorder.observe("uploadBatchSizes", len(sets))
         self._seals[seal.id] = seal
+        self._recorder.gauge("segmentsInFlight", len(self._seals))
         seal.task = self._loop.create_task(self._store_seal(seal))
         seal.task.add_done_callback(partial(self._seal_ended, seal))
+        return seal
 
-    async def _store_seal(self, seal: _Seal) -> None:
+    async def _store_seal(self, seal: Seal) -> None:
         try:
             data = await self._encode(seal)
-            if len(data) <= self._options.inline_threshold and self._may_inline(seal):
+            if seal.may_inline and len(data) <= self._options.inline_threshold:
                 self._hand_out(seal, data)
                 return
             seal.upload = self._uploader.submit(
@@ -166,36 +198,31 @@ class SegmentsInFlight:
             finally:
                 self.hedges += seal.upload.hedges
         except Exception as error:
-            if seal.needed:
-                self._batcher.failed(self._runtime.clock.now())
-            self._failed(seal, error)
+            if seal.is_needed:
+                seal.error = error
+                self._failures += 1
+                self._resume()
+                self._pause = self._loop.call_later(_BACKOFF.ceiling(self._failures), self._resume)
+            self._failed(seal)
         else:
             self._stored(seal, stored)
 
     def _count_attempt(self, number: int, name: str) -> None:
         self.upload_attempts += 1
 
-    def _give_up(self, seal: _Seal) -> None:
-        """Nobody needs it any more: an upload cleans up behind itself, or was quicker and its object is deleted."""
-        if seal.upload is not None:
-            seal.upload.cancel()
-        elif seal.task is not None:
-            seal.task.cancel()
+    def _resume(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+            self._host.look_soon()
 
-    def _seal_ended(self, seal: _Seal, task: asyncio.Task[None]) -> None:
+    def _seal_ended(self, seal: Seal, task: asyncio.Task[None]) -> None:
         if seal.id in self._seals:  # cancelled, perhaps before its first step
             if seal.upload is not None:
                 seal.upload.cancel()
-            self._failed(seal, Closed("the upload was cancelled; its changes are kept while their log is open"))
+            self._failed(seal)
 
-    def _take_ahead(self, log_id: str, sqn: SequenceNumber) -> asyncio.Future[EncodedBlocks] | None:
-        of_log = self._ahead.get(log_id, {})
-        found = of_log.pop(sqn, None)
-        if not of_log:
-            self._ahead.pop(log_id, None)
-        return found
-
-    async def _encode(self, seal: _Seal) -> bytes:
+    async def _encode(self, seal: Seal) -> bytes:
         encoded = {key: await ahead for key, ahead in seal.ahead.items()}
         seal.ahead.clear()
         work = partial(
@@ -210,32 +237,27 @@ class SegmentsInFlight:
             return work()
         return await self._loop.run_in_executor(None, work)
 
-    def _may_inline(self, seal: _Seal) -> bool:
-        waiting = [writer.ledger for writer in seal.writers if writer.ledger.needs(seal.id)]
-        return seal.alone and bool(waiting) and all(ledger.may_inline(seal.id) for ledger in waiting)
-
-    def _hand_out(self, seal: _Seal, data: bytes) -> None:
+    def _hand_out(self, seal: Seal, data: bytes) -> None:
         inline = InlineSegment(self._runtime.new_id(), data, segment_checksum(data))
         self._recorder.increment("segmentsInlined")
-        del self._seals[seal.id]
-        for writer in seal.writers:
-            writer.settle(writer.ledger.handed_out(seal.id, inline))
-            self._touched(writer)
+        self._end(seal, lambda ledger: ledger.handed_out(seal.id, inline))
 
-    def _stored(self, seal: _Seal, stored: StoredObject) -> None:
+    def _stored(self, seal: Seal, stored: StoredObject) -> None:
         handle = SegmentHandle(stored.name, stored.size, stored.checksum)
-        self._batcher.succeeded()
-        self._references.track(handle.name, len(seal.sets))
-        del self._seals[seal.id]
-        for writer in seal.writers:
-            writer.settle(writer.ledger.stored(seal.id, handle))
-            self._touched(writer)
+        self._failures = 0
+        self._resume()
+        self._host.references.track(handle.name, len(seal.sets))
+        self._end(seal, lambda ledger: ledger.stored(seal.id, handle))
 
-    def _failed(self, seal: _Seal, error: BaseException) -> None:
+    def _failed(self, seal: Seal) -> None:
+        self._end(seal, lambda ledger: ledger.failed(seal.id))
+
+    def _end(self, seal: Seal, report: Callable[[LogLedger[ChangeSet]], None]) -> None:
         del self._seals[seal.id]
+        self._recorder.gauge("segmentsInFlight", len(self._seals))
         for writer in seal.writers:
-            writer.settle(writer.ledger.failed(seal.id, error))
-            self._touched(writer)
+            report(writer.ledger)
+            self._host.touched(writer)
 
 
 def _cut(picked: Sequence[Picked], segment_size: int) -> Iterator[list[Picked]]:

@@ -1,65 +1,43 @@
-"""The changelog storage of one TaskManager: all writers, one batcher, one uploader (FLIP-158).
+"""The changelog storage of one TaskManager: all writers, one asker, one uploader (FLIP-158).
 
-The thin shell around the pure parts: the ledgers say who owns what, the batcher says when to seal, the budget says who
-waits. Here their decisions are executed; what becomes of a seal is in ``segments_in_flight.py``.
+The ledgers say who owns what, the budget says who waits. Here it is decided what is sealed: what a checkpoint asks for,
+at once; before any asks, a log that has grown large, and all of them when memory is short. What becomes of a seal is in
+``segments_in_flight.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 
-from dstl.changelog.batcher import Batcher, SealDecision
 from dstl.changelog.change_set import ChangeSet
-from dstl.changelog.log_segment import InlineSegment, LogSegment, SegmentReferences
+from dstl.changelog.log_segment import PersistResult, SegmentReferences
 from dstl.changelog.object_names import SegmentNames
-from dstl.changelog.segments_in_flight import Picked, SegmentsInFlight
-from dstl.changelog.throttle import ByteBudget, Throttle
+from dstl.changelog.segments_in_flight import Picked, Seal, SegmentsInFlight
+from dstl.changelog.throttle import ByteBudget
 from dstl.changelog.upload.uploader import Uploader
 from dstl.changelog.writer import StateChangelogWriter
-from dstl.crash_points import reach
 from dstl.errors import Closed, Invalid
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import BatchingOptions
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber, SequenceNumberRange
-
-__all__ = ["PersistResult", "StateChangelogStorage"]
-
-
-@dataclass(frozen=True, slots=True)
-class PersistResult:
-    """The answer of :meth:`StateChangelogStorage.persist_all`: durable segments, and segments to be made durable.
-
-    Attributes:
-        ranges: What was asked of each log, by log id; may be empty ranges.
-        segments: Where it lies, by log id: in order, without a gap.
-    """
-
-    ranges: Mapping[str, SequenceNumberRange]
-    segments: Mapping[str, tuple[LogSegment, ...]]
-
-    @property
-    def inlined(self) -> tuple[InlineSegment, ...]:
-        """The seals that travel with this answer and must be written inside the manifest; each once."""
-        found = (s.location for log in self.segments.values() for s in log)
-        return tuple({s.id: s for s in found if isinstance(s, InlineSegment)}.values())
+from handles.segment_handle import SegmentHandle, SequenceNumber, SequenceNumberRange
 
 
 class StateChangelogStorage:
     """All logs of one process.
 
     Invariants:
-        1. Every change in a ledger, a queue or the budget is followed by one look at everything (:meth:`_look`) within
-           the same turn of the loop, so nothing is left waiting that could go.
+        1. Every change in a ledger or the budget is followed by :meth:`_look` within the same turn of the loop, and a
+           pause by another when it ends: the state decides and not an event, so no wake-up is ever lost.
         2. A segment that no log needs and no checkpoint may reference is deleted, best effort, in the background; what
            is confirmed is never deleted here.
-        3. After :meth:`close` every future is settled and the budget is zero.
+        3. A persist is never held back. Uploads that no checkpoint waits for pause after a failure, longer each time,
+           so that a broken store is not hammered.
+        4. After :meth:`close` every persist has ended and the budget is zero.
 
     Made and used on one event loop. The uploader and the store are the caller's to close, after this.
 
@@ -69,9 +47,10 @@ class StateChangelogStorage:
         names: Names of segments.
         options: Thresholds.
         runtime: Clock and ids.
-        recorder: Flink's ``uploadBatchSizes`` (change sets of one segment) and ``uploadQueueSize`` (logs waiting for a
-            seal); ours ``seals.<reason>``, ``segmentsInlined``, ``segmentsDeleted``, ``segmentsLeftToCleaner``,
-            ``changelogBytesHeld``, ``segmentsInFlight``, ``backpressureSeconds``, ``backpressuredAppends``.
+        recorder: Flink's ``uploadBatchSizes`` (change sets of one segment); ours ``seals.checkpoint``,
+            ``seals.preemptive``, ``seals.memory``, ``segmentsInlined``, ``segmentsDeleted``,
+            ``segmentsLeftToCleaner``, ``changelogBytesHeld``, ``segmentsInFlight``, ``backpressureSeconds``,
+            ``backpressuredAppends``.
     """
 
     def __init__(
@@ -84,32 +63,26 @@ class StateChangelogStorage:
         runtime: Runtime,
         recorder: Recorder = NullRecorder(),
     ) -> None:
-        self.budget = ByteBudget(options.byte_budget)
         self.references = SegmentReferences()
         self._names = names
-        self._runtime = runtime
+        self._options = options
         self._recorder = recorder
-        self.loop = asyncio.get_running_loop()
-        self._batcher = Batcher(options)
-        self._throttle = Throttle(self.budget, runtime.clock, recorder, self._changed)
+        self._loop = asyncio.get_running_loop()
+        self.budget = ByteBudget(options.byte_budget, runtime.clock, recorder, self.look_soon)
         self._writers: dict[str, StateChangelogWriter] = {}
-        self._touched: dict[StateChangelogWriter, None] = {}
+        self._large: dict[StateChangelogWriter, None] = {}
         self._seals = SegmentsInFlight(
             uploader=uploader,
             names=names,
             options=options,
             runtime=runtime,
             recorder=recorder,
-            batcher=self._batcher,
-            references=self.references,
-            touched=self.touched,
+            host=self,
         )
         self._deleter = BackgroundDeleter(
             store, recorder=recorder, deleted="segmentsDeleted", left="segmentsLeftToCleaner"
         )
         self._look_is_due = False
-        self._timer: asyncio.Task[None] | None = None
-        self._timer_at = 0.0
         self._closed = False
 
     @property
@@ -153,45 +126,73 @@ class StateChangelogStorage:
         Raises:
             Closed: The storage was closed, also while waiting.
         """
-        return self._throttle.reserve(nbytes)
+        return self.budget.reserve(nbytes)
 
     async def persist_all(
         self, requests: Sequence[tuple[StateChangelogWriter, SequenceNumber]], *, allow_inline: bool = True
     ) -> PersistResult:
-        """Persist many logs for one checkpoint: one seal at once, for nobody else will ask.
+        """Make everything from a number of each log to now durable, for one checkpoint. The FLIP's ``persistDurably``.
+
+        What is durable already is reused, what is on its way is waited for, and the rest is sealed at once. The ranges
+        count as referenced by a checkpoint until :meth:`confirm` or :meth:`reset` is called for the result.
 
         Args:
-            requests: Writer, and first sequence number wanted of it; each writer once.
-            allow_inline: A seal of at most ``inline_threshold`` bytes is returned instead of stored. The caller then
-                answers with :meth:`confirm` or :meth:`reset`.
+            requests: Writer, and first sequence number wanted of it: usually where the last materialization ended;
+                each writer once.
+            allow_inline: A seal of at most ``inline_threshold`` bytes is returned instead of stored, and the caller
+                makes it durable itself.
 
         Raises:
             Closed: A writer was closed before or meanwhile.
             Invalid: A range was truncated or is not there yet, or a writer occurs twice.
-            DstlError: The first upload error. Everything is as if the checkpoint was reset; ask again at any time.
+            DstlError: The first error of an upload of its own. Everything is as if the checkpoint was reset; the
+                changes are kept, and it can be asked again at once.
         """
         if len({writer.log_id for writer, _ in requests}) != len(requests):
             raise Invalid("persist_all: a writer occurs twice")
-        ranges: dict[str, SequenceNumberRange] = {}
-        futures: dict[str, asyncio.Future[tuple[LogSegment, ...]]] = {}
+        claimed: dict[StateChangelogWriter, SequenceNumberRange] = {}
         try:
             for writer, from_sqn in requests:
-                futures[writer.log_id] = writer.persist(from_sqn, allow_inline=allow_inline)
-                ranges[writer.log_id] = SequenceNumberRange(from_sqn, writer.ledger.next_sqn)
-            self._look(all_asked=True)
-            if futures:
-                await asyncio.wait(futures.values())
-            return PersistResult(ranges, {log_id: future.result() for log_id, future in futures.items()})
+                writer.next_sequence_number()
+                claimed[writer] = writer.ledger.claim(from_sqn)
+            await self._complete(claimed, allow_inline=allow_inline)
         except BaseException:
-            for writer, _ in requests:
-                future = futures.get(writer.log_id)
-                if future is not None and not future.cancel() and future.exception() is None:
-                    span = ranges[writer.log_id]
-                    writer.reset(span.from_sqn, span.to_sqn)
+            for writer, wanted in claimed.items():
+                writer.ledger.withdraw(wanted)
+                self.touched(writer)
             raise
+        return PersistResult(
+            {writer.log_id: wanted for writer, wanted in claimed.items()},
+            {writer.log_id: writer.ledger.segments(wanted) for writer, wanted in claimed.items()},
+        )
+
+    async def _complete(
+        self, claimed: Mapping[StateChangelogWriter, SequenceNumberRange], *, allow_inline: bool
+    ) -> None:
+        """Seal and wait until nothing of the ranges is buffered or in flight.
+
+        What others have sealed is waited for; where that fails it is sealed here, so that the checkpoint fails with an
+        upload of its own alone.
+        """
+        while True:
+            picked: list[Picked] = []
+            for writer, wanted in claimed.items():
+                if not allow_inline:
+                    writer.ledger.take_back(wanted)
+                picked += ((writer, *each) for each in writer.ledger.buffered(wanted))
+            own = self._begin("checkpoint", picked, critical=True, may_inline=allow_inline)
+            on_their_way = {seal for writer, wanted in claimed.items() for seal in writer.ledger.in_flight(wanted)}
+            if not on_their_way:
+                return
+            await self._seals.wait_for(on_their_way)
+            for writer in claimed:
+                writer.check_open()
+            for seal in own:
+                if seal.error is not None:
+                    raise seal.error
 
     def confirm(self, result: PersistResult, located: Mapping[str, SegmentHandle] | None = None) -> None:
-        """The checkpoint with this result is complete; see :meth:`StateChangelogWriter.confirm`.
+        """The checkpoint with this result is complete: its objects are the coordinator's from now on.
 
         Logs that were closed meanwhile are skipped: what a checkpoint may reference was left to the coordinator then.
 
@@ -202,35 +203,44 @@ class StateChangelogStorage:
         Raises:
             Invalid: An inlined seal has no place in ``located``.
         """
-        for log_id, span in result.ranges.items():
-            if (writer := self._writers.get(log_id)) is not None:
-                writer.confirm(span.from_sqn, span.to_sqn, located)
+        for writer, wanted in self._open_logs(result):
+            writer.ledger.confirm(wanted, located or {})
+            self.touched(writer)
 
     def reset(self, result: PersistResult) -> None:
-        """The checkpoint with this result was certainly aborted; see :meth:`StateChangelogWriter.reset`."""
-        for log_id, span in result.ranges.items():
-            if (writer := self._writers.get(log_id)) is not None:
-                writer.reset(span.from_sqn, span.to_sqn)
+        """The checkpoint with this result was certainly aborted: the changes are only ours again.
+
+        Durable ones are reused by the next persist, inlined ones wait in the buffer. Not to be called while the outcome
+        is unknown.
+        """
+        for writer, wanted in self._open_logs(result):
+            writer.ledger.reset(wanted)
+            self.touched(writer)
 
     async def close(self) -> None:
-        """Close every writer, settle every future, give up uploads, delete what nobody may reference. Idempotent."""
+        """Close every writer, give up uploads, end every persist, and delete unreferenced objects. Idempotent."""
         self._closed = True
         for writer in list(self._writers.values()):
             writer.close()
-        self._throttle.close()
+        self.budget.close()
         self._look()
-        running = [task for task in (self._timer, *self._seals.tasks) if task is not None]
-        if running:
-            await asyncio.wait(running)
+        await self._seals.close()
         self._look()
         await self._deleter.close()
 
-    # What the writers call.
+    # What the writers and the seals call.
+
+    def look_soon(self) -> None:
+        """Something has changed: see within this turn of the loop what follows from it."""
+        if not self._look_is_due:
+            self._look_is_due = True
+            self._loop.call_soon(self._look)
 
     def touched(self, writer: StateChangelogWriter) -> None:
         """The writer holds more or less than before."""
-        self._touched[writer] = None
-        self._look_soon()
+        if writer.held_bytes >= self._options.preemptive_persist_threshold:
+            self._large[writer] = None
+        self.look_soon()
 
     def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
         """Encode a closed change set before a persist asks for it, unless it is small."""
@@ -239,72 +249,41 @@ class StateChangelogStorage:
     def closed(self, writer: StateChangelogWriter) -> None:
         """The writer was closed; what is in flight of it comes back through its seals."""
         self._writers.pop(writer.log_id, None)
+        self._large.pop(writer, None)
         self._seals.forget(writer.log_id)
-        self._touched[writer] = None
-        self._look_soon()
+        self.look_soon()
 
-    # The look at everything.
-
-    def _changed(self) -> None:
-        for writer in self._touched:
-            writer.account()
-        self._look_soon()
-
-    def _look_soon(self) -> None:
-        if not self._look_is_due:
-            self._look_is_due = True
-            self.loop.call_soon(self._look)
-
-    def _look(self, *, all_asked: bool = False) -> None:
+    def _look(self) -> None:
         self._look_is_due = False
-        now = self._runtime.clock.now()
-        self._update(now)
-        self._throttle.wake()
-        while (
-            decision := self._batcher.decide(
-                now, starving=self.budget.starving, draining=bool(self._seals), all_asked=all_asked
-            )
-        ) is not None:
-            self._execute(decision)
-            self._update(now)
+        self.budget.wake()
+        self._seals.give_up_unneeded()
+        self._seal_early()
         self._deleter.delete(self.references.take_deletable())
-        self._arm(now)
-        self._recorder.gauge("uploadQueueSize", self._batcher.queued)
-        self._recorder.gauge("segmentsInFlight", len(self._seals))
         self._recorder.gauge("changelogBytesHeld", self.budget.used)
 
-    def _update(self, now: float) -> None:
-        touched, self._touched = self._touched, {}
-        for writer in touched:
-            writer.account()
-            ledger = writer.ledger
-            asked = sum(nbytes for _, nbytes in ledger.unsealed()) if ledger.waiting else 0
-            self._batcher.update(writer.log_id, held=writer.held_bytes, asked=asked, now=now)
-            self._seals.review(ledger.in_flight)
-
-    def _arm(self, now: float) -> None:
-        deadline = self._batcher.deadline(now, starving=self.budget.starving)
-        if self._timer is not None and (deadline is None or deadline < self._timer_at):
-            self._timer.cancel()
-            self._timer = None
-        if deadline is not None and self._timer is None:
-            self._timer_at = deadline
-            self._timer = self.loop.create_task(self._tick(max(0.0, deadline - now)))
-
-    async def _tick(self, wait: float) -> None:
-        await self._runtime.clock.sleep(wait)
-        self._timer = None
-        self._look()
-
-    def _execute(self, decision: SealDecision) -> None:
-        self._recorder.increment(f"seals.{decision.reason.value}")
+    def _seal_early(self) -> None:
+        """Seal what no checkpoint has asked for: large logs, or all when appends wait and no upload frees memory."""
+        is_short = self.budget.starving and not self._seals
+        if self._seals.is_paused or not (self._large or is_short):
+            return
+        large, self._large = self._large, {}
+        threshold = self._options.preemptive_persist_threshold
         picked: list[Picked] = []
-        for log_ids, whole in ((decision.whole, True), (decision.asked, False)):
-            for log_id in log_ids:
-                writer = self._writers[log_id]
-                if whole:
-                    writer.roll_open()
-                picked += ((writer, *each) for each in writer.ledger.unsealed(everything=whole))
-                self._touched[writer] = None
-        reach("T2")
-        self._seals.begin(picked)
+        for writer in self._writers.values() if is_short else large:
+            if is_short or writer.held_bytes >= threshold:
+                writer.next_sequence_number()
+                picked += ((writer, *each) for each in writer.ledger.buffered())
+        self._begin("memory" if is_short else "preemptive", picked, critical=False)
+
+    def _begin(
+        self, reason: str, picked: Sequence[Picked], *, critical: bool, may_inline: bool = False
+    ) -> Sequence[Seal]:
+        if not picked:
+            return ()
+        self._recorder.increment(f"seals.{reason}")
+        return self._seals.begin(picked, critical=critical, may_inline=may_inline)
+
+    def _open_logs(self, result: PersistResult) -> Iterator[tuple[StateChangelogWriter, SequenceNumberRange]]:
+        for log_id, wanted in result.ranges.items():
+            if (writer := self._writers.get(log_id)) is not None:
+                yield writer, wanted

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["BatchTime"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

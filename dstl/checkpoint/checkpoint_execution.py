@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
-from dstl.checkpoint.assembly import assemble, inlined_handles
+from dstl.checkpoint.assembly import assemble, inlined_handles, recovery_work
 from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger
 from dstl.checkpoint.fleet.fleet import Fleet
 from dstl.checkpoint.manifest.history import HistoryEntry
@@ -17,19 +16,16 @@ from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.spark_commit import CommitFiles, FilesStep
 from dstl.checkpoint.state_catalogue import StateCatalogue
-from dstl.checkpoint.truncation import recovery_work
 from dstl.crash_points import reach
 from dstl.errors import CheckpointDeclined, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.fleet_messages import Persisted
-from dstl.runtime import Clock, Runtime
+from dstl.runtime import Clock
 from dstl.store.instrumented import InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint
+from materializer.restore.restore import MEASURABLE_BYTES
 
-__all__ = ["CheckpointExecution"]
-
-_LEAST_COMMIT_S = 1.0
-_MEASURABLE_BYTES = 4 << 20
+_LEAST_COMMIT_S = 1.0  # a slow persist must not leave the commit no time at all: it is one PUT
 
 
 class Stopwatch:
@@ -54,20 +50,17 @@ class CheckpointExecution:
 
     Args:
         store: What ``log`` writes through: its requests are the checkpoints'.
-        runtime: Clock.
         log: The location's manifest log, this driver's view.
         fleet: The TaskManagers.
         catalogue: The query's operators.
         objects: Keeps what retained checkpoints refer to, and deletes the rest.
         options: Retention and deadlines.
         materialization: How many generations of bases are kept, and the rates that recovery is estimated by.
-        max_parallelism: Number of key groups.
     """
 
     def __init__(
         self,
         store: InstrumentedStore,
-        runtime: Runtime,
         log: ManifestLog,
         fleet: Fleet,
         catalogue: StateCatalogue,
@@ -75,23 +68,21 @@ class CheckpointExecution:
         *,
         options: CheckpointOptions,
         materialization: MaterializationOptions,
-        max_parallelism: int,
     ) -> None:
         self._store = store
-        self._runtime = runtime
+        self._runtime = log.runtime
         self._log = log
         self._fleet = fleet
         self._catalogue = catalogue
         self._objects = objects
         self._options = options
         self._materialization = materialization
-        self._max_parallelism = max_parallelism
         self._restore_rate: float | None = None
         self._in_sight: dict[int, CompletedCheckpoint] = {}
 
     def note_restore(self, nbytes: int, seconds: float) -> None:
         """Estimate recovery by this restore from now on, where it was large enough to measure."""
-        if nbytes >= _MEASURABLE_BYTES and seconds > 0:
+        if nbytes >= MEASURABLE_BYTES and seconds > 0:
             self._restore_rate = nbytes / seconds
 
     async def run(
@@ -99,17 +90,17 @@ class CheckpointExecution:
         coordinator: CheckpointCoordinator,
         trigger: Trigger,
         query_id: str,
-        sparks_ms: Mapping[str, int] = MappingProxyType({}),
+        sparks_ms: Mapping[str, int] = {},
         files: CommitFiles | None = None,
     ) -> CheckpointReport:
-        """Make the checkpoint that is due; when this returns, it is durable and the TaskManagers know.
+        """Make a checkpoint; when this returns, it is durable and the TaskManagers know.
 
         Args:
             coordinator: Of the run; it takes the checkpoint in, or fails the batch.
             trigger: What it has said.
             query_id: Whose checkpoint it is.
             sparks_ms: Spark's watermark of the batch by operator, for the report.
-            files: Spark's own commit of the batch, to be in the same record; None where it goes elsewhere.
+            files: Spark's own commit of the batch, to be in the same record; None where that has been written before.
 
         Raises:
             Fenced: A newer driver has taken over.
@@ -124,6 +115,9 @@ class CheckpointExecution:
         try:
             parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
             persist_s = watch.lap()
+            if files is not None:
+                await files.ready()
+                watch.lap()
             parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
             checkpoint, inlined = self._assemble(coordinator, trigger, parts, query_id, parent)
             assemble_s = watch.lap()
@@ -132,7 +126,8 @@ class CheckpointExecution:
             self._log.history.add(HistoryEntry(**figures, persist_s=persist_s, assemble_s=assemble_s))
             left = self._options.timeout_s - watch.total()
             reach("C3")
-            oldest = coordinator.oldest_after(trigger, self._options.retained)
+            # How far Spark's half of the log reaches back is told by its commits alone: else the boundary stays.
+            oldest = coordinator.oldest_after(trigger, self._options.retained) if files is not None else 0
             step = files.step(checkpoint.checkpoint_id, [len(each) for each in inlined]) if files is not None else None
             await self._commit(checkpoint, inlined, oldest, left, step)
             commit_s = watch.lap()
@@ -190,20 +185,19 @@ class CheckpointExecution:
         parent: CompletedCheckpoint | None,
     ) -> tuple[CompletedCheckpoint, list[bytes]]:
         operators, watermark_ms = self._catalogue.entries(coordinator.event_times(), parent)
-        return assemble(
-            parent,
-            parts,
-            sequence=self._log.next_sequence,
+        begun = CompletedCheckpoint(
+            checkpoint_id=self._log.next_sequence,
             batch_id=trigger.batch_id,
             query_id=query_id,
             run_id=coordinator.run_id or "",
-            max_parallelism=self._max_parallelism,
+            max_parallelism=self._fleet.max_parallelism,
             created_at=self._runtime.clock.wall(),
             watermark_ms=watermark_ms,
-            operators=operators,
-            batch_time=coordinator.batch_time,
-            generations=self._materialization.generations,
+            batch_time_ms=coordinator.batch_time.ms,
+            held_since_ms=coordinator.batch_time.held_since_ms,
+            operators=tuple(operators),
         )
+        return assemble(begun, parent, parts, self._materialization.generations)
 
     async def _commit(
         self,
@@ -213,13 +207,13 @@ class CheckpointExecution:
         seconds: float,
         step: FilesStep | None,
     ) -> None:
-        files = None
+        # What either half of the log needs is kept.
+        record = None
         if step is not None:
-            # What either half of the log needs is kept.
-            inlined, oldest, files = [*inlined, *step.inlined], min(oldest, step.whole), step.record
+            inlined, oldest, record = [*inlined, *step.inlined], min(oldest, step.whole), step.record
         try:
             async with asyncio.timeout(max(seconds, _LEAST_COMMIT_S)):
-                await self._log.commit(checkpoint, inlined, oldest=oldest, files=files)
+                await self._log.commit(checkpoint, inlined, oldest=oldest, files=record)
         except TimeoutError:
             # The request that was cancelled may still be carried out.
             why = (

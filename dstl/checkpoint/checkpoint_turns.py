@@ -1,23 +1,19 @@
-"""Checkpoints of a query take turns, and each is told of: in the history, the metrics, and to whoever listens."""
+"""Checkpoints of a query take turns, and each is reported: in the history, the metrics, and to listeners."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Literal
 
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution, Stopwatch
-from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
-from dstl.checkpoint.spark_commit import CommitFiles
-from dstl.checkpoint.sparks_watermark import SparksWatermark
+from dstl.checkpoint.spark_commit import CommitFiles, SparksWatermark
 from dstl.errors import DstlError, clip
 from dstl.metrics import Recorder
 from dstl.runtime import Runtime
-
-__all__ = ["CheckpointTurns"]
 
 
 class CheckpointTurns:
@@ -25,7 +21,7 @@ class CheckpointTurns:
 
     Args:
         execution: Makes one.
-        log: Its history is added to.
+        log: Has the turns; its history is added to.
         sparks: Spark's watermark, for the report; told of each batch.
         runtime: Clock.
         recorder: Counts the failed ones.
@@ -47,35 +43,37 @@ class CheckpointTurns:
         self._runtime = runtime
         self._recorder = recorder
         self._on_event = on_event
-        self._turn = asyncio.Lock()
 
     async def ended(self) -> None:
         """Return when the one that is being made has ended, one way or the other."""
-        async with self._turn:
+        async with self._log.turn:
             pass
 
     async def make(
         self,
         coordinator: CheckpointCoordinator,
-        due: Callable[[], Trigger | None],
+        run_id: str,
+        batch_id: int,
         query_id: str,
-        files: CommitFiles | None = None,
-    ) -> bool:
-        """Make the checkpoint that is due once those under way have ended; returns False where none is.
+        files: CommitFiles,
+    ) -> None:
+        """Make the checkpoint of a batch that Spark commits, once those under way have ended.
 
         Args:
-            coordinator: Of the run.
-            due: Returns what to make; asked when it is this one's turn.
+            coordinator: Of the run that is open.
+            run_id: Whose commit it is.
+            batch_id: The micro-batch.
             query_id: Whose checkpoint it is.
             files: Spark's own commit of the batch, to be in the same record.
 
         Raises:
-            DstlError: As :meth:`CheckpointExecution.run`.
+            DstlError: As :meth:`CheckpointCoordinator.commit` and :meth:`CheckpointExecution.run`.
         """
-        async with self._turn:
-            trigger = due()
-            if trigger is None:
-                return False
+        async with self._log.turn:
+            trigger = coordinator.commit(run_id, batch_id)
+            # Before Spark may plan the next batch.
+            await self._sparks.batch_done(query_id, trigger.batch_id)
+            files.begun()
             watch, sequence = Stopwatch(self._runtime.clock), self._log.next_sequence
             try:
                 report = await self._execution.run(coordinator, trigger, query_id, self._sparks.known_ms, files)
@@ -89,9 +87,7 @@ class CheckpointTurns:
                     error=f"{type(error).__name__}: {clip(error)}",
                 )
                 raise
-            await self._sparks.batch_done(query_id, trigger.batch_id)
             self._on_event(report)
-            return True
 
     def note(self, kind: Literal["failed", "restore"], **figures: Any) -> None:
         """Add to the history, which the next manifest tells."""

@@ -1,17 +1,17 @@
-"""Runs of a query that Spark commits in the log of its checkpoints, and the checkpoints that their commits make."""
+"""The runs of a query, by Spark's checkpoint directory in the log of its checkpoints, and what their commits make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from dstl.checkpoint.checkpoint_turns import CheckpointTurns
-from dstl.checkpoint.coordinator import CheckpointCoordinator, Trigger, nobody_consumed
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
-from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
+from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory, SparkExecution
+from dstl.errors import Fenced, Invalid
 from dstl.rpc.messages import TaskAttempt
-
-__all__ = ["CommittedRuns"]
 
 
 class CommittedRuns:
@@ -23,6 +23,7 @@ class CommittedRuns:
         turns: Makes checkpoints.
         operators: Parallelism by operator; the caller adds to it.
         running: Returns the coordinator of the run that is open; None where none is.
+        execution: Spark's; None where nothing can be run again.
     """
 
     def __init__(
@@ -32,12 +33,14 @@ class CommittedRuns:
         turns: CheckpointTurns,
         operators: Mapping[str, int],
         running: Callable[[], CheckpointCoordinator | None],
+        execution: SparkExecution | None,
     ) -> None:
         self._log = log
         self._objects = objects
         self._turns = turns
         self._operators = operators
         self._running = running
+        self._execution = execution
         self._directory: SparkDirectory | None = None
         self._free: list[str] = []
         self._known = 0
@@ -51,50 +54,91 @@ class CommittedRuns:
         """Let Spark's checkpoint directory lie in the log; returns the log.
 
         Args:
-            directory: Runs that it serves are committed by Spark.
+            directory: Spark's.
             needs: Says of an object whether the directory needs it.
         """
         self._directory, self._objects.needed_elsewhere = directory, needs
         return self._log
 
-    def directory_of(self, run_id: str) -> SparkDirectory | None:
-        """Return Spark's checkpoint directory of a run, where it lies in the log."""
-        directory = self._directory
-        return directory if directory is not None and directory.serves(run_id) else None
+    @property
+    def _latest(self) -> str:
+        """The latest run that keeps its checkpoint directory here; empty where none does."""
+        return next(reversed(self._directory.runs), "") if self._directory is not None else ""
 
-    async def batch_time_ms(self, task: TaskAttempt) -> int | None:
-        """Return the processing time of a task's batch by Spark's own offsets; None where they are elsewhere."""
-        directory = self.directory_of(task.run_id)
-        return await directory.batch_time_ms(task.batch_id) if directory is not None else None
+    def place(self, task: TaskAttempt) -> TaskAttempt:
+        """Return a task with the run that it belongs to.
+
+        A task knows its run by Spark's job group. Where the user has set a group of their own it is the latest run, for
+        Spark has one of a query at a time. A late task of an earlier run that names such a group does no harm: its
+        batch is an earlier one, or it has done the same work on the same parent. A task of another query has no run
+        here: it may be left of one that was refused, and must not take the directory for its own.
+        """
+        directory = self._directory
+        if directory is None or task.run_id in directory.runs or directory.query_id != task.query_id:
+            return task
+        return replace(task, run_id=self._latest or task.run_id)
+
+    async def is_running(self, run_id: str) -> bool:
+        """Return whether Spark is running a run; where that cannot be told, it is taken to be."""
+        return self._execution is None or await self._execution.is_running(run_id)
+
+    def directory_of(self, task: TaskAttempt) -> SparkDirectory:
+        """Return Spark's checkpoint directory of a task's run.
+
+        Raises:
+            Fenced: The run is over.
+            Invalid: Its checkpoint directory is elsewhere.
+        """
+        directory = self._directory
+        if directory is None or task.run_id not in directory.runs:
+            raise Invalid(
+                f"query {task.query_id} keeps its checkpoint directory elsewhere, and a batch's state and its commit "
+                "have to be one record. Start it with\n"
+                '    .option("checkpointLocation", backend.checkpoint_location)\n'
+                "A query that has such a directory goes on from there, once it is copied to _spark in the backend's "
+                "location"
+            )
+        if task.run_id != self._latest:
+            raise Fenced(f"run {task.run_id} of query {task.query_id} is over: run {self._latest} has replaced it")
+        return directory
 
     def opened(self, epoch: int) -> None:
         """A run is open, which has read the log's checkpoints at this epoch."""
         self._known = epoch
 
+    async def complete_batch(self, run_id: str, batch_id: int) -> None:
+        """Run a batch that Spark commits once more where it has not run all of it, so that the state has all of it.
+
+        A sink that has committed the batch skips it when it is replayed (Spark's file sink does), and a function given
+        to ``foreachBatch`` may read a part of it, or nothing.
+
+        Raises:
+            DstlError: A task failed.
+        """
+        coordinator = self._running()
+        if self._execution is None or not self._operators or run_id != self._latest:
+            return
+        if coordinator is None or coordinator.run_id != run_id or coordinator.lacks_tasks(batch_id):
+            await self._execution.run_again(run_id, batch_id)
+
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
         """Make the checkpoint of a batch and Spark's commit of it, in one record; returns when that is durable.
 
         Raises:
-            Invalid: An operator was not run in the batch.
-            CheckpointDeclined: It was run in part, or the checkpoint failed.
-            DstlError: As :meth:`CheckpointExecution.run`.
+            DstlError: As :meth:`CheckpointTurns.make`.
         """
         coordinator = self._running()
         if coordinator is None or coordinator.run_id != run_id:
-            raise nobody_consumed(batch_id, self._operators)
-
-        def due() -> Trigger | None:
-            coordinator.check_complete(batch_id)
-            return coordinator.trigger()
-
-        made = await self._turns.make(coordinator, due, query_id, files)
-        assert made, "a batch is committed once"
+            # No task of this run has come.
+            coordinator = CheckpointCoordinator(self._operators)
+            coordinator.open_run(run_id, [])
+        await self._turns.make(coordinator, run_id, batch_id, query_id, files)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete what Spark's checkpoint directory needs no more, except what checkpoints need."""
         self._free += names
         if self._running() is not None and self._known == self._log.epoch:
-            # Else nobody has read which checkpoints there are since the log was taken over, so nobody knows what they
+            # Else the checkpoints have not been read since the log was taken over, so it is unknown what they
             # need: one may be another driver's, or that of a commit which has landed unseen.
             free, self._free = self._free, []
             self._objects.delete(free)

@@ -1,19 +1,17 @@
-"""The attempts of one operator in one batch that have ended, where Spark's own commit says that the batch is done.
+"""The attempts of one operator in one batch that have ended.
 
 Of each partition the highest attempt counts, as in the state stores that Spark has itself: it is the latest that Spark
-has started, for a retry, a speculative copy or a second action. Nothing is compared and nobody waits. What has to be
-known when the commit comes is whether every partition was run to its end.
+has started, for a retry, a speculative copy or a second action. What has to be known when Spark commits the batch is
+whether every partition was run to its end.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from dstl.errors import NotDeterministic
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
-
-__all__ = ["FinishedAttempts", "covered_partitions", "longest_row"]
 
 _ORDINAL = 1 << 40
 """A task that runs several partitions is an attempt for each: Spark's number, and this many times the partition's place
@@ -67,7 +65,7 @@ class FinishedAttempts:
         """Number of rows that the counted attempts have dropped because they came behind the watermark."""
         return sum(ack.late_rows for ack in self._chosen_attempts())
 
-    def begin(self, task: TaskAttempt, is_alive: Callable[[int], bool] = lambda attempt_id: True) -> int:
+    def begin(self, task: TaskAttempt) -> int:
         """Note an attempt, and return the number that it goes by: another for each partition of one Spark task."""
         invocations = self._invocations.setdefault(task.attempt_id, {})
         place = invocations.setdefault(task.invocation, len(invocations))
@@ -77,10 +75,9 @@ class FinishedAttempts:
         """True where the attempt of this number has begun in this batch."""
         return number // _ORDINAL < len(self._invocations.get(number % _ORDINAL, ()))
 
-    def add(self, ack: Acknowledgement) -> bool:
-        """Take a finished attempt; returns True, for others may count than before."""
+    def add(self, ack: Acknowledgement) -> None:
+        """Take a finished attempt."""
         self._done[ack.task.attempt_id] = ack
-        return True
 
     def winners(self) -> tuple[int, ...]:
         """Return the attempts whose changes count: one for each partition that had rows.

@@ -20,12 +20,10 @@ from pydantic_core import from_json
 from dstl.errors import CorruptData, Invalid
 from dstl.store.zstd_frame import decompress
 
-__all__ = ["RecordFrame", "complaint"]
-
 _LENGTHS = struct.Struct("<II")
 _TAIL = struct.Struct("<I8s")
 _FIXED = _LENGTHS.size + _TAIL.size
-_ALWAYS = 1 << 20
+_ALWAYS = 1 << 20  # so much memory is always there
 _MAX_RATIO = 512
 """The most regular index of files that there can be, of paths of 500 characters, packs to a 274th. What packs better is
 forged, and would have a few bytes take a gigabyte; :data:`_ALWAYS` bytes may pack as they like."""

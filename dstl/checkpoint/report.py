@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["CheckpointReport", "RestoreReport", "SavepointReport"]
-
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
@@ -15,7 +13,7 @@ class CheckpointReport:
     Attributes:
         checkpoint_id: Its number.
         batch_id: Its micro-batch.
-        seconds: From the acknowledgement that completed the set until every TaskManager knew: what the batch waited.
+        seconds: From Spark's commit until every TaskManager knew: what the batch waited.
         requests: Requests to the object store, by all TaskManagers and the driver; deletions, which are made for many
             checkpoints at once, are not counted.
         new_bytes: Bytes of segments that this checkpoint added.

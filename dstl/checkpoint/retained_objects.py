@@ -10,11 +10,73 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
-from handles.shared_state_registry import SharedStateRegistry
 
-__all__ = ["RetainedObjects"]
 
-_DELETE_TOGETHER = 16
+class SharedStateRegistry:
+    """Counts references of checkpoints to objects; says what became free and does no I/O itself.
+
+    Invariants:
+        1. An object is free exactly when no registered checkpoint refers to it.
+        2. Freed names come back once, newest first: the reverse of the order in which they became known, so that a
+           crash between two deletions never leaves a reference to something deleted.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._objects_of: dict[int, frozenset[str]] = {}
+        self._holders: dict[str, int] = {}
+        self._known_since: dict[str, int] = {}
+        self._clock = 0
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._holders
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """The registered checkpoints, oldest first."""
+        return tuple(sorted(self._objects_of))
+
+    def register(self, checkpoint_id: int, objects: Iterable[str]) -> None:
+        """Count a checkpoint's references; registering the same checkpoint again changes nothing.
+
+        Raises:
+            ValueError: The checkpoint is registered with other objects.
+        """
+        names = tuple(dict.fromkeys(objects))
+        known = self._objects_of.get(checkpoint_id)
+        if known is not None:
+            if known != frozenset(names):
+                raise ValueError(f"checkpoint {checkpoint_id} is registered with other objects")
+            return
+        self._objects_of[checkpoint_id] = frozenset(names)
+        for name in names:
+            if name not in self._holders:
+                self._clock += 1
+                self._known_since[name] = self._clock
+            self._holders[name] = self._holders.get(name, 0) + 1
+
+    def unregister(self, checkpoint_id: int) -> list[str]:
+        """Drop a checkpoint's references and return the names that are not needed any more, newest first.
+
+        An unknown checkpoint frees nothing: its objects may be another's.
+        """
+        freed = []
+        for name in self._objects_of.pop(checkpoint_id, frozenset()):
+            self._holders[name] -= 1
+            if self._holders[name] == 0:
+                del self._holders[name]
+                freed.append(name)
+        freed.sort(key=self._known_since.__getitem__, reverse=True)
+        for name in freed:
+            del self._known_since[name]
+        return freed
+
+
+_DELETE_TOGETHER = 16  # one request for some checkpoints' worth of names
 
 Hold = int
 """A promise that a checkpoint's objects stay although it may be subsumed."""
@@ -51,11 +113,11 @@ class RetainedObjects:
         self._freed = [name for name in self._freed if name not in self._registry]
 
     def subsume(self, checkpoints: Iterable[CompletedCheckpoint]) -> None:
-        """Let go of these; what nobody else refers to is deleted soon."""
+        """Let go of these; unreferenced objects are deleted soon."""
         self._forget([checkpoint.checkpoint_id for checkpoint in checkpoints])
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete what somebody else needs no more, except what checkpoints need."""
+        """Delete objects that another owner needs no more, except those that checkpoints need."""
         free = [name for name in names if name not in self._registry]
         if free:
             self._deleter.delete(free)

@@ -20,8 +20,6 @@ from dstl.rpc.messages import TaskAttempt
 from dstl.runtime import Runtime
 from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["OpenedRun", "RunOpening"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +52,6 @@ class RunOpening:
     """Opens the runs of one query, one at a time.
 
     Args:
-        location: For messages.
         log: The location's manifest log, this driver's view.
         catalogue: The query's operators.
         fleet: The TaskManagers.
@@ -67,7 +64,6 @@ class RunOpening:
 
     def __init__(
         self,
-        location: str,
         log: ManifestLog,
         catalogue: StateCatalogue,
         fleet: Fleet,
@@ -77,7 +73,7 @@ class RunOpening:
         fall_back: bool = False,
         clock_hold_s: float = 0.0,
     ) -> None:
-        self._location = location
+        self._location = log.store.location
         self._log = log
         self._catalogue = catalogue
         self._fleet = fleet
@@ -86,7 +82,6 @@ class RunOpening:
         self._fall_back = fall_back
         self._clock_hold_ms = int(clock_hold_s * 1000)
         self._savepoint: tuple[SavepointRestore, Savepoint | None] | None = None
-        self._fenced_for: str | None = None
         self._refused: tuple[str, DstlError] | None = None
 
     async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
@@ -102,9 +97,7 @@ class RunOpening:
         self._savepoint = restore, await restore.load(self._max_parallelism) if is_new else None
         return self._savepoint[1]
 
-    async def open(
-        self, task: TaskAttempt, operators: Mapping[str, int], directory: SparkDirectory | None = None
-    ) -> OpenedRun:
+    async def open(self, task: TaskAttempt, operators: Mapping[str, int], directory: SparkDirectory) -> OpenedRun:
         """Fence every older driver off, choose the checkpoint, and bring the TaskManagers to it.
 
         A run fences once, however many of its tasks try to open it, and what it was refused for stays refused.
@@ -112,12 +105,11 @@ class RunOpening:
         Args:
             task: The first of its run.
             operators: Parallelism of each operator.
-            directory: Spark's checkpoint directory of the run, where it lies in this log: Spark's commits say then
-                which checkpoints there are.
+            directory: Spark's checkpoint directory: its commits say which checkpoints there are.
 
         Raises:
             Invalid: The location is another query's, or its state does not fit this one.
-            Fenced: Somebody newer has taken over.
+            Fenced: A newer driver has taken over.
             MissingState: The batch before the task's has no checkpoint, or a part of it is not there.
             CorruptData: A manifest, or a part of the checkpoint, is damaged.
             TaskManagerLost: A TaskManager is missing.
@@ -158,41 +150,20 @@ class RunOpening:
         except DstlError as unknown:
             _log.warning("whether another driver has taken %s over is unknown: %s", self._location, unknown)
 
-    async def _take_over(self, task: TaskAttempt, operators: Mapping[str, int]) -> None:
-        owner = await self._log.owner()
-        if owner and owner != task.query_id:
-            raise Invalid(
-                f"{self._location} belongs to query {owner}; this is query {task.query_id}. Give this query a "
-                "location of its own, or start it with the checkpoint directory of its predecessor: a query without "
-                "option('checkpointLocation', ...) is another query at every start"
-            )
-        if self._fenced_for != task.run_id or self._log.is_unknown:
-            if not self._log.is_unknown:
-                await self._check_not_behind(task, operators)
-            await self._log.fence(task.query_id)
-            self._fenced_for = task.run_id
-
-    async def _open(
-        self, task: TaskAttempt, operators: Mapping[str, int], directory: SparkDirectory | None
-    ) -> OpenedRun:
-        if directory is not None:
-            await directory.lead(task.query_id)
-        else:
-            await self._take_over(task, operators)
+    async def _open(self, task: TaskAttempt, operators: Mapping[str, int], directory: SparkDirectory) -> OpenedRun:
+        await directory.lead(task.query_id)
         skipped: list[str] = []
         epoch = self._log.epoch
         reach("C11")
         found = await self._find_checkpoints(task, operators, skipped)
-        if directory is not None:
-            # A commit that was taken back, by a user who rolls back, takes its checkpoint with it.
-            found = [each for each in found if each.batch_id <= directory.newest_commit()]
+        # A commit that was taken back, by a user who rolls back, takes its checkpoint with it.
+        found = [each for each in found if each.batch_id <= directory.newest_commit()]
         reach("R1")
         try:
             coordinator, parent, restored = await self._prepare(task, operators, found, skipped, directory)
         except MissingState as error:
             # Spark's directory leads once a process: this one may have been paused since, and looked with an old index.
-            if directory is not None:
-                await self._check_leads(error)
+            await self._check_leads(error)
             raise
         reach("R6")
         lost = task.batch_id - 1 - parent.batch_id if parent else 0
@@ -210,21 +181,6 @@ class RunOpening:
         begun_with = self._savepoint[1] if self._savepoint is not None and len(found) == 1 else None
         saved = begun_with.batch_id if begun_with is not None and parent is not None else None
         return OpenedRun(coordinator, parent, epoch, found, restored, lost, tuple(skipped) if lost else (), saved)
-
-    async def _check_not_behind(self, task: TaskAttempt, operators: Mapping[str, int]) -> None:
-        """Refuse a run that the state is ahead of before it takes the log from the driver that is at work.
-
-        It may have waited for its TaskManagers, or been paused, while that one began.
-        """
-        behind = CheckpointCoordinator(operators)
-        try:
-            behind.open_run(task.run_id, await self._log.checkpoints(), accept_older=self._fall_back)
-            behind.begin(task, 0)
-        except Fenced:
-            raise
-        except DstlError as error:
-            # Told when it is found again: it may be different once nobody else writes.
-            _log.debug("run %s, before it takes %s over: %s", task.run_id, self._location, error)
 
     async def _find_checkpoints(
         self, task: TaskAttempt, operators: Mapping[str, int], skipped: list[str]
@@ -273,16 +229,15 @@ class RunOpening:
         operators: Mapping[str, int],
         found: Sequence[CompletedCheckpoint],
         skipped: list[str],
-        directory: SparkDirectory | None,
+        directory: SparkDirectory,
     ) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None, Restored]:
         """Bring the TaskManagers to the checkpoint of the batch before; where that may be, to an older one instead."""
-        planned_ms = await directory.batch_time_ms(task.batch_id) if directory is not None else None
+        planned_ms = await directory.batch_time_ms(task.batch_id, task.run_id)
         now_ms = int(self._runtime.clock.wall() * 1000) if planned_ms is None else planned_ms
         while True:
-            coordinator = CheckpointCoordinator(
-                operators, by_commit=directory is not None, clock_hold_ms=self._clock_hold_ms
-            )
-            coordinator.open_run(task.run_id, found, accept_older=self._fall_back)
+            coordinator = CheckpointCoordinator(operators, clock_hold_ms=self._clock_hold_ms)
+            older = [c for c in found if c.batch_id < task.batch_id] if self._fall_back else []
+            coordinator.open_run(task.run_id, found, older[-1] if older else None)
             parent = coordinator.begin(task, now_ms)
             self._catalogue.open(parent)
             self._fleet.begin_run()

@@ -6,15 +6,14 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from dstl.checkpoint.attempt_register import ActiveRun, AttemptRegister
+from dstl.checkpoint.base_publication import BasePublication
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
 from dstl.checkpoint.checkpoint_turns import CheckpointTurns
 from dstl.checkpoint.committed_runs import CommittedRuns
-from dstl.checkpoint.coordinator import CheckpointCoordinator, Decision, Trigger
+from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
-from dstl.checkpoint.fleet.launch_plan import LaunchPlan
 from dstl.checkpoint.fleet.metrics_poll import MemberMetrics, MetricsPoll
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, ResourceManager
 from dstl.checkpoint.manifest.history import HistoryEntry
@@ -25,15 +24,15 @@ from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
-from dstl.checkpoint.sparks_watermark import SparksWatermark, WatermarkReader
+from dstl.checkpoint.spark_commit import SparkExecution, SparksWatermark, WatermarkReader
 from dstl.checkpoint.state_catalogue import Follows, Registry, StateCatalogue
-from dstl.checkpoint.upkeep.periodic_cleaner import PeriodicCleaner
+from dstl.checkpoint.upkeep.cleaner import LiveDriver, PeriodicCleaner
 from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Register
-from dstl.rpc.messages import Acknowledged, Acknowledgement, Assignment, Begin, Begun, TaskAttempt
+from dstl.rpc.messages import Acknowledgement, Assignment, Begin, Begun, Done, TaskAttempt
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
@@ -42,14 +41,69 @@ from dstl.store.instrumented import CallMetrics, InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint
 from materializer.restore.progress import ProgressListener
 
-__all__ = ["CheckpointReport", "CoordinatorService", "RestoreReport"]
-
 _log = logging.getLogger(__name__)
-_MOST_WORKERS = 1024
-_MOST_LOSSES = 3
+_MOST_WORKERS = 1024  # the oldest of so many workers are long gone
+_MOST_LOSSES = 3  # chance takes one or two in a row, a state that kills them takes each
 _DRIVER_CALLS = CallMetrics(
     "driverStoreRequests", "driverStoreRequestNanos", "driverStoreRequestBytes", "driverStoreRequestFailures"
 )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorSettings:
+    """The settings of one query's coordinator.
+
+    Attributes:
+        options: Retention and deadlines.
+        materialization: How many generations of bases are kept, and when they are published without a batch.
+        max_parallelism: Number of key groups.
+        task_managers: How many TaskManagers share them; None for as many as the executors' hosts and slots ask for.
+        host: This host's address, as others reach it.
+        bind: Address to listen on, where it is another than ``host``.
+        port: Port to listen on; 0 for any.
+        task_manager_config: What a TaskManager is told when it enlists.
+        task_managers_elsewhere: TaskManagers run on other hosts: before it serves, each has to show that it sees this
+            very store.
+        allow_non_restored_state: See :class:`StateCatalogue`.
+        fall_back: See :class:`RunOpening`.
+        commit_attempts: How often a request to the manifest log is tried.
+    """
+
+    options: CheckpointOptions
+    materialization: MaterializationOptions = field(default_factory=MaterializationOptions)
+    max_parallelism: int
+    task_managers: int | None
+    host: str
+    bind: str | None = None
+    port: int = 0
+    task_manager_config: bytes = b""
+    task_managers_elsewhere: bool = False
+    allow_non_restored_state: bool
+    fall_back: bool = False
+    commit_attempts: int = ATTEMPTS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriverHooks:
+    """The driver as its coordinator calls it, on the coordinator's loop; none of them may block.
+
+    Attributes:
+        on_event: Called with every report.
+        on_task_manager_lost: Called when a TaskManager is gone, so that a launcher can start another.
+        on_progress: Told how far a restore has come, if given.
+        executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
+        execution: Spark's, of the query; None: nothing is refused, and nothing run again.
+        spark_watermarks: See :class:`SparksWatermark`; asked where an operator goes by Spark's watermark.
+        recorder: The driver's metrics.
+    """
+
+    on_event: Callable[[CheckpointReport | RestoreReport], None]
+    on_task_manager_lost: Callable[[str], None]
+    on_progress: ProgressListener | None = None
+    executor_hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None
+    execution: SparkExecution | None = None
+    spark_watermarks: WatermarkReader | None = None
+    recorder: Recorder = field(default_factory=NullRecorder)
 
 
 class CoordinatorService:
@@ -59,120 +113,89 @@ class CoordinatorService:
         store: Where manifests go.
         runtime: Clock, randomness, ids.
         secret: The application's.
-        options: Retention and deadlines.
-        materialization: How many generations of bases are kept.
-        max_parallelism: Number of key groups.
-        task_managers: How many TaskManagers share them; None for as many as the executors' hosts and slots ask for.
-        host: This host's address, as others reach it.
-        bind: Address to listen on, where it is another than ``host``.
-        port: Port to listen on; 0 for any.
-        task_manager_config: What a TaskManager is told when it enlists.
-        task_managers_elsewhere: TaskManagers run on other hosts: before it serves, each has to show that it sees this
-            very store.
-        executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
-        active_run: See :class:`AttemptRegister`.
-        allow_non_restored_state: See :class:`StateCatalogue`.
-        on_event: Called with every report, on the coordinator's loop; must not block.
-        on_task_manager_lost: Called when a TaskManager is gone, so that a launcher can start another.
-        fall_back: See :class:`RunOpening`.
-        commit_attempts: How often a request to the manifest log is tried.
-        on_progress: Told how far a restore has come, on the coordinator's loop; must not block. None: nobody asks.
-        recorder: The driver's metrics.
-        spark_watermarks: See :class:`SparksWatermark`; asked where an operator goes by Spark's watermark.
+        settings: Retention, size and addresses.
+        hooks: What it calls.
     """
 
     def __init__(
-        self,
-        store: ObjectStore,
-        runtime: Runtime,
-        secret: Secret,
-        *,
-        options: CheckpointOptions,
-        max_parallelism: int,
-        task_managers: int | None,
-        host: str,
-        allow_non_restored_state: bool,
-        on_event: Callable[[CheckpointReport | RestoreReport], None],
-        on_task_manager_lost: Callable[[str], None],
-        materialization: MaterializationOptions = MaterializationOptions(),
-        fall_back: bool = False,
-        commit_attempts: int = ATTEMPTS,
-        bind: str | None = None,
-        port: int = 0,
-        task_manager_config: bytes = b"",
-        task_managers_elsewhere: bool = False,
-        executor_hosts: Callable[[], Awaitable[ExecutorHosts]] | None = None,
-        active_run: ActiveRun | None = None,
-        on_progress: ProgressListener | None = None,
-        recorder: Recorder = NullRecorder(),
-        spark_watermarks: WatermarkReader | None = None,
+        self, store: ObjectStore, runtime: Runtime, secret: Secret, settings: CoordinatorSettings, hooks: DriverHooks
     ) -> None:
+        options, recorder = settings.options, hooks.recorder
         self._store = store
         self._runtime = runtime
-        self._host, self._bind, self._port = host, bind or host, port
-        self._on_event = on_event
-        self._on_task_manager_lost = on_task_manager_lost
+        self._host, self._bind, self._port = settings.host, settings.bind or settings.host, settings.port
+        self._on_event = hooks.on_event
+        self._on_task_manager_lost = hooks.on_task_manager_lost
         # The cleaner's requests are not the checkpoints'.
         counted = InstrumentedStore(store, recorder=recorder, names=_DRIVER_CALLS)
         self._log = ManifestLog(
-            counted, runtime, attempts=commit_attempts, skip_damaged=fall_back, history=options.history
+            counted,
+            runtime,
+            attempts=settings.commit_attempts,
+            skip_damaged=settings.fall_back,
+            history=options.history,
         )
-        self._catalogue = StateCatalogue(allow_non_restored_state=allow_non_restored_state)
+        self._catalogue = StateCatalogue(allow_non_restored_state=settings.allow_non_restored_state)
         self._coordinator: CheckpointCoordinator | None = None
         self._operators: dict[str, int] = {}
         self._query_id = ""
         self._objects = RetainedObjects(store, recorder)
         self._fleet = Fleet(
             secret,
-            task_managers or 1,
-            max_parallelism,
+            settings.task_managers or 1,
+            settings.max_parallelism,
             self._lost,
-            host,
-            on_progress,
+            settings.host,
+            hooks.on_progress,
             options.task_manager_timeout_s,
         )
         self._resources = ResourceManager(
             self._fleet,
             runtime,
             timeout_s=options.task_manager_timeout_s,
-            plan=LaunchPlan() if executor_hosts is not None else None,
-            hosts=executor_hosts,
-            follows_hosts=task_managers is None,
-            config=task_manager_config,
-            shared=store if task_managers_elsewhere else None,
+            hosts=hooks.executor_hosts,
+            follows_hosts=settings.task_managers is None,
+            config=settings.task_manager_config,
+            shared=store if settings.task_managers_elsewhere else None,
         )
         self._runs = RunOpening(
-            store.location,
             self._log,
             self._catalogue,
             self._fleet,
             runtime,
-            max_parallelism=max_parallelism,
-            fall_back=fall_back,
+            max_parallelism=settings.max_parallelism,
+            fall_back=settings.fall_back,
             clock_hold_s=options.clock_hold_s,
         )
         self._execution = CheckpointExecution(
             counted,
-            runtime,
             self._log,
             self._fleet,
             self._catalogue,
             self._objects,
             options=options,
-            materialization=materialization,
-            max_parallelism=max_parallelism,
+            materialization=settings.materialization,
         )
         self._cleaner = PeriodicCleaner(
-            store, runtime, lambda: self._log.epoch, self._fleet.writer_ids, self._objects.held, options
+            store, runtime, LiveDriver(lambda: self._log.epoch, self._fleet.writer_ids, self._objects.held), options
         )
-        self._attempts = AttemptRegister(active_run)
-        self._poll = MetricsPoll(secret, lambda: self._fleet.members, host)
-        self._sparks = SparksWatermark(spark_watermarks)
-        self._retired: set[str] = set()
-        self._tried: set[str] = set()
+        self._execution_of_spark = hooks.execution
+        self._poll = MetricsPoll(secret, lambda: self._fleet.members, settings.host)
+        self._sparks = SparksWatermark(hooks.spark_watermarks)
         self._opening = asyncio.Lock()
-        self._turns = CheckpointTurns(self._execution, self._log, self._sparks, runtime, recorder, on_event)
-        self.commits = CommittedRuns(self._log, self._objects, self._turns, self._operators, lambda: self._coordinator)
+        self.bases = BasePublication(
+            self._execution,
+            self._fleet,
+            (self._opening, self._log.turn),
+            lambda: (self._coordinator, self._query_id) if self._coordinator is not None else None,
+            runtime.clock,
+            settings.materialization.publish_within_s,
+            recorder,
+        )
+        self._turns = CheckpointTurns(self._execution, self._log, self._sparks, runtime, recorder, hooks.on_event)
+        self.commits = CommittedRuns(
+            self._log, self._objects, self._turns, self._operators, lambda: self._coordinator, hooks.execution
+        )
         self.server = RpcServer(
             secret,
             {
@@ -181,7 +204,7 @@ class CoordinatorService:
                 Begin: self._begin,
                 Acknowledgement: self._acknowledge,
             },
-            watched=(Begin, Acknowledgement),
+            watched=(Begin,),
         )
         self._address: Address | None = None
         self._closing = False
@@ -198,6 +221,7 @@ class CoordinatorService:
         self._poll.close()
         self._fleet.close()
         await self.server.close()
+        await self.bases.close()
         await self._cleaner.close()
         await self._objects.close()
 
@@ -211,7 +235,7 @@ class CoordinatorService:
         key_columns: Sequence[str] = (),
         follows: Follows | None = None,
     ) -> None:
-        """Add a stateful operator to the set whose acknowledgements complete a checkpoint.
+        """Add a stateful operator: every batch has to run it whole.
 
         The arguments are those of :meth:`StateCatalogue.expect`.
 
@@ -220,7 +244,7 @@ class CoordinatorService:
         """
         if operator in self._operators:
             raise Invalid(f"two operators are called {operator!r}: give each a name of its own")
-        if self._coordinator is not None or self._retired:
+        if self._query_id:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator] = parallelism
         self._catalogue.expect(operator, parallelism, key_types, resolve, watermark_delay_ms, key_columns, follows)
@@ -286,19 +310,14 @@ class CoordinatorService:
         """Return the metrics of every TaskManager, asked for now."""
         return await self._poll.read()
 
-    async def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
-        """Return True where the batch is this query's current one and has its checkpoint; None asks for any query."""
-        coordinator = self._coordinator
-        known = coordinator is not None and query_id in (None, self._query_id)
-        return known and coordinator is not None and coordinator.has_checkpoint(batch_id)
-
     async def _begin(self, peer: Peer, call: Begin) -> Begun:
-        task = await self._place(call.task)
+        task = self.commits.place(call.task)
         self._note_worker(call.pid)
         coordinator, parent, losses = None, None, 0
         assignments: tuple[Assignment, ...] = ()
         while coordinator is None:
-            self._check_run(task)
+            self._check_query(task)
+            self.commits.directory_of(task)
             launch = await self._resources.wait_for_fleet(peer, call, task.run_id)
             if launch is not None:
                 return Begun(launch)
@@ -316,7 +335,6 @@ class CoordinatorService:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
                 task = replace(task, attempt_id=coordinator.number_of(task))
-                self._attempts.begun(task, peer)
         watermark_ms, late_ms = (parent.watermark_ms, parent.late_watermark_ms) if parent else (None, None)
         if self._catalogue.goes_by_spark(task.operator):
             watermark_ms, late_ms = await self._sparks.of_batch(task)
@@ -333,45 +351,24 @@ class CoordinatorService:
 
     async def _begun(self, task: TaskAttempt) -> tuple[CheckpointCoordinator, CompletedCheckpoint | None]:
         coordinator = await self._open_run(task)
-        if coordinator.overdue(task) is not None:
-            await self._turns.make(coordinator, lambda: coordinator.overdue(task), self._query_id)
-        planned_ms = await self.commits.batch_time_ms(task)
+        planned_ms = await self.commits.directory_of(task).batch_time_ms(task.batch_id, task.run_id)
         now_ms = int(self._runtime.clock.wall() * 1000) if planned_ms is None else planned_ms
-        parent = coordinator.begin(task, now_ms, self._attempts.is_alive)
+        parent = coordinator.begin(task, now_ms)
         if (warning := coordinator.take_clock_warning()) is not None:
             _log.warning("query %s: %s", task.query_id, warning)
         if not self._fleet.holds(parent.checkpoint_id if parent else None):
             await self._runs.prepare(task.query_id, parent)
         return coordinator, parent
 
-    async def _acknowledge(self, peer: Peer, call: Acknowledgement) -> Acknowledged:
-        task = await self._place(call.task)
-        coordinator = self._coordinator_of(task)
-        self._attempts.speaks(task, peer)
-        ack = replace(call, task=task)
-        decision = coordinator.acknowledge(ack)
-        if decision is Decision.WAIT:
-
-            def due() -> Trigger | None:
-                # Meanwhile the run may have ended, or the batch have failed with another's checkpoint.
-                self._coordinator_of(task).acknowledge(ack)
-                return coordinator.trigger()
-
-            await self._turns.make(coordinator, due, self._query_id)
-        return Acknowledged(decision.name)
-
-    async def _place(self, task: TaskAttempt) -> TaskAttempt:
-        return await self._attempts.place(task, self._coordinator.run_id if self._coordinator else None, self._retired)
-
-    def _coordinator_of(self, task: TaskAttempt) -> CheckpointCoordinator:
+    async def _acknowledge(self, peer: Peer, call: Acknowledgement) -> Done:
+        task = self.commits.place(call.task)
         coordinator = self._coordinator
         if coordinator is None or task.run_id != coordinator.run_id:
             raise Fenced(f"run {task.run_id} of query {task.query_id} is over, or this driver has restarted since")
-        return coordinator
+        coordinator.end(replace(call, task=task))
+        return Done()
 
-    def _check_run(self, task: TaskAttempt) -> None:
-        if task.run_id in self._retired:
-            raise Fenced(f"run {task.run_id} of query {task.query_id} is over: a newer one has replaced it")
+    def _check_query(self, task: TaskAttempt) -> None:
         if self._query_id and task.query_id != self._query_id:
             raise Invalid(
                 f"query {task.query_id} uses a StateBackend that serves query {self._query_id}: "
@@ -380,18 +377,18 @@ class CoordinatorService:
 
     async def _open_run(self, task: TaskAttempt) -> CheckpointCoordinator:
         """Return the coordinator of the task's run; a new run takes the location over first."""
-        self._check_run(task)
+        directory = self.commits.directory_of(task)
         if self._coordinator is not None and task.run_id == self._coordinator.run_id:
             return self._coordinator
+        if self._execution_of_spark is not None:
+            await self._execution_of_spark.check(task.query_id)
         started = self._runtime.clock.now()
         # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
         await self._turns.ended()
         self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
-        self._retired |= self._tried - {task.run_id}
-        self._tried = {task.run_id}
-        opened = await self._runs.open(task, self._operators, self.commits.directory_of(task.run_id))
+        opened = await self._runs.open(task, self._operators, directory)
         self._objects.retain(opened.found)
         self.commits.opened(opened.epoch)
         self._coordinator, self._query_id = opened.coordinator, task.query_id
@@ -418,6 +415,7 @@ class CoordinatorService:
             )
         )
         self._cleaner.start()
+        self.bases.start()
         return opened.coordinator
 
     def _note_worker(self, pid: int) -> None:

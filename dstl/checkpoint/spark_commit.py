@@ -1,19 +1,21 @@
-"""The other half of a checkpoint that is Spark's own commit: its checkpoint directory, where that lies in the same log.
+"""The other half of a checkpoint: Spark's own commit, from its checkpoint directory, which lies in the same log.
 
-A run whose ``checkpointLocation`` is the backend's is *committed by Spark*: ``commits/N`` is what triggers the
-checkpoint of batch N, and the record that holds both is the only truth. Acknowledgements say which attempts have ended,
-and decide nothing.
+``commits/N`` is what triggers the checkpoint of batch N, and the record that holds both is the only truth.
+
+Spark writes its own watermark to its log of offsets before a batch runs, so it is the same whenever the batch runs
+again. It is asked for once in a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dstl.errors import Fenced, Invalid
+from dstl.rpc.messages import TaskAttempt
 from handles.file_record import FileRecord
-
-__all__ = ["CommitFiles", "FilesStep", "SparkDirectory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,18 @@ class FilesStep:
 class CommitFiles(Protocol):
     """The commit of a batch that Spark is writing, and all of its files since the last one."""
 
+    def begun(self) -> None:
+        """The batch is whole, and its checkpoint is being made."""
+        ...
+
+    async def ready(self) -> None:
+        """Return when the record is to be written, which may wait for the offsets of the next batch.
+
+        Raises:
+            DstlError: There will be none.
+        """
+        ...
+
     def step(self, sequence: int, in_front: Sequence[int]) -> FilesStep:
         """Return Spark's part of the record of this number.
 
@@ -47,11 +61,41 @@ class CommitFiles(Protocol):
         ...
 
 
+class SparkExecution(Protocol):
+    """Spark's execution of the queries of this driver."""
+
+    async def check(self, query_id: str) -> None:
+        """Refuse a query whose batches are not committed one after the other, each once it is done.
+
+        Raises:
+            Invalid: Says which setting it is, and what to do.
+        """
+        ...
+
+    async def is_running(self, run_id: str) -> bool:
+        """Return whether Spark is running a query by this run."""
+        ...
+
+    async def run_again(self, run_id: str, batch_id: int) -> None:
+        """Run all tasks of a batch that is about to be committed once more, into nothing; where that may not be, none.
+
+        Raises:
+            DstlError: A task failed.
+        """
+        ...
+
+
 class SparkDirectory(Protocol):
     """Spark's checkpoint directory in the manifest log of a query's checkpoints. One event loop."""
 
-    def serves(self, run_id: str) -> bool:
-        """Return True where this run of the query keeps its checkpoint directory here."""
+    @property
+    def runs(self) -> dict[str, None]:
+        """Runs of the query that have looked at it, the latest last: Spark has one at a time."""
+        ...
+
+    @property
+    def query_id(self) -> str:
+        """The query's id, by Spark's ``metadata``; empty until that was written or read."""
         ...
 
     async def lead(self, query_id: str) -> None:
@@ -59,7 +103,7 @@ class SparkDirectory(Protocol):
 
         Raises:
             Invalid: The location is another query's.
-            Fenced: Somebody newer has taken over.
+            Fenced: A newer driver has taken over.
             DstlError: As :meth:`ManifestLog.fence` and :meth:`ManifestLog.scan`.
         """
         ...
@@ -68,6 +112,71 @@ class SparkDirectory(Protocol):
         """Return the newest batch that Spark has committed, -1 where there is none."""
         ...
 
-    async def batch_time_ms(self, batch_id: int) -> int | None:
-        """Return a batch's processing time by Spark's record of its offsets; None where that does not tell."""
+    async def batch_time_ms(self, batch_id: int, run_id: str) -> int | None:
+        """Return a batch's processing time by Spark's record of its offsets; None where that does not tell.
+
+        When this returns, the record is durable, and so is the commit before it.
+
+        Raises:
+            DstlError: It never will be.
+        """
         ...
+
+
+class WatermarkReader(Protocol):
+    """Asks the driver's Spark about a query's watermarks."""
+
+    async def of_batch(self, query_id: str) -> Mapping[str, tuple[int, int]] | None:
+        """Return, by operator, the watermarks of the running batch and of the one before it.
+
+        They are those that reach the operator, behind Spark's own that hold rows back: Unix milliseconds, 0 before
+        there is one. None where this driver's Spark does not run the query.
+        """
+
+    async def batch_done(self, query_id: str, batch_id: int) -> None:
+        """Record that a batch's rows have all gone through: the next one may have another watermark."""
+
+
+class SparksWatermark:
+    """The watermarks of the batch at work. One event loop.
+
+    Args:
+        reader: Asks the driver's Spark; None where there is none to ask.
+    """
+
+    def __init__(self, reader: WatermarkReader | None) -> None:
+        self._reader = reader
+        self._batch: tuple[str, int] | None = None
+        self._known: Mapping[str, tuple[int, int]] = {}
+        self._asking = asyncio.Lock()
+
+    @property
+    def known_ms(self) -> Mapping[str, int]:
+        """The watermark of the batch at work by operator, Unix milliseconds; empty where nothing goes by it."""
+        return {uid: mark for uid, (mark, _) in self._known.items()}
+
+    async def of_batch(self, task: TaskAttempt) -> tuple[int, int]:
+        """Return the watermark of a task's batch, and the one up to which rows are late.
+
+        Raises:
+            Invalid: There is no Spark to ask.
+            Fenced: Spark does not run the query any more.
+        """
+        async with self._asking:
+            if self._batch != (task.run_id, task.batch_id):
+                if self._reader is None:
+                    raise Invalid(f"operator {task.operator!r} goes by Spark's watermark, and there is no Spark to ask")
+                found = await self._reader.of_batch(task.query_id)
+                if found is None:
+                    raise Fenced(
+                        f"query {task.query_id} is not running any more: attempt {task.attempt_id} is too late"
+                    )
+                self._batch, self._known = (task.run_id, task.batch_id), found
+            if task.operator not in self._known:
+                raise Invalid(f"Spark's plan of batch {task.batch_id} has no operator {task.operator!r}: report this")
+            return self._known[task.operator]
+
+    async def batch_done(self, query_id: str, batch_id: int) -> None:
+        """Record that a batch's rows have all gone through."""
+        if self._reader is not None and self._known:
+            await self._reader.batch_done(query_id, batch_id)

@@ -12,17 +12,14 @@ from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints
 from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
 from dstl.cli import console
 from dstl.cli.watch import watch
+from dstl.monitoring.text import age_text, size_text, time_text
 from dstl.runtime import system_runtime
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="Checkpoints of a location. These commands only read, and are safe beside a running query.",
     epilog=console.EXIT_CODES,
     no_args_is_help=True,
 )
-
-_SHOWN_ROWS = 20
 
 
 @app.command("list", epilog=console.EXIT_CODES)
@@ -109,7 +106,7 @@ def _describe(location: str, done: LocationVerification, seconds: float) -> dict
 def _show_verification(location: str, done: LocationVerification, seconds: float) -> None:
     numbers = ", ".join(f"{c.checkpoint_id} (batch {c.batch_id})" for c in done.checkpoints) or "none"
     typer.echo(f"{console.printable(location)} of query {console.printable(done.query_id)}: checkpoints {numbers}")
-    typer.echo(f"{done.objects} objects, {console.size_text(done.bytes)} read in {seconds:.1f} s")
+    typer.echo(f"{done.objects} objects, {size_text(done.bytes)} read in {seconds:.1f} s")
     if done.strays or done.others:
         typer.echo(f"{done.strays} objects that no checkpoint needs (dstl gc), {done.others} that are not DSTL's")
     for problem in done.problems:
@@ -122,13 +119,11 @@ def _show_verification(location: str, done: LocationVerification, seconds: float
 _COLUMNS: dict[str, Callable[[dict[str, Any]], object]] = {
     "checkpoint": lambda row: row["checkpoint_id"],
     "batch": lambda row: row["batch_id"],
-    "age": lambda row: console.age_text(row["age_s"]),
-    "after": lambda row: (
-        "-" if row["seconds_since_previous"] is None else console.age_text(row["seconds_since_previous"])
-    ),
-    "new": lambda row: console.size_text(row["new_bytes"]),
-    "full": lambda row: console.size_text(row["full_bytes"]),
-    "to restore": lambda row: console.size_text(row["restore_bytes"]),
+    "age": lambda row: age_text(row["age_s"]),
+    "after": lambda row: "-" if row["seconds_since_previous"] is None else age_text(row["seconds_since_previous"]),
+    "new": lambda row: size_text(row["new_bytes"]),
+    "full": lambda row: size_text(row["full_bytes"]),
+    "to restore": lambda row: size_text(row["restore_bytes"]),
     "segments": lambda row: f"{row['segments_stored']} + {row['segments_inlined']} inlined",
     "bases": lambda row: row["base_files"],
     "state": lambda row: row["state"],
@@ -160,22 +155,22 @@ def _show_one(found: dict[str, Any], wide: bool) -> None:
     console.add_row(facts, "batch", found["batch_id"])
     console.add_row(facts, "parent", found["parent"] or "none")
     console.add_row(facts, "run", found["run_id"])
-    console.add_row(facts, "made", console.time_text(found["created_at"]))
+    console.add_row(facts, "made", time_text(found["created_at"]))
     console.add_row(facts, "key groups", found["max_parallelism"])
     for name in ("new_bytes", "full_bytes", "restore_bytes", "manifest_bytes"):
-        console.add_row(facts, name.removesuffix("_bytes"), console.size_text(found[name]))
+        console.add_row(facts, name.removesuffix("_bytes"), size_text(found[name]))
     console.print_table(facts, wide=wide)
     for what in ("operators", "bases", "logs", "segments"):
         rows = found[what]
         if not rows:
             continue
-        left = f", the last {_SHOWN_ROWS} (all with --json)" if len(rows) > _SHOWN_ROWS else ""
+        left = f", the last {console.SHOWN_ROWS} (all with --json)" if len(rows) > console.SHOWN_ROWS else ""
         columns = list(rows[0])
         table = console.new_table(
             f"{len(rows)} {what if len(rows) > 1 else what.removesuffix('s')}{left}",
             ((column.removesuffix("_ms").replace("_", " "), _set(rows[0][column])) for column in columns),
         )
-        for row in rows[-_SHOWN_ROWS:]:
+        for row in rows[-console.SHOWN_ROWS :]:
             console.add_row(table, *(_shown(column, row[column]) for column in columns))
         console.print_table(table, wide=wide)
 
@@ -186,9 +181,9 @@ def _set(value: object) -> str:
 
 def _shown(column: str, value: Any) -> object:
     if column == "size":
-        return console.size_text(value)
+        return size_text(value)
     if column == "watermark_ms" and value is not None:
-        return console.time_text(value / 1000)
+        return time_text(value / 1000)
     if column == "states":
         return tuple(each["name"] for each in value.get("states", ())) or "none"
     return "-" if value is None else value

@@ -23,35 +23,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown, Unavailable
-from dstl.monitoring.text import age_text, size_text, time_text
 from dstl.option_sources import resolve
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
-
-__all__ = [
-    "EXIT_CODES",
-    "AsJson",
-    "EndpointUrl",
-    "Location",
-    "Wide",
-    "add_row",
-    "age_text",
-    "errors_as_exit",
-    "new_table",
-    "open_at",
-    "opener",
-    "parse_duration",
-    "print_json",
-    "print_table",
-    "printable",
-    "progress_bar",
-    "run_at",
-    "s3_options",
-    "size_text",
-    "time_text",
-]
 
 EXIT_CODES = (
     "Exit codes: 0 done, nothing wrong; 1 something is damaged or missing; 2 refused (arguments, configuration, "
@@ -60,14 +36,18 @@ EXIT_CODES = (
 
 Location = Annotated[str, typer.Argument(metavar="LOCATION", help="A directory, or s3://bucket/prefix.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, for programs.")]
-EndpointUrl = Annotated[str | None, typer.Option(help="Endpoint of another S3 than AWS's, as http://host:port.")]
+EndpointUrl = Annotated[str | None, typer.Option(help="Endpoint of an S3 other than AWS's, as http://host:port.")]
 Wide = Annotated[bool, typer.Option("--wide", help="All columns, as wide as they are; without it, what fits.")]
 
 T = TypeVar("T")
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(s|m|min|h|d)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+"""Of each unit."""
 _UNBOUNDED = 10_000
+"""Columns: rich has no way to say that a table has no limit, and no table here comes near it."""
+SHOWN_ROWS = 20
+"""Rows of a long list on a terminal, which has 24 lines unless it says otherwise; ``--json`` has all."""
 # Characters that change the direction of text, and so can show a name as another one.
 _BIDIRECTIONAL = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
@@ -118,7 +98,7 @@ def add_row(table: Table, *values: object) -> None:
 
 
 def print_table(table: Table, *, wide: bool = False, file: IO[str] | None = None) -> None:
-    """Print a table, within the terminal's width (80 where there is none) or as wide as its values are."""
+    """Print a table, within the terminal's width (80 without a terminal) or as wide as its values are."""
     Console(file=file, width=_UNBOUNDED if wide else None, soft_wrap=True).print(table)
 
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from dstl.errors import DstlError
-
-__all__ = ["demo"]
+from dstl.cli import console
+from dstl.errors import Invalid
 
 
 def demo(
     store: Annotated[
-        str | None, typer.Option(help="Where state goes: a directory or s3://bucket/prefix. Default: a temporary one.")
-    ] = None,
-    endpoint_url: Annotated[str | None, typer.Option(help="Endpoint of another S3 than AWS's.")] = None,
+        str, typer.Option(help="Where state goes: a directory or s3://bucket/prefix. Default: a temporary one.")
+    ] = "",
+    endpoint_url: console.EndpointUrl = None,
     partitions: Annotated[int, typer.Option(min=1, max=128, help="Partitions of the stateful operator.")] = 4,
     batches: Annotated[int, typer.Option(min=1, max=1000, help="Micro-batches the year is split into.")] = 12,
     kill: Annotated[str, typer.Option(help="none, worker, taskmanager, driver or all.")] = "none",
@@ -29,69 +26,55 @@ def demo(
         str | None, typer.Option(help="Spark's master, as spark://host:7077. Default: this machine.")
     ] = None,
     work: Annotated[
-        str | None,
-        typer.Option(help="Directory for input, output and checkpoint; with --master one that its hosts share."),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Decides the moments of the kills; printed, so a run repeats.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")] = False,
+        str, typer.Option(help="Directory for input, output and checkpoint; with --master one that its hosts share.")
+    ] = "",
+    seed: Annotated[int | None, typer.Option(help="Decides when kills come; printed, so that a run repeats.")] = None,
+    as_json: console.AsJson = False,
 ) -> None:
     """Run 336,776 real flights through a stateful query, kill its processes, and compare state and output.
 
-    Exit codes: 0 equal, 1 different, 2 refused (configuration, location, missing Java).
+    Exit codes: 0 equal; 1 different, or something is damaged; 2 refused (arguments, configuration, location, missing
+    Java); 3 the store or the driver did not answer: try again.
     """
-    console = Console(stderr=True)
-    try:
-        from dstl.demo.main_job import run_demo
-    except ModuleNotFoundError as error:
-        console.print(f"[red]refused:[/red] {error.name} is not installed: pip install 'dstl-pyspark\\[demo]'")
-        raise typer.Exit(2) from None
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
-        bar = progress.add_task("starting", total=batches)
-        recovery = progress.add_task("recovering", total=None, visible=False)
-
-        def restoring(done: int, total: int, line: str) -> None:
-            progress.update(
-                recovery, description=f"recovering: {line}", completed=done / 1e6, total=total / 1e6, visible=True
-            )
-
+    with console.errors_as_exit():
         try:
+            from dstl.demo.job import JobConfig
+            from dstl.demo.main_job import run_demo
+        except ModuleNotFoundError as error:
+            raise Invalid(f"{error.name} is not installed: pip install 'dstl-pyspark[demo]'") from None
+        wanted = JobConfig(work, store, endpoint_url, partitions, task_managers, master)
+        terminal = Console(stderr=True)
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=terminal,
+            disable=not terminal.is_terminal,
+        ) as progress:
+            bar = progress.add_task("starting", total=batches)
+            recovery = progress.add_task("recovering", total=None, visible=False)
+
+            def restoring(done: int, total: int, line: str) -> None:
+                progress.update(
+                    recovery, description=f"recovering: {line}", completed=done / 1e6, total=total / 1e6, visible=True
+                )
+
             report = run_demo(
-                store=store,
-                endpoint_url=endpoint_url,
-                partitions=partitions,
+                wanted,
                 batches=batches,
                 kill=kill,
                 seed=secrets.randbits(32) if seed is None else seed,
-                task_managers=task_managers,
-                master=master,
-                work=work,
                 on_progress=lambda stage, done: progress.update(bar, description=stage, completed=done),
                 on_restore=restoring,
             )
-        except DstlError as error:
-            progress.stop()
-            console.print(f"[red]refused:[/red] {error}", highlight=False, markup=True)
-            raise typer.Exit(2) from None
     if as_json:
-        print(json.dumps(report))
+        console.print_json(report)
     else:
-        _show(report)
+        table = console.new_table("dstl demo")
+        for name, value in report.items():
+            is_count = isinstance(value, int) and not isinstance(value, bool)
+            console.add_row(table, name.replace("_", " "), f"{value:,}" if is_count else value)
+        console.print_table(table)
     if not report["ok"]:
         raise typer.Exit(1)
-
-
-def _show(report: dict[str, Any]) -> None:
-    table = Table(title="dstl demo", show_header=False)
-    for name, value in report.items():
-        shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    Console().print(table)

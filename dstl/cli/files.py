@@ -13,11 +13,10 @@ from dstl.cli.migrate import migrate
 from dstl.files.forking import fork as make_fork
 from dstl.files.forking import release
 from dstl.files.inspection import CheckpointFiles, export_files, opened_files, roll_back, verify_files
+from dstl.monitoring.text import size_text
 from dstl.options import SealingOptions
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="Checkpoint directories of Spark's own operators, on dstl://. List, verify and export only read.",
@@ -67,7 +66,7 @@ def list_(
     title += f" to {files.batches[-1]}" if len(files.batches) > 1 else ""
     table = console.new_table(title, (("path", "left"), ("size", "right"), ("object", "left")))
     for row in rows:
-        console.add_row(table, row["path"], console.size_text(float(str(row["size"]))), row["object"])
+        console.add_row(table, row["path"], size_text(float(str(row["size"]))), row["object"])
     console.print_table(table, wide=wide)
     for location, is_opened in files.elsewhere.items():
         note = "" if is_opened else ", which is NOT opened: neither its bucket's nor beside it, and not named by --also"
@@ -121,7 +120,7 @@ def export(
     if as_json:
         console.print_json({"directory": directory, "target": target, "files": count, "bytes": nbytes})
     else:
-        typer.echo(f"{count} files, {console.size_text(nbytes)}: use {console.printable(target)} as checkpointLocation")
+        typer.echo(f"{count} files, {size_text(nbytes)}: use {console.printable(target)} as checkpointLocation")
 
 
 @app.command(epilog=console.EXIT_CODES)

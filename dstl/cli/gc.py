@@ -7,15 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.upkeep.cleaner import CleanerReport, clean
+from dstl.checkpoint.upkeep.cleaner import CleanerReport, LiveDriver, clean
 from dstl.cli import console
 from dstl.files.namespace import SCHEME, location_of
+from dstl.monitoring.text import age_text, size_text
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-
-__all__ = ["gc"]
-
-_SHOWN_ROWS = 20
 
 
 def gc(
@@ -39,7 +36,7 @@ def gc(
 ) -> None:
     """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
 
-    LOCATION may be a checkpoint directory, dstl://bucket/path, where nobody else deletes what crashed uploads left.
+    LOCATION may be a checkpoint directory, dstl://bucket/path, where nothing else deletes what crashed uploads left.
     Safe beside a running query (a StateBackend's cleans up by itself). Never touched: other queries' objects, names
     that are not DSTL's, savepoints, fences.
 
@@ -55,11 +52,10 @@ def gc(
         async def work(store: ObjectStore, runtime: Runtime) -> CleanerReport:
             return await clean(
                 store,
-                runtime,
                 ManifestReader(store, runtime),
                 grace_s=grace_s,
+                driver=LiveDriver(writer_ids=nobody if stopped else None),
                 dry_run=not commit,
-                live_writer_ids=nobody if stopped else None,
                 max_deletions=at_most,
                 on_progress=on_progress,
             )
@@ -103,18 +99,16 @@ def _show(location: str, report: CleanerReport, wide: bool) -> None:
         f"{'orphans' if report.dry_run else 'deleted'} in {location}, query {report.query_id}",
         (("object", "left"), ("size", "right"), ("age", "right"), ("why", "left")),
     )
-    for each in orphans[:_SHOWN_ROWS]:
-        age = console.age_text(report.now - each.info.modified)
-        console.add_row(table, each.info.name, console.size_text(each.info.size), age, each.reason)
+    for each in orphans[: console.SHOWN_ROWS]:
+        age = age_text(report.now - each.info.modified)
+        console.add_row(table, each.info.name, size_text(each.info.size), age, each.reason)
     if orphans:
         console.print_table(table, wide=wide)
-    if len(orphans) > _SHOWN_ROWS:
-        typer.echo(f"and {len(orphans) - _SHOWN_ROWS} more (all with --json)")
+    if len(orphans) > console.SHOWN_ROWS:
+        typer.echo(f"and {len(orphans) - console.SHOWN_ROWS} more (all with --json)")
     for reason, count in report.plan.kept.items():
-        typer.echo(f"kept {count} objects, {console.size_text(report.plan.kept_bytes[reason])}: {reason.value}")
+        typer.echo(f"kept {count} objects, {size_text(report.plan.kept_bytes[reason])}: {reason.value}")
     if report.dry_run:
-        typer.echo(
-            f"{len(orphans)} objects, {console.size_text(report.orphan_bytes)}, would go: pass --commit to delete them"
-        )
+        typer.echo(f"{len(orphans)} objects, {size_text(report.orphan_bytes)}, would go: pass --commit to delete them")
     else:
-        typer.echo(f"deleted {report.deleted} objects, {console.size_text(report.orphan_bytes)}")
+        typer.echo(f"deleted {report.deleted} objects, {size_text(report.orphan_bytes)}")

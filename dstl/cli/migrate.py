@@ -12,6 +12,7 @@ import typer
 
 from dstl.cli import console
 from dstl.errors import Invalid
+from dstl.monitoring.text import size_text
 from dstl.option_sources import resolve
 from dstl.options import SealingOptions
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dstl.state.vectorised.aggregation import OutputMode
-    from dstl.state.vectorised.keyed_functions import Aggregate
-
-__all__ = ["migrate"]
 
 
 def migrate(
@@ -96,7 +94,7 @@ def migrate(
         return
     for uid, states in report.operators.items():
         typer.echo(console.printable(f"operator {uid}: {', '.join(states)}"))
-    size = console.size_text(report.bytes)
+    size = size_text(report.bytes)
     typer.echo(f"{report.entries:,} entries, {size}, behind batch {report.batch_id} of query {report.query_id}")
     typer.echo(console.printable(f"go on with restore_from={report.savepoint!r}"))
     if report.checkpoint:
@@ -113,13 +111,13 @@ def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     return found
 
 
-def _aggregates(given: Sequence[str] | None) -> dict[int, dict[str, Aggregate]]:
-    from dstl.state.vectorised.keyed_functions import Aggregate
+def _aggregates(given: Sequence[str] | None) -> dict[int, dict[str, str]]:
+    from dstl.state.vectorised.aggregation import Aggregate
 
-    found: dict[int, dict[str, Aggregate]] = {}
+    found: dict[int, dict[str, str]] = {}
     for key, text in _pairs(given, "--aggregate").items():
         number, column = _of_operator(key, "--aggregate")
-        found.setdefault(number, {})[column] = Aggregate.of(text)
+        found.setdefault(number, {})[column] = str(Aggregate.of(text))  # refused before Spark starts
     return found
 
 

@@ -9,13 +9,12 @@ import typer
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S, SavepointListing, delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import Savepoint, directory_of
-from dstl.checkpoint.savepoint.verification import verify_savepoint
+from dstl.checkpoint.upkeep.verification import verify_savepoint
 from dstl.cli import console
+from dstl.monitoring.text import age_text, size_text, time_text
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="Savepoints: self-contained copies of a checkpoint that no cleanup touches. Restore one with "
@@ -25,6 +24,7 @@ app = typer.Typer(
 )
 
 _GRACE = f"{WRITING_GRACE_S / 3600:g}h"
+"""The default of :func:`delete_savepoint`, as the option is written."""
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
 
 
@@ -86,9 +86,9 @@ def list_(
             f"{each.state} {each.detail}".strip() if wide else each.state,
             of.checkpoint_id if of else "-",
             of.batch_id if of else "-",
-            console.size_text(each.bytes),
+            size_text(each.bytes),
             f"{of.entries:,}" if of else "-",
-            console.age_text(now - (of.created_at if of else each.modified)),
+            age_text(now - (of.created_at if of else each.modified)),
         )
     console.print_table(table, wide=wide)
     for each in found:
@@ -149,7 +149,7 @@ def delete(
     for each in done.objects:
         typer.echo(console.printable(each))
     verb = "deleted" if done.committed else "would be deleted: run again with --commit"
-    typer.echo(f"{len(done.objects)} objects, {console.size_text(done.bytes)}, {verb}")
+    typer.echo(f"{len(done.objects)} objects, {size_text(done.bytes)}, {verb}")
 
 
 def _describe(savepoint: Savepoint) -> dict[str, Any]:
@@ -187,9 +187,9 @@ def _show(title: str, found: dict[str, Any]) -> None:
     for name, value in found.items():
         shown: object = value
         if name == "bytes":
-            shown = f"{console.size_text(value)} ({value:,} bytes)"
+            shown = f"{size_text(value)} ({value:,} bytes)"
         elif name == "created_at":
-            shown = console.time_text(value)
+            shown = time_text(value)
         elif isinstance(value, list):
             shown = tuple(value) or "none"
         elif isinstance(value, int) and not isinstance(value, bool):

@@ -12,13 +12,11 @@ from dstl.changelog.segment.inspection import describe_segment, dump_segment, fe
 from dstl.cli import console
 from dstl.errors import Invalid
 
-__all__ = ["app"]
-
 app = typer.Typer(help="Read one segment of the changelog offline.", epilog=console.EXIT_CODES, no_args_is_help=True)
 
 _OTHERS = {
-    b"DSTLMAN1": "a manifest, which is sound or not by dstl checkpoints verify LOCATION. Of the segments inside it "
-    "dstl checkpoints show LOCATION tells --offset and --size",
+    b"DSTLMAN1": "a manifest: check it with dstl checkpoints verify LOCATION. dstl checkpoints show LOCATION has "
+    "--offset and --size of the segments inside it",
     b"DSTLSAV1": "a savepoint's record: see dstl savepoint verify LOCATION NAME",
     b"DSTLTIDX": "an index of a base's files: see dstl checkpoints verify LOCATION",
 }
@@ -91,5 +89,5 @@ def _fetch(source: str, offset: int, size: int | None, endpoint_url: str | None)
     data = asyncio.run(fetch_segment(source, offset, size, console.s3_options(endpoint_url), console.sealing_options()))
     other = _OTHERS.get(data[:8])
     if other is not None:
-        raise Invalid(f"{source} is no segment but {other}")
+        raise Invalid(f"{source} is not a segment but {other}")
     return data

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.checkpoint.upkeep.listing import list_states
 from dstl.cli import console
 from dstl.errors import Invalid
+from dstl.monitoring.text import age_text
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
 if TYPE_CHECKING:
     from dstl.spark.saved_state.reader import StateColumns, StateRow
-
-__all__ = ["app"]
 
 app = typer.Typer(
     help="The states of a checkpoint or savepoint, read offline; safe against a running job.",
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 
 _TABLE_ROWS = 100
+"""A table is laid out as a whole, so it is held in memory, and few look through more than some screens of it."""
 
 
 class Format(StrEnum):
@@ -65,7 +66,7 @@ def list_(
     names = ("operator", "state", "kind", "key", "user key", "value", "ttl")
     table = console.new_table(f"states of {location}", ((name, "left") for name in names))
     for row in found:
-        to_live = console.age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "none"
+        to_live = age_text(row["ttl_ms"] / 1000) if row["ttl_ms"] else "none"
         console.add_row(table, *(row[name.replace(" ", "_")] for name in names[:-1]), to_live)
     console.print_table(table, wide=wide)
 
@@ -112,7 +113,7 @@ def read(
 
                 async def work(store: ObjectStore, runtime: Runtime) -> tuple[int, Table | None]:
                     if savepoint is None:
-                        found = await reader.find_checkpoint(store, runtime, checkpoint)
+                        found = await choose_checkpoint(store, runtime, checkpoint)
                     else:
                         found = await reader.find_savepoint(store, runtime, savepoint)
                     columns = reader.state_columns(found, operator, state)

@@ -18,13 +18,11 @@ from dstl.errors import Invalid
 from dstl.metrics import MetricSet
 from dstl.monitoring.exposition import CONTENT_TYPE, Exposition, Labelled
 from dstl.monitoring.server import PageServer, Reply
+from dstl.process.launch_spec import LaunchSpec
+from dstl.process.lifecycle import SWITCH_INTERVAL_S, ProcessLife
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
-from dstl.taskmanager.launcher import Invitation
 from dstl.taskmanager.own_metrics import TaskManagerMetrics
-from dstl.taskmanager.process import run
-
-__all__ = ["taskmanager"]
 
 _SECRET = "DSTL_SECRET"
 _LOG_LEVEL = "DSTL_LOG_LEVEL"
@@ -68,9 +66,9 @@ def taskmanager(
 ) -> None:
     """Run one TaskManager until its application ends.
 
-    Everything but the secret it is told by the coordinator; credentials for S3 come from this host's own provider
-    chain. One that the coordinator has given up, for it did not answer in time, drops its state and enlists again. Let
-    a supervisor start it again when it ends: it then serves the next driver. --json prints one line when it starts and
+    The coordinator tells it everything but the secret; credentials for S3 come from this host's own provider chain.
+    When the coordinator has given it up because it did not answer in time, it drops its state and enlists again. Let a
+    supervisor start it again when it ends: it then serves the next driver. --json prints one line when it starts and
     one when it ends; its log goes to standard error.
 
     Exit codes: 0 the application has ended; 2 refused (arguments, secret, version); 3 no coordinator answers.
@@ -85,7 +83,7 @@ def taskmanager(
         retry_s = console.parse_duration(wait)
         own = host or _own_address(where)
         name = f"{own}-{secrets.token_hex(4)}"
-        invitation = Invitation(name, where, secret, host=own, listen_tcp=True, detached=True, retry_s=retry_s)
+        spec = LaunchSpec(name, where, secret, host=own, bind=own, retry_s=retry_s)
         metrics, recorder = None, MetricSet()
         if metrics_port is not None:
             metrics = _serve_metrics(recorder, name, metrics_host, metrics_port)
@@ -93,7 +91,7 @@ def taskmanager(
             if as_json:
                 started = {"event": "started", "member": name, "host": own, "pid": os.getpid()}
                 console.print_json(started | ({"metrics": f"{metrics.url}metrics"} if metrics else {}))
-            asyncio.run(_serve(invitation, recorder))
+            asyncio.run(_serve(spec, recorder))
         finally:
             if metrics is not None:
                 metrics.close()
@@ -107,11 +105,12 @@ def _serve_metrics(recorder: MetricSet, name: str, host: str, port: int) -> Page
     return PageServer({"/metrics": lambda _: Reply(exposition.render(), CONTENT_TYPE)}, host, port)
 
 
-async def _serve(invitation: Invitation, recorder: MetricSet) -> None:
+async def _serve(spec: LaunchSpec, recorder: MetricSet) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
-    await run(invitation, ended, recorder)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    await ProcessLife(spec, recorder).run(ended)
 
 
 def _secret(file: str | None) -> Secret:
@@ -120,7 +119,7 @@ def _secret(file: str | None) -> Secret:
         try:
             return Secret.from_text(sys.stdin.readline())
         except UnicodeError:
-            raise Invalid("the first line of standard input is no secret: it is not UTF-8 text") from None
+            raise Invalid("the first line of standard input is not a secret: it is not UTF-8 text") from None
     if file is not None:
         return Secret.from_file(file)
     text = os.environ.pop(_SECRET, "")

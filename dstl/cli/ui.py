@@ -17,17 +17,17 @@ from dstl.monitoring.store_reader import StoreReader
 from dstl.runtime import IoLoop, system_runtime
 from dstl.store.location import absolute_location, has_scheme, split_locations
 
-__all__ = ["ui"]
-
 _ANSWER_S = 60.0
+"""Longer than the attempts of a read at a store that does not answer: its own error is shown then."""
 _PORT = 8158
+"""Ends with the number of FLIP-158; above the ports that need a privilege."""
 
 
 def ui(
     location: console.Location,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 for any free one.")] = _PORT,
     host: Annotated[
-        str, typer.Option(help="Address to listen at. Whoever reaches another than the loopback can look.")
+        str, typer.Option(help="Address to listen at. Beyond the loopback, anyone who can reach it can look.")
     ] = "127.0.0.1",
     poll: Annotated[
         str, typer.Option(help="How often an open page looks again: 5s, 1m. Each look costs some five requests.")

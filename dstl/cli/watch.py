@@ -11,21 +11,21 @@ import typer
 from dstl.checkpoint.upkeep.listing import list_checkpoints
 from dstl.cli import console
 from dstl.errors import AccessDenied, Invalid, Unavailable
+from dstl.monitoring.text import size_text, time_text
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-
-__all__ = ["watch"]
 
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoint": lambda row: str(row["checkpoint_id"]),
     "batch": lambda row: str(row["batch_id"]),
-    "made": lambda row: console.time_text(row["created_at"])[11:],
+    "made": lambda row: time_text(row["created_at"])[11:],
     "after": lambda row: "-" if row["seconds_since_previous"] is None else f"{row['seconds_since_previous']:.1f} s",
-    "new": lambda row: console.size_text(row["new_bytes"]),
-    "full": lambda row: console.size_text(row["full_bytes"]),
-    "to restore": lambda row: console.size_text(row["restore_bytes"]),
+    "new": lambda row: size_text(row["new_bytes"]),
+    "full": lambda row: size_text(row["full_bytes"]),
+    "to restore": lambda row: size_text(row["restore_bytes"]),
 }
-_WIDTH = 10
+_WIDTH = max(map(len, _COLUMNS))
+"""No value is wider than the widest heading."""
 
 
 def watch(

@@ -16,8 +16,6 @@ import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
-__all__ = ["ALERT_SCHEMA", "STATE_NAME", "STATE_SCHEMA", "AircraftProcessor", "Alert", "State", "expected_result"]
-
 ALERT_SCHEMA = "tail string, number long, kind string, detail string"
 STATE_NAME = "aircraft"
 STATE_SCHEMA = "origin string, flights long, cancelled long, miles long, delay_minutes long, late_run int"
@@ -27,8 +25,8 @@ Alert = tuple[str | None, int, str, str]
 State = tuple[str | None, int, int, int, int, int]
 """Columns of :data:`STATE_SCHEMA`."""
 
-_LATE_MINUTES = 60
-_LATE_IN_A_ROW = 3
+_LATE_MINUTES, _LATE_IN_A_ROW = 60, 3
+"""Rare enough that alerts are a small part of the rows, and enough in a row that one of them needs stored state."""
 
 
 class AircraftProcessor(StatefulProcessor):  # type: ignore[misc]

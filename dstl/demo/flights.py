@@ -14,8 +14,6 @@ import pyarrow.parquet as pq
 
 from dstl.errors import Invalid
 
-__all__ = ["FLIGHT_SCHEMA", "load_flights", "write_batches"]
-
 FLIGHT_SCHEMA = "number long, tail string, origin string, distance long, delay long"
 """Spark's schema of the files: ``number`` is the place in the order of scheduled departures; ``tail`` the aircraft,
 null where the source has none; ``delay`` the departure's in minutes, null for a cancelled flight."""

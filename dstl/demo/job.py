@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from dstl.checkpoint.service import CheckpointReport, RestoreReport
+from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.demo.aircraft import ALERT_SCHEMA, AircraftProcessor
 from dstl.demo.flights import FLIGHT_SCHEMA
 from dstl.errors import DstlError
@@ -25,8 +25,6 @@ from dstl.options import S3Options
 from dstl.spark import StateBackend
 from dstl.spark.restart import FixedDelay, run_with_restarts
 from materializer.restore.progress import describe
-
-__all__ = ["OPERATOR", "JobConfig"]
 
 OPERATOR = "aircraft"
 
@@ -39,7 +37,7 @@ class JobConfig:
         work: Directory with ``input/``; ``output/``, Spark's ``checkpoint/`` and at the end
             ``alerts.parquet``, the sink's rows, are made in it.
         location: Where state goes.
-        endpoint_url: Of another S3 than AWS's; None for AWS.
+        endpoint_url: Of an S3 other than AWS's; None for AWS.
         partitions: Partitions of the operator.
         task_managers: TaskManager processes.
         master: Spark's master; None for this machine.
@@ -101,13 +99,13 @@ def run(config: JobConfig) -> None:
     backend.add_listener(report)
     backend.add_progress_listener(lambda status: _tell("restoring", line=describe(status), **asdict(status)))
     flights = spark.readStream.schema(FLIGHT_SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(work / "input"))
-    alerts = backend.transform_with_state(
-        flights, by="tail", processor=AircraftProcessor(), output=ALERT_SCHEMA, name=OPERATOR
+    alerts = backend.groupBy(flights, "tail").transformWithState(
+        AircraftProcessor(), ALERT_SCHEMA, "append", "none", name=OPERATOR
     )
     writer = (
         alerts.writeStream.format("parquet")
         .option("path", str(work / "output"))
-        .option("checkpointLocation", str(work / "checkpoint"))
+        .option("checkpointLocation", backend.checkpoint_location)
         .trigger(availableNow=True)
     )
     _tell("started", pid=os.getpid())

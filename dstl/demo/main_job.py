@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import random
 import re
 import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dstl.demo.flights import load_flights, write_batches
-from dstl.demo.job import JobConfig
-from dstl.demo.supervisor import KILLS, RunFigures, supervise
-from dstl.demo.verdict import Verdict, judge
-from dstl.errors import Invalid
-from dstl.spark.application.environment import check_pyspark
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-__all__ = ["check_prerequisites", "run_demo"]
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
+from dstl.demo.aircraft import STATE_NAME, Alert, State, expected_result
+from dstl.demo.flights import load_flights, write_batches
+from dstl.demo.job import OPERATOR, JobConfig
+from dstl.demo.supervisor import KILLS, RunFigures, supervise
+from dstl.errors import Invalid
+from dstl.option_sources import resolve
+from dstl.options import S3Options, SealingOptions
+from dstl.runtime import system_runtime
+from dstl.spark.application.environment import check_pyspark
+from dstl.spark.saved_state.reader import read_state
+from dstl.store.location import open_store
 
 
 def run_demo(
+    wanted: JobConfig,
     *,
-    store: str | None,
-    endpoint_url: str | None,
-    partitions: int,
     batches: int,
     kill: str,
     seed: int,
-    task_managers: int = 1,
-    master: str | None = None,
-    work: str | None = None,
     on_progress: Callable[[str, int], None] = lambda _stage, _done: None,
     on_restore: Callable[[int, int, str], None] = lambda _done, _total, _line: None,
 ) -> dict[str, Any]:
     """Run the demo and return its report: the object that ``dstl demo --json`` prints.
 
     Args:
-        store: Location of the state; a directory of its own under the temporary one by default. Not deleted when given.
-        endpoint_url: Of another S3 than AWS's.
-        partitions: Partitions of the operator.
+        wanted: The job's. Its directory is where input, output and Spark's checkpoint go, in a directory of its own
+            that is deleted at the end; with a master, its executors must see it too. Empty: the temporary directory.
+            A location that is empty is a directory in there; one that is given is not deleted.
         batches: Micro-batches the flights are split into.
         kill: ``none``, ``worker``, ``taskmanager``, ``driver`` or ``all``.
         seed: Decides when within a batch a kill comes.
-        task_managers: TaskManager processes.
-        master: Spark's master; this machine by default.
-        work: Where input, output and Spark's checkpoint go, in a directory of its own that is deleted at the end; with
-            a master, its executors must see it too. The temporary directory by default.
         on_progress: Called with a stage's name and how many batches are done.
         on_restore: Called while state is restored, with bytes done and to do, and both in words.
 
@@ -62,24 +64,27 @@ def run_demo(
     kills = KILLS if kill == "all" else () if kill == "none" else (kill,)
     if batches <= len(kills):
         raise Invalid(f"--batches {batches} is too few for {len(kills)} kills: at least {len(kills) + 1}")
-    if master is not None and {"worker", "taskmanager"}.intersection(kills):
+    if wanted.master is not None and {"worker", "taskmanager"}.intersection(kills):
         raise Invalid(f"--kill {kill} kills processes of this machine, and with --master they are on others")
-    if work is not None and not Path(work).is_dir():
-        raise Invalid(f"--work {work} is no directory here: make it, on every host")
+    if wanted.work and not Path(wanted.work).is_dir():
+        raise Invalid(f"--work {wanted.work} is not a directory here: make it, on every host")
     started = time.monotonic()
-    place = Path(tempfile.mkdtemp(prefix="dstl-demo-", dir=work))
+    place = Path(tempfile.mkdtemp(prefix="dstl-demo-", dir=wanted.work or None))
     try:
         on_progress("reading the flights", 0)
         flights = load_flights()
         write_batches(flights, place / "input", batches)
-        config = JobConfig(str(place), store or str(place / "state"), endpoint_url, partitions, task_managers, master)
+        config = replace(wanted, work=str(place), location=wanted.location or str(place / "state"))
         on_progress("running", 0)
         figures = supervise(
             config, kills, batches, random.Random(seed), lambda batch: on_progress("running", batch + 1), on_restore
         )
         on_progress("comparing", batches)
-        verdict = judge(config, flights)
-        return _report(flights.num_rows, figures, verdict, config, kills, seed, time.monotonic() - started)
+        report = {"events": flights.num_rows, **judge(config, flights), **_report(figures, config)}
+        missed = set(kills).difference(report["kills"])
+        differences = report["state_differences"] + report["output_differences"]
+        wall_s = round(time.monotonic() - started, 2)
+        return {"ok": not missed and differences == 0, **report, "seed": seed, "wall_s": wall_s}
     finally:
         shutil.rmtree(place, ignore_errors=True)
 
@@ -94,38 +99,60 @@ def check_prerequisites() -> None:
     try:
         said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     except OSError:
-        raise Invalid("there is no Java: install a JDK 17, or put its bin directory on PATH") from None
+        raise Invalid("Java is missing: install a JDK 17, or put its bin directory on PATH") from None
     found = re.search(r'version "(\d+)', said)
     if found is None or int(found[1]) < 17:
         raise Invalid(f"Java 17 is needed, and this is: {said.splitlines()[0] if said else 'unknown'}")
 
 
-def _report(
-    events: int,
-    figures: RunFigures,
-    verdict: Verdict,
-    config: JobConfig,
-    kills: Sequence[str],
-    seed: int,
-    wall_s: float,
-) -> dict[str, Any]:
-    checkpoints = figures.checkpoints
-    missed = [what for what in kills if what not in {done for done, _ in figures.kills}]
-    sound = verdict.state_differences == 0 and verdict.output_differences == 0
+def judge(config: JobConfig, flights: pa.Table) -> dict[str, int]:
+    """Compare the last checkpoint's state and the sink's rows with :func:`expected_result`.
+
+    Returns:
+        ``keys`` and ``rows``: the aircraft (the null key included) and output rows compared. ``batches``: those that
+        the last checkpoint has behind it; a driver may be killed before it tells of its last. ``state_differences``:
+        keys that are missing, superfluous or have another state. ``output_differences``: rows that are missing,
+        superfluous or written more than once.
+    """
+    expected_states, expected_alerts = expected_result(flights)
+    batches, states = asyncio.run(_states(config))
+    alerts = _alerts(Path(config.work))
+    differing = sum(1 for key in states.keys() | expected_states.keys() if states.get(key) != expected_states.get(key))
+    surplus, lacking = alerts - expected_alerts, expected_alerts - alerts
     return {
-        "ok": sound and not missed,
-        "events": events,
-        "keys": verdict.keys,
-        "rows": verdict.rows,
-        # Not of the checkpoints that were told: a driver may be killed before it tells of its last.
-        "batches": verdict.batches,
+        "keys": len(expected_states),
+        "rows": sum(expected_alerts.values()),
+        "batches": batches,
+        "state_differences": differing,
+        "output_differences": surplus.total() + lacking.total(),
+    }
+
+
+async def _states(config: JobConfig) -> tuple[int, dict[str | None, State]]:
+    runtime = system_runtime()
+    sealing = resolve("sealing", SealingOptions, None, os.environ, {})  # as the job itself, whose environment this is
+    store = open_store(config.location, S3Options(endpoint_url=config.endpoint_url), sealing)
+    try:
+        checkpoint = await choose_checkpoint(store, runtime)
+        rows = read_state(store, runtime, checkpoint, OPERATOR, STATE_NAME)
+        return checkpoint.batch_id + 1, {row.key[0]: row.value async for row in rows}
+    finally:
+        await store.close()
+
+
+def _alerts(work: Path) -> Counter[Alert]:
+    table = pq.read_table(work / "alerts.parquet", columns=["tail", "number", "kind", "detail"])
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+def _report(figures: RunFigures, config: JobConfig) -> dict[str, Any]:
+    checkpoints = figures.checkpoints
+    return {
         "checkpoints": len(checkpoints),
         "restarts": figures.restarts,
         "kills": [what for what, _ in figures.kills],
         "recovery_s": round(max(figures.recoveries_s, default=0.0), 3),
         "restore_s": round(max((r["seconds"] for r in figures.restores if r["checkpoint_id"]), default=0.0), 3),
-        "state_differences": verdict.state_differences,
-        "output_differences": verdict.output_differences,
         "requests_per_checkpoint": round(sum(c["requests"] for c in checkpoints) / max(1, len(checkpoints)), 2),
         "checkpoint_bytes": sum(c["new_bytes"] for c in checkpoints),
         "checkpoint_ms": {
@@ -134,8 +161,6 @@ def _report(
         },
         "partitions": config.partitions,
         "store": config.location,
-        "seed": seed,
-        "wall_s": round(wall_s, 2),
     }
 
 

@@ -17,13 +17,13 @@ from typing import Any
 from dstl.demo.job import JobConfig
 from dstl.errors import Unavailable, error_from_wire
 
-__all__ = ["KILLS", "RunFigures", "supervise"]
-
 KILLS = ("worker", "taskmanager", "driver")
 """What can be killed, in the order in which ``all`` does it."""
 
-_MOST_STARTS = 5
+_MOST_STARTS = len(KILLS) + 2
+"""The first, one for each kind of kill, and one for a start that the machine itself has spoilt."""
 _MOST_SECONDS = 1800.0
+"""Many times a run's length on a slow machine: a driver that hangs ends the demo, and not whatever runs it."""
 
 
 @dataclass

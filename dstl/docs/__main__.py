@@ -1,11 +1,14 @@
-"""Builds the site: ``python -m dstl.docs [DIRECTORY]`` writes it to ``site/``; a warning is an error."""
+"""Builds the site: ``python -m dstl.docs [DIRECTORY]`` writes it to ``site/``; a warning is an error.
+
+Beside each page is its Markdown, and ``llms-full.txt`` has all of it but the decisions.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
+from dstl.docs.markdown import write_markdown
 
 HERE = Path(__file__).parent
 
@@ -21,6 +24,7 @@ def main(arguments: list[str]) -> int:
     options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(out / ".doctrees")]
     code = int(build_main([*options, str(HERE), str(out)]))
     if code == 0:
+        write_markdown(HERE, out)
         print(f"{out / 'index.html'}: no warning")
     return code
 

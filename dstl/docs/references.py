@@ -15,8 +15,6 @@ from pydantic import BaseModel
 from dstl.cli import application
 from dstl.option_sources import SECTIONS
 
-__all__ = ["command_reference", "metric_reference", "option_reference", "setup", "with_references"]
-
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
 _CODE = re.compile(r"``([^`]+)``")
 _EXIT_CODES = re.compile(r"\s*Exit codes:.*", re.DOTALL)

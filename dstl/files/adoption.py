@@ -8,8 +8,6 @@ from dstl.store.base import ObjectStore
 from handles.file_record import PLAIN, FileEntry
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["plain_entries"]
-
 
 async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
     """Return what stock Spark has written into a checkpoint directory: one listing.
@@ -29,7 +27,7 @@ async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
             continue
         if not is_of_a_query(info.name):
             raise Invalid(
-                f"{plain.location} holds {info.name}, which is no file of a streaming query's checkpoint: give the "
+                f"{plain.location} holds {info.name}, which is not a file of a streaming query's checkpoint: give the "
                 "query a directory of its own"
             )
         handle = SegmentHandle(PLAIN + info.name, info.size, 0)
@@ -41,6 +39,6 @@ async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
         except CorruptData:
             raise Invalid(
                 f"{plain.location} holds plain files of Spark's, which carry no seal, and sealing.key_file is set: "
-                "nobody could tell a forged one. Give the query another directory, or go on without a key"
+                "a forged one would go unnoticed. Give the query another directory, or go on without a key"
             ) from None
     return entries

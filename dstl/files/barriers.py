@@ -10,19 +10,18 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from dstl.crash_points import reach
 from dstl.errors import DstlError, Fenced, ObjectExists, OutcomeUnknown, TaskManagerLost
 from dstl.files.deferred_commit import LINGER_S, DeferredCommit
 from dstl.files.file_log import FileLog, Lane
-from dstl.files.namespace import barrier_batch
+from dstl.files.namespace import barrier_batch, is_of_the_driver
 from dstl.files.options import FileOptions
 from dstl.files.records import Barrier, Records
 from dstl.files.riders import Rider
 from dstl.files.rules import batch_of, is_late
 from dstl.rpc.codec import Payload
-from dstl.rpc.file_messages import PersistedFiles
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Clock
-
-__all__ = ["Barriers"]
 
 _log = logging.getLogger(__name__)
 
@@ -90,15 +89,22 @@ class Barriers:
             await self._meet(run)
 
     async def flush(self) -> None:
-        """Store what was put or deleted outside of any run, which no barrier will follow, and a commit that waits."""
+        """Store what was put or deleted outside of any run, which no barrier will follow, and a commit that waits.
+
+        So are the run's deletions behind its last barrier: Spark purges its logs then, and a query that a scheduler
+        starts for a batch at a time would keep all of them for ever.
+        """
         await self.wait()
         async with self.turn:
             await self._end_deferred()
+            for each in self._log.riders.of(self._run.current) if self._records.leads else ():
+                if each.is_deletion and is_of_the_driver(each.path):
+                    self._log.delete(each.path, "")
             if self._records.leads and self._log.riders.of(""):
                 self._log.end_other_runs("")
                 await self._records.write([("", b"")], [await self._log.persist("")])
 
-    async def add(self, part: PersistedFiles) -> None:
+    async def add(self, part: Persisted) -> None:
         """Write a record of files that are stored already."""
         await self._records.lead()
         async with self.turn:
@@ -128,12 +134,13 @@ class Barriers:
         if batch is None and may_wait and run == self._stateful and self._options.sources == "keep":
             # The tasks of the batch wait for it.
             self._beginning = asyncio.get_running_loop().create_task(self._begin_batch(rider, barrier))
+            reach("C15")
             return
         try:
             if batch is None:
                 await self._write_offsets(run, barrier)
             elif self._options.commit == "with-next" and may_wait:
-                self._defer(rider, batch, barrier)
+                await self._defer(rider, batch, barrier)
             else:
                 await self._records.commit(batch, run, barrier)
         except BaseException as error:
@@ -141,9 +148,7 @@ class Barriers:
             self._end_run(run, error, deferred)
             raise
         finally:
-            if deferred is not None:
-                self._deferred = None
-                deferred.end()
+            self._end(deferred)
 
     def _is_there(self, path: str, run: str) -> bool:
         rider = self._log.riders.find(path, run)
@@ -174,21 +179,18 @@ class Barriers:
                 self._end_run(rider.run, error, deferred)
                 self._run.end(rider.run, error)
             finally:
-                self._deferred = None
-                if deferred is not None:
-                    deferred.end()
+                self._end(deferred)
 
-    def _defer(self, rider: Rider, batch: int, barrier: Barrier) -> None:
+    async def _defer(self, rider: Rider, batch: int, barrier: Barrier) -> None:
         """Begin to upload what a commit takes, and go on."""
-        participants = self._records.participants
-        participants.begin(rider.path, rider.run)
         loop = asyncio.get_running_loop()
-        parts = loop.create_task(participants.persist(batch + 1))
+        parts = loop.create_task(await self._records.begin(batch, rider.run, barrier))
         # Tasks that have put state in this batch put some in the next one.
         changes = (batch_of(each.path) == batch for each in self._log.riders.of(rider.run))
-        self._stateful = rider.run if participants.has_hosts or any(changes) else ""
+        self._stateful = rider.run if self._records.is_stateful or any(changes) else ""
         self._deferred = DeferredCommit(rider.path, rider.run, batch, barrier[1], rider, parts)
         self._deferred.late = loop.create_task(self._commit_late(self._deferred))
+        reach("C14")
 
     async def _commit_late(self, deferred: DeferredCommit) -> None:
         """Give a commit a record of its own when no other one has come."""
@@ -218,7 +220,13 @@ class Barriers:
             _log.error("%s: %s is lost, and runs again: %s", self._root, deferred.path, error)
             self._end_run(deferred.run, error, deferred)
         finally:
+            self._end(deferred)
+
+    def _end(self, deferred: DeferredCommit | None) -> None:
+        """A commit that has waited is in a record, or lost."""
+        if deferred is not None:
             self._deferred = None
+            self._records.drop()
             deferred.end()
 
     def _end_run(self, run: str, error: BaseException, deferred: DeferredCommit | None) -> None:

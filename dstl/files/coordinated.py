@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from dstl.errors import DstlError
 from dstl.files.barriers import Barriers
+from dstl.files.config import FileConfig
 from dstl.files.directory import Directory, Listed, listed
 from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
 from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
-from dstl.files.origins import Origins
-from dstl.files.participants import FileHost, Participants
-from dstl.files.reader import FileReader
+from dstl.files.participants import Callee, Participants
 from dstl.files.records import OwnRecords, Records
 from dstl.rpc.codec import Payload
-from dstl.rpc.file_messages import PersistedFiles
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Clock, Runtime
 from dstl.store.base import ObjectStore
 from handles.file_record import FileEntry
-
-__all__ = ["CoordinatedDirectory", "own_directory"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,6 +55,7 @@ class CoordinatedDirectory(Directory):
         if not path.startswith("offsets/"):
             await self._barriers.begun(run)
         await self._records.lead()
+        self.run.admit(run)
         if barrier_batch(path) is not None:
             await self._barriers.put(path, run, attempt, content)
         elif not self._barriers.is_too_late(path, run):
@@ -96,17 +94,17 @@ class CoordinatedDirectory(Directory):
             return path, entry.size, entry.modified_ms
         return (path, -1, 0) if self._seen(path, run) else None
 
-    async def read(self, path: str, run: str) -> bytes:
-        """Return a file's bytes."""
+    async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return a file's bytes, or a part of them."""
         await self._barriers.settle(run)
         await self._records.open()
         rider = self._log.riders.find(path, run)
         if rider is not None and not rider.is_deletion:
-            return self._log.read(rider)
+            return await self._log.read(rider, offset, length)
         entry = self.run.index.find(path) if rider is None else None
         if entry is None:
             raise self._missing(path)
-        return await self._records.reader.read(entry)
+        return await self._records.reader.read(entry, offset, length)
 
     async def entry(self, path: str) -> FileEntry | None:
         """Return where a committed file lies."""
@@ -128,7 +126,7 @@ class CoordinatedDirectory(Directory):
             commits = (barrier_batch(f"commits/{name}") for name, _, _ in self._seen("commits", run))
             return max((batch for batch in commits if batch is not None), default=-1)
 
-    async def store(self, member: str, run: str, part: PersistedFiles) -> None:
+    async def store(self, member: str, run: str, part: Persisted) -> None:
         """Another host has stored files of tasks that have not ended yet.
 
         Raises:
@@ -144,13 +142,17 @@ class CoordinatedDirectory(Directory):
             await self._records.lead()
         return bool(len(self.run.index))
 
-    async def add(self, part: PersistedFiles) -> None:
+    async def add(self, part: Persisted) -> None:
         """Write a record of files that are stored already."""
         await self._barriers.add(part)
 
     async def flush(self) -> None:
         """Store what was put or deleted outside of any run, which no barrier will follow, and a commit that waits."""
         await self._barriers.flush()
+
+    def is_over(self, ended: Collection[str]) -> bool:
+        """Return True where nobody writes here any more, and no other host has files of no run for a later record."""
+        return super().is_over(ended) and self.run.is_served_only_by(ended)
 
     async def close(self) -> None:
         """Flush, and end. Idempotent."""
@@ -167,10 +169,9 @@ def own_directory(
     store: ObjectStore,
     plain: ObjectStore,
     log: FileLog,
-    hosts: Mapping[str, FileHost],
+    hosts: Mapping[str, Callee],
     runtime: Runtime,
-    options: FileOptions = FileOptions(),
-    origins: Origins | None = None,
+    config: FileConfig = FileConfig(""),
 ) -> CoordinatedDirectory:
     """Return a checkpoint directory that has a log of its own.
 
@@ -181,10 +182,9 @@ def own_directory(
         log: What this process itself takes.
         hosts: The other hosts' services by name; the caller keeps it up to date.
         runtime: Clock, jitter and ids.
-        options: When files become durable.
-        origins: Opens the locations of other directories, for forks of them.
+        config: When files become durable, and how long that may take.
     """
-    run = FileRun(outlives_hosts=options.durability == "task")
-    reader = FileReader(store, plain, runtime, origins=origins)
-    records = OwnRecords(store, plain, run, Participants(root, log, hosts, run), reader, runtime)
-    return CoordinatedDirectory(root, log, records, runtime.clock, options)
+    run = FileRun(outlives_hosts=config.files.durability == "task")
+    participants = Participants(root, log, run, hosts, config.checkpoints.timeout_s)
+    records = OwnRecords(store, plain, run, participants, log.reader, runtime)
+    return CoordinatedDirectory(root, log, records, runtime.clock, config.files)

@@ -6,9 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from dstl.files.riders import Rider
-from dstl.rpc.file_messages import PersistedFiles
-
-__all__ = ["LINGER_S", "DeferredCommit"]
+from dstl.rpc.fleet_messages import Persisted
 
 LINGER_S = 0.05
 """So long a commit waits for the offsets of the next batch before it has a record of its own."""
@@ -33,7 +31,7 @@ class DeferredCommit:
     batch: int
     content: bytes
     rider: Rider
-    parts: asyncio.Task[list[PersistedFiles]]
+    parts: asyncio.Task[list[Persisted]]
     late: asyncio.Task[None] | None = None
 
     def end(self) -> None:

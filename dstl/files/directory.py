@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from dstl.errors import ObjectExists, ObjectNotFound
 from dstl.files.file_log import FileLog
 from dstl.files.index import FileIndex
 from dstl.files.riders import Rider
 from dstl.rpc.codec import Payload
-
-__all__ = ["Directory", "Listed", "listed", "overlaid"]
 
 Listed = tuple[str, int, int]
 """``(name, size, modified_ms)``; the size of a directory is -1."""
@@ -24,10 +22,16 @@ class Directory(ABC):
     Args:
         root: Its URI.
         log: What this process takes of it.
+
+    Attributes:
+        calls: How many are at work here.
+        writers: The runs of which something was put or deleted; "" is no run.
     """
 
     def __init__(self, root: str, log: FileLog) -> None:
         self.root = root
+        self.calls = 0
+        self.writers: set[str] = set()
         self._log = log
 
     @abstractmethod
@@ -51,12 +55,26 @@ class Directory(ABC):
         """Return a file or a directory; None where there is neither."""
 
     @abstractmethod
-    async def read(self, path: str, run: str) -> bytes:
-        """Return a file's bytes.
+    async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return a file's bytes, or a part of them, which is short at its end.
+
+        Args:
+            path: The file.
+            run: Who asks.
+            offset: Where to begin.
+            length: How many bytes; None: all that follow.
 
         Raises:
             ObjectNotFound: There is none.
         """
+
+    def is_over(self, ended: Collection[str]) -> bool:
+        """Return True where nothing is lost when this is closed, for nobody writes here any more.
+
+        Args:
+            ended: The runs that have ended.
+        """
+        return not self.calls and all(run in ended for run in (*self.writers, *self._log.riders.runs()))
 
     async def close(self) -> None:
         """End what is under way. Idempotent."""

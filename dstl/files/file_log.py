@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-import pyarrow as pa
-
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
-from dstl.changelog.log_segment import InlineSegment, LogSegment
-from dstl.changelog.storage import PersistResult
+from dstl.changelog.ledger import Ownership
+from dstl.changelog.log_segment import LogSegment, PersistResult
 from dstl.changelog.writer import StateChangelogWriter
-from dstl.errors import Closed, DstlError
+from dstl.errors import Closed, DstlError, MissingState, TaskManagerLost, Unavailable
+from dstl.files.file_parts import ALL_KEY_GROUPS, cut, file_batch, parts_of
 from dstl.files.namespace import is_of_the_driver, is_snapshot
+from dstl.files.reader import FileReader
 from dstl.files.riders import Rider, Riders
 from dstl.files.rules import in_order, needs_snapshots
 from dstl.rpc.codec import Payload
-from dstl.rpc.file_messages import PersistedFile, PersistedFiles
+from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime
 from dstl.taskmanager.task_manager import Changelog
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import INITIAL_SQN, SequenceNumber
-
-__all__ = ["ALL_LANES", "FileLog", "Lane", "file_batch", "file_bytes", "joined"]
+from handles.file_record import FileEntry
+from handles.segment_handle import INITIAL_SQN, SegmentHandle, SequenceNumber
 
 _log = logging.getLogger(__name__)
 
-_PART = 32 << 20
-_KEY_GROUPS = 32_000
 _SMALL = 256 << 10
+"""Bytes up to which a file stays in the cache once it is put: offsets, commits and small deltas, which Spark soon reads
+again. Larger ones would push them out."""
+_ROOM_S = 600.0
+"""A file waits so long for room: longer than a store's outage that a batch rides out, and less than the 900 s after
+which the JVM gives its call up without a word of the reason."""
 _ANSWER_S = 10.0
+"""A commit takes fractions of a second; Docker kills what it has told to end after ten, Kubernetes after thirty."""
 _LOOK_S = 0.02
 """So long a process that is about to end waits for the record that is being made, looking so often."""
 
@@ -53,32 +54,6 @@ class Lane(StrEnum):
 
 
 ALL_LANES = frozenset(Lane)
-
-
-def file_batch(path: str, content: Sequence[Payload], sqn: SequenceNumber) -> pa.RecordBatch:
-    """Return a file as changes: one for each 32 MiB, in key groups of their own, so that each is a block of its own."""
-    whole = content[0] if len(content) == 1 else b"".join(content)
-    parts = [memoryview(whole)[i : i + _PART] for i in range(0, len(whole), _PART)] or [memoryview(b"")]
-    count = len(parts)
-    columns = (
-        pa.array([(sqn + i) % _KEY_GROUPS for i in range(count)], pa.uint16()),
-        pa.array([0] * count, pa.uint16()),
-        pa.array([OP_PUT] * count, pa.uint8()),
-        pa.array([path.encode()] * count, pa.binary()),
-        pa.array([i.to_bytes(4, "big") for i in range(count)], pa.binary()),
-        pa.array(parts, pa.binary()),
-    )
-    return pa.RecordBatch.from_arrays(list(columns), schema=CHANGE_SCHEMA)
-
-
-def file_bytes(batches: Sequence[pa.RecordBatch]) -> bytes:
-    """Return the file whose changes these are, in whatever order they come."""
-    parts = {
-        user_key: value
-        for batch in batches
-        for user_key, value in zip(batch.column(4).to_pylist(), batch.column(5), strict=True)
-    }
-    return b"".join(parts[each].as_buffer() for each in sorted(parts))
 
 
 @dataclass(slots=True, eq=False)
@@ -121,32 +96,29 @@ class FileLog:
         stores_in_background: Large snapshots are stored before a record asks for them; else the caller does it.
     """
 
-    def __init__(self, changelog: Changelog, runtime: Runtime, inline_threshold: int) -> None:
+    def __init__(self, changelog: Changelog, runtime: Runtime, inline_threshold: int, reader: FileReader) -> None:
         self.riders = Riders()
+        self.reader = reader
         self._changelog = changelog
         self._runtime = runtime
         # Encoded they may be a little more.
         self._room = inline_threshold * 3 // 4
         self.stores_in_background = True
         self._writers: dict[tuple[str, Lane], StateChangelogWriter] = {}
-        self._held: dict[tuple[str, SequenceNumber], pa.RecordBatch] = {}
         self._run = ""
-        self._stored: set[Rider] = set()
+        self._stale: list[Rider] = []
         self._open: list[_Open] = []
         self._storing = asyncio.Lock()
         self._uploads: set[asyncio.Task[None]] = set()
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> Rider | None:
-        """Take a file; waits while the budget is used up. None where a higher attempt's is here already."""
-        nbytes = sum(map(len, content))
-        async with self._changelog.storage.reserve(nbytes):
-            replaced = self.riders.find(path, run)
-            rider = self._append(Rider(path, run, attempt, nbytes, self._now_ms()), content)
-            if rider is None:
-                return None
-            if replaced is not None and replaced.run == run and replaced not in self._covered():
-                self._held.pop((replaced.log_id, replaced.sqn), None)
-        if Lane.of(path) is Lane.SNAPSHOT:
+        """Take a file; waits while the budget is used up. None where a higher attempt's is here already.
+
+        Raises:
+            Unavailable: The store has made no room for too long.
+        """
+        rider = await self._append(Rider(path, run, attempt, sum(map(len, content)), self._now_ms()), content)
+        if rider is not None and Lane.of(path) is Lane.SNAPSHOT:
             self._store_soon(run, above=self._room)
         return rider
 
@@ -157,11 +129,19 @@ class FileLog:
     def discard(self, rider: Rider) -> None:
         """Forget a file whose put has failed."""
         self.riders.remove([rider])
-        self._held.pop((rider.log_id, rider.sqn), None)
 
-    def read(self, rider: Rider) -> bytes:
-        """Return the bytes of a file that no record holds yet."""
-        return file_bytes([self._held[rider.log_id, rider.sqn]])
+    async def read(self, rider: Rider, offset: int = 0, length: int | None = None) -> bytes:
+        """Return the bytes of a file that no record holds yet, or a part of them, as :meth:`FileReader.read` does.
+
+        Raises:
+            DstlError: They are stored, and cannot be read.
+        """
+        held = self._writers[rider.run, Lane.of(rider.path)].ledger.find(rider.sqn)
+        if isinstance(held, SegmentHandle):
+            entry = FileEntry(rider.path, rider.size, rider.modified_ms, held, rider.log_id, rider.sqn)
+            return await self.reader.read(entry, offset, length)
+        stop = rider.size if length is None else min(rider.size, offset + length)
+        return cut(parts_of(held.batches()), min(offset, stop), stop)
 
     def end_other_runs(self, run: str) -> None:
         """Drop what other runs have put: they are over. What a record of theirs may name stays the coordinator's.
@@ -171,7 +151,7 @@ class FileLog:
         """
         if run != self._run:
             self._run = run
-            self._append_anew()
+            self._note_stale()
         if not run:
             return
         self.riders.keep_only(run)
@@ -182,37 +162,63 @@ class FileLog:
             if each.result is not None and not each.is_asked:
                 self._changelog.storage.reset(each.result)
         for writer in ended.values():
-            self._forget(writer)
             writer.truncate_and_close(INITIAL_SQN)
         self._writers = {key: writer for key, writer in self._writers.items() if writer.log_id not in ended}
 
-    def _append_anew(self) -> None:
-        """Append what is of no run, and was stored for a record that it is not in, so that it is stored once more."""
+    def _note_stale(self) -> None:
+        """Mark for another upload files of no run that were stored for a record which they are not in."""
         asked = {rider for each in self._open if each.is_asked for rider in each.riders}
-        again = [rider for rider in self.riders.of("") if rider in self._stored and rider not in asked]
+        self._stale = [r for r in self.riders.of("") if not r.is_deletion and r not in asked and self._is_stored(r)]
         # Whoever was told of these owns them.
-        self._open = [each for each in self._open if each.is_asked or set(again).isdisjoint(each.riders)]
-        self._stored &= asked
-        for rider in again:
-            self._append(rider, [self.read(rider)])
-            del self._held[rider.log_id, rider.sqn]
+        self._open = [each for each in self._open if each.is_asked or set(self._stale).isdisjoint(each.riders)]
 
-    def _append(self, rider: Rider, content: Sequence[Payload]) -> Rider | None:
+    def _is_stored(self, rider: Rider) -> bool:
+        ledger = self._writers[rider.run, Lane.of(rider.path)].ledger
+        return ledger.ownership(rider.sqn) is not Ownership.BUFFERED
+
+    async def _append_anew(self) -> None:
+        """Append once more what :meth:`_note_stale` has found.
+
+        Raises:
+            TaskManagerLost: A cleaner has taken one for an orphan already.
+            DstlError: They cannot be read now.
+        """
+        while self._stale:
+            rider = self._stale[-1]
+            if self.riders.find(rider.path, "") == rider:
+                try:
+                    content = await self.read(rider)
+                except MissingState as error:
+                    self.discard(self._stale.pop())
+                    raise TaskManagerLost(
+                        f"{rider.path}, which was written outside of a query, is lost, for another driver has led "
+                        f"since: run the job again that has written it ({error})"
+                    ) from error
+                await self._append(rider, [content])
+            self._stale.remove(rider)
+
+    async def _append(self, rider: Rider, content: Sequence[Payload]) -> Rider | None:
         """Append a file as the next change set; None where a higher attempt's is here already."""
-        writer = self._writer(rider.run, Lane.of(rider.path))
-        sqn = writer.next_sequence_number()
-        appended = replace(rider, log_id=writer.log_id, sqn=sqn)
-        if not self.riders.add(appended):
-            return None
-        batch = file_batch(rider.path, content, sqn)
-        writer.append_batch(batch)
-        writer.next_sequence_number()
-        self._held[writer.log_id, sqn] = batch
+        try:
+            async with asyncio.timeout(_ROOM_S), self._changelog.storage.reserve(rider.size):
+                writer = self._writer(rider.run, Lane.of(rider.path))
+                sqn = writer.next_sequence_number()
+                appended = replace(rider, log_id=writer.log_id, sqn=sqn)
+                if not self.riders.add(appended):
+                    return None
+                writer.append_batch(file_batch(rider.path, content, sqn))
+                writer.next_sequence_number()
+        except TimeoutError:
+            raise Unavailable(
+                f"there was no room for {rider.path} in {_ROOM_S:.0f} s: this host holds all that batching.byte_budget "
+                "allows, and the store does not take it; look at the store, then let the query run again"
+            ) from None
+        # What is of no run may be needed once more (invariant 4), when its object is gone.
+        if rider.size <= _SMALL or not rider.run:
+            self.reader.keep(writer.log_id, sqn, b"".join(content))
         return appended
 
-    async def persist(
-        self, run: str, lanes: Collection[Lane] = ALL_LANES, version: int | None = None
-    ) -> PersistedFiles:
+    async def persist(self, run: str, lanes: Collection[Lane] = ALL_LANES, version: int | None = None) -> Persisted:
         """Make what a run and no run have put durable, or ready to be written inside a record.
 
         Snapshots take part where that makes nobody wait: stored already, or small. Else they are stored from now on,
@@ -226,6 +232,7 @@ class FileLog:
         Raises:
             DstlError: The store did not take it; it is kept.
         """
+        await self._append_anew()
         wait = version is not None and needs_snapshots([rider.path for rider in self.riders.of(run)], version)
         if wait or self._stores(Lane.STATE):
             async with self._storing:
@@ -243,10 +250,9 @@ class FileLog:
             raise
         if left:
             self._store_soon(run, above=0)
-        told = [_told(each.riders, each.result) for each in (*asked, added) if each.result is not None]
-        return joined(told, has_more=bool(left))
+        return _part([*asked, added], has_more=bool(left))
 
-    async def store(self, run: str, lanes: Collection[Lane]) -> PersistedFiles | None:
+    async def store(self, run: str, lanes: Collection[Lane]) -> Persisted | None:
         """Store what a run has put in some lanes, one after another; None where nothing is to be stored.
 
         Raises:
@@ -258,10 +264,9 @@ class FileLog:
                 return None
             added = self._begin(riders, is_kept=True)
             await self._persist(added, allow_inline=False)
-            assert added.result is not None
-            return _told(added.riders, added.result)
+            return _part([added])
 
-    async def hand_over(self) -> list[tuple[str, PersistedFiles]]:
+    async def hand_over(self) -> list[tuple[str, Persisted]]:
         """Store all files that no record holds, and return them by run: this process is about to end.
 
         Raises:
@@ -274,36 +279,25 @@ class FileLog:
         for run in self.riders.runs():
             await self.store(run, ALL_LANES)
         stored = [each for each in self._open if each.result is not None]
-        return [(max(r.run for r in each.riders), _told(each.riders, each.result)) for each in stored if each.result]
+        return [(max(rider.run for rider in each.riders), _part([each])) for each in stored]
 
-    def complete(self, located: Mapping[str, SegmentHandle]) -> list[tuple[str, SequenceNumber, bytes]]:
+    def complete(self, located: Mapping[str, SegmentHandle]) -> None:
         """The record of the persists since the last one is durable.
 
         Args:
             located: Where it holds each inlined seal.
-
-        Returns:
-            Log, number and bytes of its small files, which Spark reads back soon.
         """
         done = [each for each in self._open if each.is_asked]
         self._open = [each for each in self._open if not each.is_asked]
-        small = []
         for each in done:
             assert each.result is not None
-            # A barrier may have been given up when its record's outcome was unknown.
-            held = [r for r in each.riders if r.size <= _SMALL and (r.log_id, r.sqn) in self._held]
-            small += [(r.log_id, r.sqn, self.read(r)) for r in held]
             self._changelog.storage.confirm(each.result, located)
             self.riders.remove(each.riders)
-            self._stored.difference_update(each.riders)
-            for rider in each.riders:
-                self._held.pop((rider.log_id, rider.sqn), None)
         needed: dict[str, SequenceNumber] = {}
         for rider in self.riders:
             needed[rider.log_id] = min(needed.get(rider.log_id, rider.sqn), rider.sqn)
         for writer in self._writers.values():
             writer.truncate(needed.get(writer.log_id, writer.next_sequence_number()))
-        return small
 
     def reset(self) -> None:
         """The record of the persists since the last one was certainly not written."""
@@ -357,7 +351,6 @@ class FileLog:
             if added in self._open:
                 self._open.remove(added)
             raise
-        self._stored.update(rider for rider in added.riders if not rider.run and not rider.is_deletion)
 
     def _store_soon(self, run: str, above: int) -> None:
         """Store snapshots in the background where there are more bytes of them than so many."""
@@ -390,50 +383,24 @@ class FileLog:
             self._writers[run, lane] = writer
         return writer
 
-    def _forget(self, writer: StateChangelogWriter) -> None:
-        for log_id, sqn in [each for each in self._held if each[0] == writer.log_id]:
-            del self._held[log_id, sqn]
-
     def _now_ms(self) -> int:
         return int(self._runtime.clock.wall() * 1000)
 
 
-def _told(riders: Sequence[Rider], result: PersistResult) -> PersistedFiles:
-    """Return what the coordinator is told of a persist."""
-    places: dict[SegmentHandle | InlineSegment, int] = {}
-    files = []
-    for rider in riders:
-        place = -1
-        if not rider.is_deletion:
-            location = _segment_of(result.segments[rider.log_id], rider.sqn).location
-            place = places.setdefault(location, len(places))
-        files.append(
-            PersistedFile(rider.path, rider.attempt, rider.size, rider.modified_ms, rider.log_id, rider.sqn, place)
-        )
-    segments, inlined, offset = [], [], 0
-    for location in places:
-        if isinstance(location, InlineSegment):
-            segments.append((location.id, "", location.size, location.checksum, offset))
-            inlined.append(location.data)
-            offset += location.size
-        else:
-            segments.append(("", location.name, location.size, location.checksum, location.offset))
-    return PersistedFiles(tuple(files), tuple(segments), False, b"".join(inlined))
-
-
-def joined(parts: Sequence[PersistedFiles], *, has_more: bool = False) -> PersistedFiles:
-    """Return what several persists have told as one answer."""
-    files: list[PersistedFile] = []
-    segments: list[tuple[str, str, int, int, int]] = []
-    inlined, offset = [], 0
-    for part in parts:
-        base = len(segments)
-        files += [replace(file, segment=file.segment + base) if file.size >= 0 else file for file in part.files]
-        for seal, name, size, checksum, at in part.segments:
-            segments.append((seal, name, size, checksum, at + offset if seal else at))
-        inlined.append(bytes(part.inlined))
-        offset += len(part.inlined)
-    return PersistedFiles(tuple(files), tuple(segments), has_more, b"".join(inlined))
+def _part(opened: Iterable[_Open], *, has_more: bool = False) -> Persisted:
+    """Return what the coordinator is told of persists."""
+    part, files = PersistedPart(), []
+    for each in opened:
+        assert each.result is not None
+        for rider in each.riders:
+            place = -1
+            if not rider.is_deletion:
+                location = _segment_of(each.result.segments[rider.log_id], rider.sqn).location
+                place = part.place(location, ALL_KEY_GROUPS)
+            files.append(
+                PersistedFile(rider.path, rider.attempt, rider.size, rider.modified_ms, rider.log_id, rider.sqn, place)
+            )
+    return replace(part.finish(), files=tuple(files), has_more=has_more)
 
 
 def _segment_of(segments: Sequence[LogSegment], sqn: SequenceNumber) -> LogSegment:

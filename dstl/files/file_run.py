@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
 from dstl.errors import Fenced, TaskManagerLost
@@ -17,13 +17,14 @@ from dstl.files.index import FileIndex
 from dstl.files.namespace import barrier_batch
 from dstl.files.riders import wins
 from dstl.files.rules import batch_of, check_complete, is_ahead, is_final, next_version
-from dstl.rpc.file_messages import PersistedFile, PersistedFiles
+from dstl.rpc.fleet_messages import Persisted, PersistedFile
 from handles.file_record import FileEntry, FileRecord
 from handles.segment_handle import SegmentHandle
 
-__all__ = ["WHOLE_EVERY", "FileRun", "Step"]
-
 WHOLE_EVERY = 100
+"""Records between two whole indexes: a start reads this many at most, a second or two on S3, and the whole index of
+thousands of files is a hundredth of what is written."""
+_KINDS = ("offsets", "commits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class FileRun:
         self._over: dict[str, BaseException | None] = {}
         self._serving: set[tuple[str, str]] = set()
         self._lost: set[tuple[str, str]] = set()
-        self._stored: dict[str, list[tuple[str, PersistedFiles]]] = {}
+        self._stored: dict[str, list[tuple[str, Persisted]]] = {}
         self._left: set[str] = set()
 
     def is_new(self, run: str) -> bool:
@@ -118,6 +119,20 @@ class FileRun:
         if run:
             self._over.setdefault(run, error)
 
+    def end_all(self, error: BaseException) -> None:
+        """Say that the runs which have looked here have seen what is no longer so."""
+        for run in self._met:
+            self.end(run, error)
+
+    def newest(self, kind: str) -> int:
+        """Return the newest batch that has begun (``offsets``) or is committed (``commits``); -1 for none."""
+        found = (barrier_batch(f"{kind}/{each}") for each in self.index.tree.names(kind))
+        return max((batch for batch in found if batch is not None), default=-1)
+
+    def newest_barriers(self) -> list[FileEntry | None]:
+        """Return where the newest barriers lie, by which Spark makes up its mind which batch is next."""
+        return [self.index.find(f"{kind}/{self.newest(kind)}") for kind in _KINDS]
+
     def serve(self, member: str, run: str) -> None:
         """A host is about to take the first file since the last commit.
 
@@ -127,7 +142,7 @@ class FileRun:
         self.admit(run)
         self._serving.add((member, run))
 
-    def store(self, member: str, run: str, part: PersistedFiles) -> None:
+    def store(self, member: str, run: str, part: Persisted) -> None:
         """A host has stored files before their record, and stays their holder while it is there.
 
         Raises:
@@ -137,9 +152,13 @@ class FileRun:
         self._stored.setdefault(member, []).append((run, part))
         self._serving.add((member, run))
 
-    def stored_by(self, member: str) -> list[PersistedFiles]:
+    def stored_by(self, member: str) -> list[Persisted]:
         """Return what a host that is gone has stored for the next commit."""
         return [part for run, part in self._stored.get(member, ()) if run not in self._over]
+
+    def is_served_only_by(self, runs: Collection[str]) -> bool:
+        """Return True where no host has files of other runs, or of no run, for the next record."""
+        return all(run in runs for _, run in self._serving)
 
     def leave(self, member: str) -> None:
         """A host is about to end, and has stored all that it had."""
@@ -197,7 +216,7 @@ class FileRun:
         self,
         barrier: str,
         content: bytes,
-        parts: Sequence[PersistedFiles],
+        parts: Sequence[Persisted],
         sequence: int,
         boundary: int,
         also: Sequence[tuple[str, bytes]] = (),
@@ -221,10 +240,7 @@ class FileRun:
         winners: dict[str, tuple[PersistedFile, SegmentHandle | None]] = {}
         deleted: set[str] = set()
         for part in parts:
-            handles = [
-                located[seal] if seal else SegmentHandle(name, size, checksum, offset)
-                for seal, name, size, checksum, offset in part.segments
-            ]
+            handles = [located[each.seal] if each.seal else each.handle for each in part.segments]
             for file in part.files:
                 if file.size < 0 and barrier_batch(file.path) is not None:
                     deleted.add(file.path)
@@ -251,7 +267,7 @@ class FileRun:
 
     def _taken_back(self, deleted: Collection[str]) -> list[str]:
         """Return state of batches that users take back, by deleting the newest barriers: others take their numbers."""
-        barriers = [f"{kind}/{each}" for kind in ("offsets", "commits") for each in self.index.tree.names(kind)]
+        barriers = [f"{kind}/{each}" for kind in _KINDS for each in self.index.tree.names(kind)]
         version = next_version(path for path in barriers if path not in deleted)
         if next_version(deleted) <= version:
             return []
@@ -276,18 +292,13 @@ def _takes_over(file: PersistedFile, known: PersistedFile) -> bool:
 
 
 def _located(
-    parts: Sequence[PersistedFiles], sequence: int, in_front: Sequence[int]
+    parts: Sequence[Persisted], sequence: int, in_front: Sequence[int]
 ) -> tuple[dict[str, SegmentHandle], tuple[bytes, ...]]:
     """Return where a record of this number holds the seals, and the seals themselves in order."""
-    seals = [
-        (seal, size, checksum, bytes(part.inlined[offset : offset + size]))
-        for part in parts
-        for seal, _, size, checksum, offset in part.segments
-        if seal
-    ]
-    offsets = inline_offsets([*in_front, *(size for _, size, _, _ in seals)])[len(in_front) :]
+    seals = [each for part in parts for each in part.inlined_segments()]
+    offsets = inline_offsets([*in_front, *(segment.handle.size for segment, _ in seals)])[len(in_front) :]
     located = {
-        seal: SegmentHandle(manifest_name(sequence), size, checksum, offset)
-        for (seal, size, checksum, _), offset in zip(seals, offsets, strict=True)
+        segment.seal: replace(segment.handle, name=manifest_name(sequence), offset=offset)
+        for (segment, _), offset in zip(seals, offsets, strict=True)
     }
-    return located, tuple(data for *_, data in seals)
+    return located, tuple(data for _, data in seals)

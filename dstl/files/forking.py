@@ -11,6 +11,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
 from dstl.errors import Invalid, MissingState
+from dstl.files.config import FileConfig
 from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.index import HELD, file_steps
@@ -23,15 +24,14 @@ from dstl.files.namespace import (
 )
 from dstl.files.origins import OpenStore, Origins, root_of
 from dstl.files.query_directory import QueryDirectory
+from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
-from dstl.rpc.file_messages import PersistedFile, PersistedFiles
+from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime
-from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
 from handles.file_record import PLAIN, FileEntry, elsewhere, place_elsewhere
+from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
-
-__all__ = ["Fork", "fork", "opened_directory", "release"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,12 @@ class Fork:
 def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> CoordinatedDirectory:
     """Open a directory for a change of its index without a query; the caller closes it."""
     store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
-    config = TaskManagerConfig(location="")
+    config = FileConfig(location="")
     changelog = Changelog(config, Components(store=store, runtime=runtime), OWNER)
-    log = FileLog(changelog, runtime, config.batching.inline_threshold)
+    log = FileLog(changelog, runtime, config.batching.inline_threshold, FileReader(store, plain, runtime))
     if is_of_a_backend(root):
         return QueryDirectory(root, store, plain, log, _NoRuns(ManifestLog(store, runtime)), runtime)
-    return own_directory(root, store, plain, log, {}, runtime)
+    return own_directory(root, store, plain, log, {}, runtime, config)
 
 
 async def fork(source: str, target: str, runtime: Runtime, open_store: OpenStore, also: Collection[str] = ()) -> Fork:
@@ -177,14 +177,14 @@ def _owned(entries: Iterable[FileEntry]) -> dict[str, dict[str, SegmentHandle]]:
     return found
 
 
-def _holds(names: dict[str, SegmentHandle], target: str) -> PersistedFiles:
+def _holds(names: dict[str, SegmentHandle], target: str) -> Persisted:
     """Return entries that stand for what a fork needs of objects."""
     held = _held(target)
     return _part([FileEntry(f"{held}/{name}", 0, 0, handle, held, 0) for name, handle in names.items()])
 
 
-def _part(entries: Iterable[FileEntry]) -> PersistedFiles:
-    segments: dict[SegmentHandle, int] = {}
+def _part(entries: Iterable[FileEntry]) -> Persisted:
+    part, any_key_groups = PersistedPart(), KeyGroupRange(0, 0)
     files = tuple(
         PersistedFile(
             each.path,
@@ -193,12 +193,11 @@ def _part(entries: Iterable[FileEntry]) -> PersistedFiles:
             each.modified_ms,
             each.log_id,
             each.sqn,
-            segments.setdefault(each.segment, len(segments)),
+            part.place(each.segment, any_key_groups),
         )
         for each in entries
     )
-    rows = tuple(("", each.name, each.size, each.checksum, each.offset) for each in segments)
-    return PersistedFiles(files, rows, False, b"")
+    return replace(part.finish(), files=files)
 
 
 class _NoRuns:
@@ -211,6 +210,12 @@ class _NoRuns:
 
     def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
         return self._manifests
+
+    async def is_running(self, run_id: str) -> bool:
+        return False
+
+    async def complete_batch(self, run_id: str, batch_id: int) -> None:
+        """Not a query's: nothing is run."""
 
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
         raise Invalid("no query runs here, so no batch is committed")

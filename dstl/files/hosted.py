@@ -11,17 +11,12 @@ from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.namespace import barrier_batch
-from dstl.files.origins import Origins
-from dstl.files.reader import FileReader
 from dstl.files.rules import is_late
 from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry
 from handles.segment_handle import SegmentHandle
-
-__all__ = ["CoordinatorLink", "HostedDirectory"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +43,6 @@ class HostedDirectory(Directory):
         log: What this process takes.
         coordinator: Who decides.
         runtime: Clock, jitter.
-        origins: Opens the locations of other directories, for forks of them.
         stores_at_once: A file is stored, and the coordinator knows where, before its put returns.
         asks_always: A file waits until the offsets of its batch are durable; else they were before a task began.
     """
@@ -63,7 +57,6 @@ class HostedDirectory(Directory):
         coordinator: CoordinatorLink,
         runtime: Runtime,
         *,
-        origins: Origins | None = None,
         stores_at_once: bool = False,
         asks_always: bool = False,
     ) -> None:
@@ -72,7 +65,6 @@ class HostedDirectory(Directory):
         self._member = member
         self._stores = (store, plain)
         self._coordinator = coordinator
-        self._reader = FileReader(store, plain, runtime, origins=origins)
         self._serves = ""
         self._committed = -1
         self._serving = asyncio.Lock()
@@ -135,23 +127,21 @@ class HostedDirectory(Directory):
                 return path, -1, 0
         return (path, -1, 0) if overlaid(path, (), self._log.riders.seen_by(run, path)) else None
 
-    async def read(self, path: str, run: str) -> bytes:
-        """Return a file's bytes."""
+    async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return a file's bytes, or a part of them."""
         rider = self._log.riders.find(path, run)
         if rider is not None:
             if rider.is_deletion:
                 raise self._missing(path)
-            return self._log.read(rider)
+            return await self._log.read(rider, offset, length)
         found = await self._coordinator.call(FindFile(f"{self.root}/{path}", run))
-        if not found.segment:
+        if found.entry is None:
             raise self._missing(path)
-        handle = SegmentHandle.from_wire(list(found.segment))
-        entry = FileEntry(path, found.size, found.modified_ms, handle, found.log_id, found.sqn)
-        return await self._reader.read(entry)
+        return await self._log.reader.read(found.entry, offset, length)
 
     def complete(self, located: Mapping[str, SegmentHandle]) -> None:
         """The record of the latest persist is durable; see :meth:`FileLog.complete`."""
-        self._reader.keep(self.log.complete(located))
+        self.log.complete(located)
 
     def committing(self, batch: int) -> None:
         """The commit of a batch has begun: the next file belongs to another one."""
@@ -175,7 +165,7 @@ class HostedDirectory(Directory):
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await super().close()
-        await self._reader.close()
+        await self._log.reader.close()
         for store in self._stores:
             await store.close()
 

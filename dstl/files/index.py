@@ -6,13 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 
 from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
-from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.errors import CorruptData, Invalid
 from dstl.files.namespace import state_version
 from handles.file_record import FileEntry, FileRecord, place_elsewhere
-
-__all__ = ["HELD", "FileIndex", "FileTree", "file_steps"]
-
 
 HELD = ".forks"
 """Entries below it are no files: they name objects that a fork needs, which are not free before it has gone."""

@@ -26,8 +26,6 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.file_record import FileEntry, place_elsewhere
 
-__all__ = ["CheckpointFiles", "export_files", "opened_files", "roll_back", "verify_files"]
-
 Progress = Callable[[int, int], None]
 
 _log = logging.getLogger(__name__)

@@ -13,25 +13,6 @@ from urllib.parse import quote, unquote, urlsplit
 from dstl.errors import Invalid
 from handles.file_record import is_path
 
-__all__ = [
-    "METADATA",
-    "OBJECTS",
-    "QUERY",
-    "SCHEME",
-    "FilePath",
-    "StateFile",
-    "backend_root",
-    "barrier_batch",
-    "description_batch",
-    "is_of_a_backend",
-    "is_of_a_query",
-    "is_of_the_driver",
-    "is_snapshot",
-    "location_of",
-    "plain_location_of",
-    "state_version",
-]
-
 SCHEME = "dstl"
 METADATA = "metadata"
 """The file by which a query begins: its id."""
@@ -164,23 +145,17 @@ def is_of_a_backend(root: str) -> bool:
 
 
 def backend_root(location: str) -> str:
-    """Return the root of the checkpoint directory that lies in the log of a backend.
+    """Return the root of the checkpoint directory that lies in the log of a backend: :func:`location_of` leads back.
+
+    What Hadoop would have to escape in a path stands there as ``~`` and two digits, for Spark looks for directories
+    whose names older versions have escaped.
 
     Args:
-        location: The backend's: absolute, one location, a directory or of S3.
-
-    Raises:
-        Invalid: There is no such root.
+        location: The backend's, or the first of several; absolute, a directory or of S3.
     """
-    for scheme in ("s3://", "s3a://"):
-        if location.startswith(scheme):
-            return f"{SCHEME}://{location.removeprefix(scheme).rstrip('/')}/{QUERY}"
-    if location.startswith("/") and quote(location) == location:
-        return f"{SCHEME}://{location.rstrip('/')}/{QUERY}"
-    raise Invalid(
-        f"{location} cannot hold Spark's checkpoint directory as well: name one bucket's prefix or one directory, of "
-        "letters, digits, '_', '-', '.', '~' and '/'"
-    )
+    _, is_s3, path = location.partition("s3a://" if location.startswith("s3a://") else "s3://")
+    path = quote(path if is_s3 else location, safe="/").replace("~", "%7E").replace("%", "~")
+    return f"{SCHEME}://{path.rstrip('/')}/{QUERY}"
 
 
 def plain_location_of(root: str) -> str:
@@ -193,8 +168,10 @@ def plain_location_of(root: str) -> str:
     if parts.scheme != SCHEME or parts.query or parts.fragment:
         raise Invalid(f"not a checkpoint directory: {root!r}; write {SCHEME}://bucket/path or {SCHEME}:///path")
     path = parts.path.strip("/")
+    if is_of_a_backend(root):
+        path = unquote(path.replace("~", "%"))
     if parts.netloc:
         return f"s3://{parts.netloc}/{path}".rstrip("/")
     if not path:
         raise Invalid(f"{root} names no directory: write {SCHEME}://bucket/path or {SCHEME}:///path")
-    return f"/{unquote(path)}"
+    return f"/{path if is_of_a_backend(root) else unquote(path)}"

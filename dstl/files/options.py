@@ -1,4 +1,4 @@
-"""Options of ``dstl://`` that are of no section: ``spark.dstl.commit``, ``spark.dstl.durability`` and more."""
+"""Options of a checkpoint directory in a log: ``spark.dstl.commit``, ``spark.dstl.durability`` and more."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from dstl.errors import Invalid
 from dstl.files.namespace import SCHEME, plain_location_of
-
-__all__ = ["FileOptions"]
 
 _SPARK = "spark.dstl."
 
@@ -26,14 +24,18 @@ class FileOptions(BaseModel):
     (two where its changes are large). ``with-next``: with the offsets of the next batch, in one record, or 50 ms later
     where there is no next one: half as many requests, and a batch waits for one of them only. The same is promised:
     sources are told that a batch is done behind its record, and a query that dies before it runs the batch again from
-    the same offsets, so that an idempotent sink gets it a second time a little more often."""
+    the same offsets, so that an idempotent sink gets it a second time a little more often. Spark's progress of a batch
+    comes before its commit is durable; readers of the location see a batch when its record is written. For a
+    ``StateBackend`` the same, and its checkpoints are reported then."""
 
     sources: Literal["forget", "keep"] = "forget"
     """Rows of which the sources of a query are told that they are done. ``forget``: they may delete them (files with
     ``cleanSource``, queues), so with ``commit=with-next`` a batch begins when the record of its offsets and of the
     commit before is durable. ``keep``: they are there for a later read (Kafka, Delta, files that stay), so a batch of a
     query with state begins at once, and its tasks end behind the record: a batch waits for nothing. A ``foreachBatch``
-    function then must write nothing outside before it has run its frame."""
+    function then must write nothing outside before it has run its frame, and rows that pass no stateful operator must
+    not go to a sink whose tasks commit by themselves (``foreach``). Tasks of a ``StateBackend`` begin behind the
+    record: what Spark does before them takes about as long."""
 
     durability: Literal["commit", "task"] = "commit"
     """Time at which the files of a task are durable. ``commit``: with the commit, in at most one request of each host;
@@ -63,7 +65,7 @@ class FileOptions(BaseModel):
         """Return what Spark's configuration says.
 
         Raises:
-            Invalid: A value is none of the option's.
+            Invalid: A value is not one of the option's.
         """
         names = {name: spark_conf.get(_SPARK + name) for name in FileOptions.model_fields}
         try:

@@ -10,8 +10,6 @@ from dstl.files.namespace import OBJECTS, SCHEME, is_of_a_backend, location_of, 
 from dstl.store.base import ObjectStore
 from dstl.store.location import split_locations
 
-__all__ = ["OpenStore", "Origins", "root_of"]
-
 OpenStore = Callable[[str], ObjectStore]
 """Opens the store of a location."""
 

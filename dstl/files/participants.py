@@ -8,30 +8,20 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from dstl.errors import DstlError, TaskManagerLost
-from dstl.files.file_log import ALL_LANES, FileLog, joined
+from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.file_run import FileRun
-from dstl.rpc.file_messages import PersistedFiles
+from dstl.rpc.codec import Call, R
+from dstl.rpc.fleet_messages import Abort, Complete, DirectoryCommit, Persist, Persisted
 from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber
-
-__all__ = ["FileHost", "Participants"]
 
 _log = logging.getLogger(__name__)
 
 
-class FileHost(Protocol):
-    """A host that takes files of a directory."""
+class Callee(Protocol):
+    """A host that takes files of a directory: a :class:`~dstl.checkpoint.fleet.members.Member`, or a simulated one."""
 
-    async def persist(self, root: str, run: str, version: int) -> PersistedFiles:
-        """Make what it has durable, or hand it over."""
-        ...
-
-    async def complete(self, root: str, located: Mapping[str, SegmentHandle]) -> None:
-        """The record is durable."""
-        ...
-
-    async def reset(self, root: str) -> None:
-        """The record was certainly not written."""
+    async def call(self, message: Call[R], timeout: float = 0.0) -> R:
+        """Call it; it is lost when it has not answered some time after so many seconds."""
         ...
 
 
@@ -45,16 +35,20 @@ class Participants:
     Args:
         root: The directory's URI.
         log: What this process itself takes.
-        hosts: The other hosts' services by name; the caller keeps it up to date.
         run: Who has taken files.
+        hosts: The other hosts' services by name; the caller keeps it up to date.
+        timeout_s: Seconds that each of them has to make its files durable.
     """
 
-    def __init__(self, root: str, log: FileLog, hosts: Mapping[str, FileHost], run: FileRun) -> None:
+    def __init__(
+        self, root: str, log: FileLog, run: FileRun, hosts: Mapping[str, Callee] | None = None, timeout_s: float = 0.0
+    ) -> None:
         self._root = root
         self._log = log
-        self._hosts = hosts
         self._run = run
-        self._asked: dict[str, FileHost] = {}
+        self._hosts = {} if hosts is None else hosts
+        self._timeout_s = timeout_s
+        self._asked: dict[str, Callee] = {}
         self._holders: frozenset[tuple[str, str]] = frozenset()
         self._taken: frozenset[str] = frozenset()
         self._of = ""
@@ -79,7 +73,7 @@ class Participants:
         """True where other hosts take part."""
         return bool(self._taken)
 
-    async def persist(self, version: int) -> list[PersistedFiles]:
+    async def persist(self, version: int) -> list[Persisted]:
         """Have all of them make what they have durable, or hand it over.
 
         Args:
@@ -91,37 +85,34 @@ class Participants:
         """
         asked = [self._ask(member, host, version) for member, host in self._asked.items()]
         # Before anything is awaited this process has said what is its own part.
-        parts = await asyncio.gather(self._log.persist(self._of, ALL_LANES, version), *asked, return_exceptions=True)
+        parts = await asyncio.gather(self._persist_own(version), *asked, return_exceptions=True)
         failed = [each for each in parts if isinstance(each, BaseException)]
         if failed:
             await self.reset()
             raise failed[0]
-        told = [each for each in parts if isinstance(each, PersistedFiles)]
-        self._run.keep_hosts((m, self._of) for m, part in zip(self._asked, told[1:], strict=True) if part.has_more)
-        for member in self._taken - self._asked.keys():
-            told += self._run.stored_by(member)
-        return told
+        told = [each for each in parts if not isinstance(each, BaseException)]
+        for member, parts_of_host in zip(self._asked, told[1:], strict=True):
+            if any(part.has_more for part in parts_of_host):
+                self._run.keep_hosts([(member, self._of)])
+        stored = [self._run.stored_by(member) for member in self._taken - self._asked.keys()]
+        return [part for each in (*told, *stored) for part in each]
 
-    async def complete(
-        self, located: Mapping[str, SegmentHandle], barrier: str
-    ) -> list[tuple[str, SequenceNumber, bytes]]:
-        """The record is durable; returns the small files that this process has of it, as :meth:`FileLog.complete`."""
-        small = self._log.complete(located)
+    async def complete(self, located: Mapping[str, SegmentHandle], barrier: str) -> None:
+        """The record is durable."""
+        self._log.complete(located)
         self._run.forget_stored(self._stored)
-        for host in self._asked.values():
-            try:
-                await host.complete(self._root, located)
-            except DstlError as error:
+        told = (host.call(Complete(located, self._root)) for host in self._asked.values())
+        for error in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(error, DstlError):
                 # It is gone, and the record is there: what it held is in the store.
                 _log.warning("%s: a host has gone after %s: %s", self._root, barrier, error)
         self._forget()
-        return small
 
     async def reset(self) -> None:
         """The record was certainly not written: all keep what they have for the next one."""
         self._log.reset()
         self._run.keep_hosts(self._holders)
-        await asyncio.gather(*(host.reset(self._root) for host in self._asked.values()), return_exceptions=True)
+        await asyncio.gather(*(host.call(Abort(self._root)) for host in self._asked.values()), return_exceptions=True)
         self._forget()
 
     def abandon(self) -> None:
@@ -131,13 +122,17 @@ class Participants:
         self._run.keep_hosts(self._holders)
         self._forget()
 
-    async def _ask(self, member: str, host: FileHost, version: int) -> PersistedFiles:
+    async def _persist_own(self, version: int) -> list[Persisted]:
+        return [await self._log.persist(self._of, ALL_LANES, version)]
+
+    async def _ask(self, member: str, host: Callee, version: int) -> list[Persisted]:
+        commit = DirectoryCommit(self._root, self._of, version)
         try:
-            return await host.persist(self._root, self._of, version)
+            return [await host.call(Persist({}, self._timeout_s, commit), self._timeout_s)]
         except TaskManagerLost:
             if not self._run.outlives(member):
                 raise
-            return joined(self._run.stored_by(member))
+            return self._run.stored_by(member)
 
     def _forget(self) -> None:
         self._asked, self._holders, self._taken, self._stored = {}, frozenset(), frozenset(), {}

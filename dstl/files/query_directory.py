@@ -15,14 +15,12 @@ from dstl.files.directory import Listed
 from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
 from dstl.files.namespace import barrier_batch
+from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
 from dstl.files.query_records import METADATA, WHOLE_EVERY, Checkpoints, QueryRecords, json_field, query_id_of
-from dstl.files.reader import FileReader
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-
-__all__ = ["QueryDirectory"]
 
 
 class QueryDirectory(CoordinatedDirectory):
@@ -35,6 +33,11 @@ class QueryDirectory(CoordinatedDirectory):
         log: What the driver's JVM puts.
         checkpoints: The query's; the log is theirs.
         runtime: Clock, jitter and ids.
+        options: When a batch waits for its record.
+
+    Attributes:
+        runs: Runs of the query that have looked at it while Spark ran them, the latest last.
+        query_id: The query's, by Spark's ``metadata``; empty until that was written or read.
     """
 
     def __init__(
@@ -45,12 +48,15 @@ class QueryDirectory(CoordinatedDirectory):
         log: FileLog,
         checkpoints: Checkpoints,
         runtime: Runtime,
+        options: FileOptions = FileOptions(),
     ) -> None:
-        self._seen_runs: set[str] = set()
+        self.runs: dict[str, None] = {}
+        self.query_id = ""
+        self._checkpoints = checkpoints
         run = FileRun(WHOLE_EVERY)
-        participants, reader = Participants(root, log, {}, run), FileReader(store, plain, runtime)
-        records = QueryRecords(root, store, plain, checkpoints, self, run, participants, reader, runtime)
-        super().__init__(root, log, records, runtime.clock)
+        participants = Participants(root, log, run)
+        records = QueryRecords(root, store, plain, checkpoints, self, run, participants, log.reader, runtime)
+        super().__init__(root, log, records, runtime.clock, options)
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
         """Take a file; ``commits/N`` is durable together with the checkpoint of batch N when this returns.
@@ -60,33 +66,50 @@ class QueryDirectory(CoordinatedDirectory):
             CheckpointDeclined: An operator was run in part, or the checkpoint failed.
             DstlError: As :meth:`Directory.put`.
         """
-        self._seen_runs.add(run)
+        await self._meet(run)
         if path == METADATA:
-            await self.lead(query_id_of(b"".join(content)))
+            self.query_id = query_id_of(b"".join(content))
+            await self.lead(self.query_id)
+        elif (batch := barrier_batch(path, "commits")) is not None:
+            # Before its turn: the tasks ask this directory too.
+            await self._checkpoints.complete_batch(run, batch)
         await super().put(path, run, attempt, content)
+
+    async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return a file's bytes, or a part of them."""
+        content = await super().read(path, run, offset, length)
+        if path == METADATA and offset == 0:
+            self.query_id = query_id_of(content)
+        return content
 
     async def listing(self, path: str, run: str) -> list[Listed]:
         """Return what lies in a directory."""
-        self._seen_runs.add(run)
+        await self._meet(run)
         return await super().listing(path, run)
 
-    def serves(self, run_id: str) -> bool:
-        """Return True where this run of the query keeps its checkpoint directory here."""
-        return bool(run_id) and run_id in self._seen_runs
+    async def _meet(self, run: str) -> None:
+        # What comes late of a run that is over, as a purge does, must not make it the latest.
+        if run and run not in self.runs and await self._checkpoints.is_running(run):
+            self.runs[run] = None
 
     async def lead(self, query_id: str) -> None:
         """Take the log over for a query, unless it is this driver's already; see :class:`SparkDirectory`."""
         await self._records.lead(query_id)
 
+    async def settle(self) -> None:
+        """Make a commit durable that waits for the next offsets; where that fails its run is over, and is told."""
+        await self._barriers.settle("")
+
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
-        found = (barrier_batch(f"commits/{name}") for name in self.run.index.tree.names("commits"))
-        return max((batch for batch in found if batch is not None), default=-1)
+        return self.run.newest("commits")
 
-    async def batch_time_ms(self, batch_id: int) -> int | None:
-        """Return a batch's processing time by Spark's record of its offsets; None where that does not tell."""
+    async def batch_time_ms(self, batch_id: int, run_id: str) -> int | None:
+        """Return a batch's processing time by Spark's record of its offsets; see :class:`SparkDirectory`."""
+        await self._barriers.begun(run_id)
+        self.run.admit(run_id)
         try:
-            content = await self.read(f"offsets/{batch_id}", "")
+            content = await self.read(f"offsets/{batch_id}", run_id)
         except ObjectNotFound:
             return None
         found = json_field(content, "batchTimestampMs")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.checkpoint.manifest.scan import ManifestScan
-from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
-from dstl.errors import Invalid, ObjectNotFound
+from dstl.checkpoint.manifest.reader import ManifestScan
+from dstl.checkpoint.spark_commit import CommitFiles, FilesStep, SparkDirectory
+from dstl.errors import CheckpointDeclined, Invalid, ObjectNotFound
 from dstl.files.file_run import FileRun
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
 from dstl.files.reader import FileReader
 from dstl.files.records import Barrier, NextRecord, Records
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-
-__all__ = ["METADATA", "WHOLE_EVERY", "Checkpoints", "QueryRecords", "json_field", "query_id_of"]
 
 WHOLE_EVERY = 20
 """Such an index has no state files, so a whole one is small, and a start reads this many records at most."""
@@ -39,13 +41,82 @@ class Checkpoints(Protocol):
         """Let the directory lie in the log; returns the log."""
         ...
 
-    def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Awaitable[None]:
+    def is_running(self, run_id: str) -> Awaitable[bool]:
+        """Return whether Spark is running a run."""
+        ...
+
+    def complete_batch(self, run_id: str, batch_id: int) -> Awaitable[None]:
+        """Run a batch once more where Spark has not run all of it."""
+        ...
+
+    def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Coroutine[Any, Any, None]:
         """Make the checkpoint of a batch and Spark's commit of it, in one record."""
         ...
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects that no file needs, except what checkpoints need."""
         ...
+
+
+class CheckpointInTheMaking:
+    """A checkpoint that TaskManagers persist while Spark's part of its record is gathered. One event loop.
+
+    Args:
+        make: Makes it, and tells of it what :class:`~dstl.checkpoint.spark_commit.CommitFiles` says.
+    """
+
+    def __init__(self, make: Callable[[CommitFiles], Coroutine[Any, Any, None]]) -> None:
+        loop = asyncio.get_running_loop()
+        self._begun: asyncio.Future[None] = loop.create_future()
+        self._persisted: asyncio.Future[None] = loop.create_future()
+        self._record: asyncio.Future[NextRecord] = loop.create_future()
+        self._making = loop.create_task(make(self))
+
+    async def begin(self) -> None:
+        """Wait until it is known that the batch is whole.
+
+        Raises:
+            DstlError: It is not.
+        """
+        try:
+            await asyncio.wait([self._begun, self._making], return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            self.drop()
+            raise
+        if self._making.done():
+            await self._making
+
+    def begun(self) -> None:
+        """See :meth:`CommitFiles.begun`."""
+        self._begun.set_result(None)
+
+    async def ready(self) -> None:
+        """See :meth:`CommitFiles.ready`."""
+        self._persisted.set_result(None)
+        await self._record
+
+    async def persisted(self) -> None:
+        """Return when it waits for its record, or has failed."""
+        await asyncio.wait([self._persisted, self._making], return_when=asyncio.FIRST_COMPLETED)
+
+    def step(self, sequence: int, in_front: Sequence[int]) -> FilesStep:
+        """See :meth:`CommitFiles.step`."""
+        return self._record.result().step(sequence, in_front)
+
+    async def write(self, record: NextRecord) -> None:
+        """Write it with Spark's part of its record.
+
+        Raises:
+            DstlError: As :meth:`Checkpoints.commit_batch`.
+        """
+        self._record.set_result(record)
+        await self._making
+
+    def drop(self) -> None:
+        """There will be no record: what the TaskManagers have persisted is theirs again."""
+        self._record.set_exception(CheckpointDeclined("the record of Spark's commit was given up"))
+        # The one who waits for it is told otherwise why.
+        self._making.add_done_callback(lambda making: making.cancelled() or making.exception())
 
 
 class QueryRecords(Records):
@@ -83,20 +154,39 @@ class QueryRecords(Records):
         self._query_id = ""
         self._whole = 0
         self._unsettled: NextRecord | None = None
+        self._making: CheckpointInTheMaking | None = None
 
-    async def commit(self, batch: int, run: str, barrier: Barrier) -> None:
-        """Make the checkpoint of a batch and Spark's commit of it, in one record.
+    async def begin(self, batch: int, run: str, barrier: Barrier) -> Coroutine[Any, Any, list[Persisted]]:
+        """Begin the checkpoint of a batch and Spark's commit of it, which are one record.
 
         Raises:
             Invalid: An operator was not run in the batch.
-            CheckpointDeclined: It was run in part, or the checkpoint failed.
-            DstlError: As :meth:`write`.
+            CheckpointDeclined: It was run in part.
         """
-        record = self._next([barrier], await self._parts(batch, run, barrier))
-        if self._checkpoints.operators:
-            await self._end(record, self._checkpoints.commit_batch(self._query_id, run, batch, record))
-        else:
-            await self._end(record, self._send(record))
+        if not self.is_stateful:
+            return await super().begin(batch, run, barrier)
+        making = CheckpointInTheMaking(partial(self._checkpoints.commit_batch, self._query_id, run, batch))
+        await making.begin()
+        self._making = making
+        parts = await super().begin(batch, run, barrier)
+
+        async def persist() -> list[Persisted]:
+            persisted = await parts
+            await making.persisted()
+            return persisted
+
+        return persist()
+
+    def drop(self) -> None:
+        """Give up a checkpoint that was begun and has come into no record. Idempotent."""
+        making, self._making = self._making, None
+        if making is not None:
+            making.drop()
+
+    @property
+    def is_stateful(self) -> bool:
+        """True where the query has operators of this backend: they have a part in every commit."""
+        return bool(self._checkpoints.operators)
 
     def _boundary(self) -> int:
         return self._whole
@@ -104,7 +194,8 @@ class QueryRecords(Records):
     async def _fence(self, query_id: str) -> None:
         query_id = query_id or self._query_id or await self._query_id_here()
         self._check_owner(query_id)
-        await self._manifests.fence(query_id)
+        async with self._manifests.turn:
+            await self._manifests.fence(query_id)
         self._query_id = query_id
 
     async def _query_id_here(self) -> str:
@@ -114,8 +205,13 @@ class QueryRecords(Records):
         return query_id_of(await self.reader.read(entry))
 
     async def _send(self, record: NextRecord) -> None:
-        step = record.step(self._manifests.next_sequence)
-        await self._manifests.commit_files(self._query_id, step.record, step.inlined)
+        making, self._making = self._making, None
+        if making is not None:
+            await making.write(record)
+            return
+        async with self._manifests.turn:
+            step = record.step(self._manifests.next_sequence)
+            await self._manifests.commit_files(self._query_id, step.record, step.inlined)
 
     async def _give_up(self, record: NextRecord, error: BaseException) -> None:
         if self.is_unknown:
@@ -134,7 +230,7 @@ class QueryRecords(Records):
             # Others have cleaned it away since, and may have taken over what it named.
             self.participants.abandon()
         elif record.files == unsettled.made.record:
-            self.reader.keep(await self.participants.complete(unsettled.made.located, unsettled.barrier))
+            await self.participants.complete(unsettled.made.located, unsettled.barrier)
         else:
             await self.participants.reset()
 
@@ -153,9 +249,12 @@ class QueryRecords(Records):
         scan = await self._manifests.scan()
         self._owner = scan.query_id
         index = self.run.index = type(self.run.index)()
+        if self._manifests.skips_damaged:
+            # A damaged commit is a batch that Spark runs again.
+            scan = replace(scan, damaged={})
         for _, error in sorted(scan.damaged.items()):
             raise error
-        # Without a whole one the query has moved out: its checkpoints have gone on, and dropped the index.
+        # Without a whole one a fence is all that there is.
         is_here = any(record.files is not None and record.files.is_whole for record in scan.records.values())
         steps = file_steps(scan, self._store.location, scan.query_id) if is_here else []
         for sequence, files in steps:

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import Any
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.spark_commit import FilesStep
-from dstl.errors import CorruptData, Fenced, ObjectNotFound
+from dstl.errors import CorruptData, Fenced, ObjectNotFound, TaskManagerLost
 from dstl.files.adoption import plain_entries
 from dstl.files.file_run import FileRun, Step
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
 from dstl.files.reader import FileReader
 from dstl.files.rules import is_ahead, next_version
-from dstl.rpc.file_messages import PersistedFiles
+from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from handles.file_record import FILES_OWNER, FileRecord
 
-__all__ = ["FRESH_S", "OWNER", "Barrier", "NextRecord", "OwnRecords", "Records"]
-
 OWNER = FILES_OWNER
 FRESH_S = 1.0
 """A look at what another process may write is good for so long: Spark asks the same several times at a start."""
 _FOLLOWED = 16
+"""Records that are read one by one, a request each; more than that, a scan of the log is quicker."""
 
 Barrier = tuple[str, bytes]
 """Path and bytes of a file whose record makes durable what was put before it; the path is empty where there is none."""
@@ -47,7 +47,7 @@ class NextRecord:
         barrier: Path of the last barrier.
     """
 
-    def __init__(self, run: FileRun, barriers: Sequence[Barrier], parts: Sequence[PersistedFiles], whole: int) -> None:
+    def __init__(self, run: FileRun, barriers: Sequence[Barrier], parts: Sequence[Persisted], whole: int) -> None:
         self._run, self._barriers, self._parts, self._whole = run, barriers, parts, whole
         self.made: Step | None = None
         self.sequence = 0
@@ -119,10 +119,13 @@ class Records(ABC):
                 return
             if self._read_at is None:
                 await self._read()
+            known = self.run.newest_barriers()
             await self._fence(query_id)
             await self._read()
             self._check_owner(query_id)
             self.leads = True
+            if self.run.newest_barriers() != known:
+                self.run.end_all(TaskManagerLost("another driver has written offsets or commits since it looked"))
 
     async def open(self) -> None:
         """Read the log: once where this process leads it, else whenever it was read a while ago."""
@@ -136,7 +139,7 @@ class Records(ABC):
                 await self._read()
 
     async def check_leads(self) -> None:
-        """Look whether the log is still this process's, where it leads.
+        """Look whether the log is still this process's, where it leads; else let the next look be a fresh one.
 
         Raises:
             Fenced: A newer driver has taken it over.
@@ -144,6 +147,8 @@ class Records(ABC):
         """
         if self.leads:
             await self._manifests.check_leads()
+        else:
+            self._read_at = None
 
     def step_down(self) -> None:
         """Another driver has the directory, or nobody knows: the next write reads what has become, and fences anew."""
@@ -154,7 +159,7 @@ class Records(ABC):
         """True where nobody knows what became of the latest record."""
         return self._manifests.is_unknown
 
-    async def write(self, barriers: Sequence[Barrier], parts: Sequence[PersistedFiles]) -> None:
+    async def write(self, barriers: Sequence[Barrier], parts: Sequence[Persisted]) -> None:
         """Write the record of barriers, and tell those that have a part in it.
 
         Raises:
@@ -170,18 +175,32 @@ class Records(ABC):
             TaskManagerLost: A host is gone, and what it held is lost.
             DstlError: As :meth:`write`.
         """
-        await self.write([barrier], await self._parts(batch, run, barrier))
+        parts = await self.begin(batch, run, barrier)
+        try:
+            await self.write([barrier], await parts)
+        finally:
+            self.drop()
+
+    async def begin(self, batch: int, run: str, barrier: Barrier) -> Coroutine[Any, Any, list[Persisted]]:
+        """Begin a batch's commit; returns what has all participants make what they have durable, for :meth:`write`.
+
+        Raises:
+            TaskManagerLost: A host is gone, and what it held is lost.
+        """
+        self.participants.begin(barrier[0], run)
+        return self.participants.persist(batch + 1)
+
+    @property
+    def is_stateful(self) -> bool:
+        """True where others than this process have a part in the commit that was begun, as they will in the next."""
+        return self.participants.has_hosts
 
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await self.reader.close()
         await self._plain.close()
 
-    async def _parts(self, batch: int, run: str, barrier: Barrier) -> list[PersistedFiles]:
-        self.participants.begin(barrier[0], run)
-        return await self.participants.persist(batch + 1)
-
-    def _next(self, barriers: Sequence[Barrier], parts: Sequence[PersistedFiles]) -> NextRecord:
+    def _next(self, barriers: Sequence[Barrier], parts: Sequence[Persisted]) -> NextRecord:
         return NextRecord(self.run, barriers, parts, self._boundary())
 
     async def _end(self, record: NextRecord, sending: Awaitable[None]) -> None:
@@ -195,7 +214,7 @@ class Records(ABC):
         assert made is not None
         self.run.index.apply(made.change, record.sequence)
         self._tail = record.sequence
-        self.reader.keep(await self.participants.complete(made.located, record.barrier))
+        await self.participants.complete(made.located, record.barrier)
         if made.record.is_whole:
             self._let_go(record.sequence)
 
@@ -213,6 +232,10 @@ class Records(ABC):
         version = next_version(entry.path for entry in entries)
         needed = [entry for entry in entries if not is_ahead(entry.path, version)]
         self.run.index.apply(FileRecord.of("", "", needed, is_whole=True), 0)
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Give up a commit that was begun and has come into no record. Idempotent."""
 
     @abstractmethod
     def _boundary(self) -> int:
@@ -268,6 +291,9 @@ class OwnRecords(Records):
         await self._deleter.close()
         await super().close()
         await self._store.close()
+
+    def drop(self) -> None:
+        """Nothing but the participants takes part, and they were told."""
 
     def _boundary(self) -> int:
         return self._manifests.boundary

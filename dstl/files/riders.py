@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from dstl.files.index import FileTree
 
-__all__ = ["Rider", "Riders", "wins"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rider:

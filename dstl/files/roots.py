@@ -14,8 +14,6 @@ from dstl.store.base import ObjectStore
 from dstl.store.patience import Patience
 from handles.file_record import MAX_PATH
 
-__all__ = ["CheckpointRoots", "RootProbe"]
-
 
 class CheckpointRoots:
     """The checkpoint directories of a process. One event loop.
@@ -59,13 +57,13 @@ class CheckpointRoots:
         """Return where a file is to be put.
 
         Raises:
-            ObjectNotFound: It is no file of a checkpoint directory.
+            ObjectNotFound: It is not a file of a checkpoint directory.
             Invalid: Nobody can tell of which.
         """
         _, *inner = FilePath.readings(path)
         if not inner:
             raise ObjectNotFound(
-                f"{path[:MAX_PATH]} is no file of a checkpoint directory, or has more than {MAX_PATH} characters "
+                f"{path[:MAX_PATH]} is not a file of a checkpoint directory, or has more than {MAX_PATH} characters "
                 "there: dstl:// holds checkpoint locations of streaming queries, and nothing else"
             )
         first = inner[0]

@@ -9,17 +9,6 @@ from dstl.errors import TaskManagerLost
 from dstl.files.namespace import StateFile, barrier_batch, description_batch, is_snapshot
 from dstl.files.riders import Rider
 
-__all__ = [
-    "batch_of",
-    "check_complete",
-    "in_order",
-    "is_ahead",
-    "is_final",
-    "is_late",
-    "needs_snapshots",
-    "next_version",
-]
-
 
 def is_final(path: str, committed: Container[str]) -> bool:
     """Return True where a state file is committed, so that a task that comes too late must not replace it.
@@ -137,9 +126,9 @@ def check_complete(
         missing = sorted((_rewritten(need, have) if is_rewrite else need) - have)
     if missing:
         raise TaskManagerLost(
-            f"{barrier} leads to state that nobody has put ({len(missing)} stores, one of them {missing[0]}): a host "
-            "was lost, or a task has not run, as where foreachBatch does not read all of its frame; restart the query, "
-            "which runs the batch again"
+            f"{barrier} leads to state that was never put ({len(missing)} stores, one of them {missing[0]}): a host "
+            "was lost, or a task has not run, as where foreachBatch reads a part of a join of streams; restart the "
+            "query, which runs the batch again"
         )
 
 

@@ -19,12 +19,21 @@ from pathlib import Path
 from dstl.errors import Invalid
 from dstl.private_file import make_private_directory
 
-__all__ = ["SOURCES", "compiled_jar", "kept_jar", "own_version", "spark_jars"]
-
 SOURCES = Path(__file__).with_name("java")
 _RELEASE = "17"
 """The oldest Java that Spark 4 runs on."""
-_NEEDED = ("hadoop-client-api-*", "spark-core_*", "spark-common-utils_*", "scala-library-*", "slf4j-api-*")
+_NEEDED = (
+    "hadoop-client-api-*",
+    "spark-core_*",
+    "spark-sql-api_*",
+    "spark-sql_*",
+    "spark-catalyst_*",
+    "jsr305-*",
+    "jackson-annotations-*",
+    "spark-common-utils_*",
+    "scala-library-*",
+    "slf4j-api-*",
+)
 _SERVICE = "META-INF/services/org.apache.hadoop.fs.FileSystem"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every entry, zip's earliest: equal sources give equal bytes."""
@@ -49,6 +58,23 @@ def own_version() -> str:
         return version("dstl-pyspark")
     except PackageNotFoundError:
         return ""
+
+
+def check_version(jar: str) -> None:
+    """Refuse a jar of another version than this package's.
+
+    Args:
+        jar: Its version; empty where it is not known.
+
+    Raises:
+        Invalid: Names both.
+    """
+    own = own_version()
+    if jar and own and jar != own:
+        raise Invalid(
+            f"this driver's JVM has the jar of dstl-pyspark {jar}, and this Python has {own}: name in spark.jars what "
+            "dstl.spark.jar_path() prints (a StateBackend needs nothing there), and have one version on every host"
+        )
 
 
 def kept_jar(package: Path = SOURCES.parent) -> Path:

@@ -6,8 +6,6 @@ recorded, label, meaning, what to do when it is high.
 
 from __future__ import annotations
 
-__all__ = ["ROWS"]
-
 _Row = tuple[str, str, str, str, str, str, str]
 _C, _G, _H = "counter", "gauge", "histogram"
 _FINE = "Nothing: it tells how much is done."
@@ -15,8 +13,6 @@ _FINE = "Nothing: it tells how much is done."
 # fmt: off
 _LOG: tuple[_Row, ...] = (
     ("uploadBatchSizes", "upload_batch_change_sets", _H, "", "", "Change sets in one sealed segment.", _FINE),
-    ("uploadQueueSize", "upload_queue_logs", _G, "", "", "Logs that wait for a seal.",
-     "Seals do not come: look at `dstl_segments_in_flight` and at the store's latencies."),
     ("segmentsInFlight", "segments_in_flight", _G, "", "", "Segments sealed and not yet durable.",
      "The store is slower than the log grows: more TaskManagers, or a faster store."),
     ("changelogBytesHeld", "changelog_held", _G, "B", "", "Bytes buffered, queued and in flight.",
@@ -65,8 +61,8 @@ _MATERIALIZATION: tuple[_Row, ...] = (
     ("completedMaterialization", "materializations_completed", _C, "", "", "Materializations that ended well.", _FINE),
     ("failedMaterialization", "materializations_failed", _C, "", "", "Materializations that failed.",
      "The log cannot be truncated and restores get longer: read the TaskManager's log."),
-    ("materializationsDropped", "materializations_dropped", _C, "", "", "Finished ones that no checkpoint took in.",
-     "Bases are written for nothing: checkpoints fail, or key groups move, more often than bases are made."),
+    ("materializationsDropped", "materializations_dropped", _C, "", "", "Those lost as tables were replaced.",
+     "Bases are written for nothing: runs fail, or key groups move, more often than bases are made."),
     ("materializedBytes", "materialized", _C, "B", "", "Bytes of bases that were written.",
      "Far above the bytes of changes: raise `materialization.interval_s`, or use `table='rocksdb'`."),
     ("lastDurationOfMaterialization", "last_materialization_duration", _G, "ms", "", "How long the last one took.",
@@ -160,6 +156,8 @@ _DRIVER: tuple[_Row, ...] = (
     ("subsumedDeleted", "subsumed_objects_deleted", _C, "", "", "Objects of subsumed checkpoints deleted.", _FINE),
     ("subsumedLeftToCleaner", "subsumed_objects_left_to_cleaner", _C, "", "", "Such objects left to the cleaner.",
      "Check the right to delete."),
+    ("basesUnpublished", "bases_unpublished", _C, "", "", "Materializations that the end of a run has cut off.",
+     "Bases are uploaded for nothing, and the log grows: raise `materialization.publish_within_s`."),
     ("driverStoreRequests", "driver_store_requests", _C, "", "verb", "The driver's requests to the object store.",
      "About one put for each checkpoint is normal."),
     ("driverStoreRequestNanos", "driver_store_request_latency", _H, "ns", "verb", "How long such a request took.",

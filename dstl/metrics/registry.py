@@ -12,8 +12,6 @@ from enum import Enum
 
 from dstl.metrics.catalogue import ROWS
 
-__all__ = ["METRICS", "Kind", "Metric", "Unit", "find", "reference"]
-
 
 class Kind(Enum):
     """Says how a metric is read."""

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["HEIGHT", "WIDEST_COLUMN", "WIDTH", "Bar", "Chart", "Column", "bar_chart", "ceiling"]
-
 WIDTH, HEIGHT = 1000.0, 100.0
 """Size of a chart's coordinates; it is drawn as wide as its place is."""
 _GAP = 0.22
+"""Share of a column's place that stays free: columns stand apart where there are few and where there are hundreds."""
 WIDEST_COLUMN = 40.0
+"""Fewer than 25 columns do not fill the chart: a bar that is wider than it is high reads as an area."""
 _LEAST_BAR = 1.2
+"""Height of the smallest value that is not 0: about a pixel, so that it is seen."""
 
 
 @dataclass(frozen=True, slots=True)

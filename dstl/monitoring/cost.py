@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from dstl.checkpoint.manifest.history import HistoryEntry
 
-__all__ = ["PRICES", "Cost", "Prices", "cost_of_day", "cost_per_day"]
-
-_DAY_S = 86_400.0
+_DAY_S = 24 * 3600.0
+"""What prices are shown for."""
 _LEAST_SPAN_S = 60.0
+"""A day is 1,440 times as long: what a shorter time costs says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def cost_per_day(entries: Sequence[HistoryEntry], stored_bytes: int, prices: Pri
 
 
 def cost_of_day(requests: float, stored_bytes: float, prices: Prices = PRICES, *, gets: float = 0.0) -> Cost:
-    """Return what so many requests a day, and so much storage, cost.
+    """Return what a day's requests and storage cost.
 
     Args:
-        requests: PUT and LIST requests a day, and whatever else is to count as them.
+        requests: PUT and LIST requests a day, and all others that are to count as such.
         stored_bytes: Held all day.
         prices: Of one request, and of storage.
         gets: GET and HEAD requests a day.

@@ -1,4 +1,4 @@
-"""The exposition of metrics in Prometheus's text format, by Prometheus's own client library."""
+"""The metrics of a driver and its TaskManagers in Prometheus's text format, by Prometheus's own client library."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from dstl.checkpoint.fleet.metrics_poll import MemberMetrics
 from dstl.errors import Invalid
-from dstl.metrics import Distribution, Sample
+from dstl.metrics import Distribution, MetricSet, Sample
 from dstl.metrics.registry import METRICS, Kind, Metric, find
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
-
-__all__ = ["CONTENT_TYPE", "Exposition", "Labelled", "check_prometheus"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -115,3 +114,29 @@ def _family(metric: Metric, series: Sequence[tuple[dict[str, str], Any]]) -> Fam
             family.add_metric(given, value * scale)
     found: Family = family
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class DriverMetrics:
+    """Holds the metrics of a driver and its TaskManagers at one moment.
+
+    Attributes:
+        location: The job's location: a label of every series, so that several jobs share a Prometheus.
+        recorder: The driver's own metrics.
+        members: The TaskManagers, polled.
+        wanted: How many of them there shall be.
+    """
+
+    location: str
+    recorder: MetricSet
+    members: Sequence[MemberMetrics]
+    wanted: int
+
+    def labelled_samples(self) -> Iterator[Labelled]:
+        """Yield the driver's sample, then each TaskManager's."""
+        levels: dict[str, float] = {"taskManagers": len(self.members), "taskManagersWanted": self.wanted}
+        levels |= {f"taskManagerUp.{each.member.member_id}": float(each.is_up) for each in self.members}
+        labels = {"location": self.location}
+        yield Labelled(labels, self.recorder.sample(levels), "driver")
+        for each in self.members:
+            yield Labelled({**labels, "task_manager": each.member.member_id}, each.sample, "taskmanager")

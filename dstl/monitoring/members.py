@@ -3,91 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 from dstl.checkpoint.fleet.metrics_poll import MemberMetrics
 from dstl.metrics import Distribution, Sample
 from dstl.metrics.registry import METRICS
 
-__all__ = ["MemberRow", "member_rows", "quantile"]
+_COUNTERS = {
+    "cpu_s": "processCpuSeconds",
+    "uploads": "numberOfUploadRequests",
+    "hedges": "hedgesSent",
+    "hedges_won": "hedgesWon",
+    "waited_s": "backpressureSeconds",
+    "materializations": "completedMaterialization",
+    "failed_materializations": "failedMaterialization",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRow:
-    """A TaskManager's figures.
+def member_rows(members: Sequence[MemberMetrics]) -> list[dict[str, Any]]:
+    """Return the rows, by key groups.
 
-    Attributes:
-        name: Its name.
-        place: Host and port; on the driver's host, where it serves by socket alone, the host.
-        pid: Process id.
-        key_groups: The key groups that it owns; ``spare`` for none.
-        is_up: Whether it answers.
-        memory: Resident bytes.
-        state_bytes: Bytes of its tables.
-        entries: Entries of its tables.
-        log_held: Bytes of log that are not durable yet.
-        cpu_s: Processor seconds.
-        upload_p50_s: Median upload, at most; None where nothing was uploaded.
-        upload_p99_s: 99 % of uploads, at most.
-        uploads: Uploads that ended.
-        hedges: Hedges sent.
-        hedges_won: How many of them won.
-        waited_s: Seconds that tasks have waited for room.
-        materializations: Those that ended well.
-        failed_materializations: The others.
+    Returns:
+        ``name``, ``pid`` and whether each ``is_up``, that is, answers. ``place``: host and port; on the driver's host,
+        where it serves by socket alone, the host. ``key_groups``: those that it owns; ``spare`` for none. ``memory``:
+        resident bytes. ``state_bytes`` and ``entries`` of its tables. ``log_held``: bytes of log that are not durable
+        yet. ``cpu_s``: processor seconds. ``uploads`` that ended; ``upload_p50_s`` and ``upload_p99_s``: the time that
+        half, and 99 %, of them took at most, None where nothing was uploaded. ``hedges`` sent, and ``hedges_won``.
+        ``waited_s``: seconds that tasks have waited for room. ``materializations`` that ended well, and
+        ``failed_materializations``.
     """
-
-    name: str
-    place: str
-    pid: int
-    key_groups: str
-    is_up: bool
-    memory: float
-    state_bytes: float
-    entries: int
-    log_held: float
-    cpu_s: float
-    upload_p50_s: float | None
-    upload_p99_s: float | None
-    uploads: int
-    hedges: int
-    hedges_won: int
-    waited_s: float
-    materializations: int
-    failed_materializations: int
-
-
-def member_rows(members: Sequence[MemberMetrics]) -> list[MemberRow]:
-    """Return the rows, by key groups."""
     return [
         _row(each) for each in sorted(members, key=lambda m: (m.member.key_groups is None, m.member.key_groups or 0))
     ]
 
 
-def _row(each: MemberMetrics) -> MemberRow:
+def _row(each: MemberMetrics) -> dict[str, Any]:
     member, sample = each.member, each.sample
-    counters, gauges = sample.counters, sample.gauges
-    return MemberRow(
-        member.member_id,
-        f"{member.address.host}:{member.address.port}" if member.address.port else member.address.host,
-        member.pid,
-        str(member.key_groups) if member.key_groups is not None else "spare",
-        each.is_up,
-        gauges.get("residentBytes", 0.0),
-        _sum(sample, "stateBytes."),
-        int(_sum(sample, "stateEntries.")),
-        gauges.get("changelogBytesHeld", 0.0),
-        counters.get("processCpuSeconds", 0.0),
-        quantile(sample, "uploadLatenciesNanos", 0.5),
-        quantile(sample, "uploadLatenciesNanos", 0.99),
-        int(counters.get("numberOfUploadRequests", 0)),
-        int(counters.get("hedgesSent", 0)),
-        int(counters.get("hedgesWon", 0)),
-        counters.get("backpressureSeconds", 0.0),
-        int(counters.get("completedMaterialization", 0)),
-        int(counters.get("failedMaterialization", 0)),
-    )
+    counters = {name: sample.counters.get(counter, 0) for name, counter in _COUNTERS.items()}
+    return {name: count if name.endswith("_s") else int(count) for name, count in counters.items()} | {
+        "name": member.member_id,
+        "place": f"{member.address.host}:{member.address.port}" if member.address.port else member.address.host,
+        "pid": member.pid,
+        "key_groups": str(member.key_groups) if member.key_groups is not None else "spare",
+        "is_up": each.is_up,
+        "memory": sample.gauges.get("residentBytes", 0.0),
+        "state_bytes": _sum(sample, "stateBytes."),
+        "entries": int(_sum(sample, "stateEntries.")),
+        "log_held": sample.gauges.get("changelogBytesHeld", 0.0),
+        "upload_p50_s": quantile(sample, "uploadLatenciesNanos", 0.5),
+        "upload_p99_s": quantile(sample, "uploadLatenciesNanos", 0.99),
+    }
 
 
 def _sum(sample: Sample, prefix: str) -> float:
@@ -95,7 +61,7 @@ def _sum(sample: Sample, prefix: str) -> float:
 
 
 def quantile(sample: Sample, name: str, share: float) -> float | None:
-    """Return the bound, in the metric's exposed unit, below which this share of a distribution lies; None for none.
+    """Return the bound, in the metric's exposed unit, below which a share of a distribution lies; None if it is empty.
 
     Above the last bound it is the last bound: at least.
     """

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from dstl.checkpoint.assembly import RecoveryWork, recovery_work
 from dstl.checkpoint.fleet.metrics_poll import MemberMetrics
 from dstl.checkpoint.manifest.history import HistoryEntry
-from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.checkpoint.savepoint.deletion import SavepointListing
-from dstl.checkpoint.truncation import RecoveryWork, recovery_work
 from dstl.monitoring.cost import Cost, cost_per_day
 from dstl.monitoring.skew import OperatorSizes, operator_sizes
 from handles.checkpoint import CompletedCheckpoint
 from materializer.restore.progress import RestoreStatus
-
-__all__ = ["Overview", "of_driver", "of_store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +112,11 @@ def of_store(location: str, at: float, scan: ManifestScan, savepoints: Sequence[
 
 def of_driver(
     stored: Overview,
-    at: float,
     query_id: str,
     history: Sequence[HistoryEntry],
     completed: Sequence[CompletedCheckpoint],
-    members: Sequence[MemberMetrics],
-    wanted: int,
-    restoring: RestoreStatus | None,
 ) -> Overview:
-    """Return the overview that a driver gives, of which ``stored`` has what only the store knows."""
+    """Return what a driver knows of its query, and of ``stored`` what only the store knows."""
     if not history and not completed:
         history, completed_ids, newest = stored.history, stored.retained, stored.newest
     else:
@@ -130,14 +124,10 @@ def of_driver(
     return replace(
         stored,
         source="driver",
-        at=at,
         query_id=query_id or stored.query_id,
         history=history,
         newest=newest,
         retained=completed_ids,
-        members=members,
-        wanted=wanted,
-        restoring=None if restoring is None or restoring.finished else restoring,
     )
 
 

@@ -15,12 +15,12 @@ from dstl.monitoring.server import Reply, Route
 from dstl.monitoring.skew import OperatorSizes
 from dstl.monitoring.text import age_text, seconds_text, size_text, time_text
 
-__all__ = ["Page", "assets", "check_jinja"]
-
 _ASSETS = Path(__file__).parent / "assets"
 _PARTS = ("persist", "assemble", "commit", "notify")
 _ROWS = 12
+"""Rows of the history that a page begins with: what fits a screen below the charts."""
 _RECENT = 240
+"""Columns of a chart: four of its 1,000 units each, the narrowest that a pointer finds."""
 
 
 def check_jinja() -> None:

@@ -16,13 +16,11 @@ from urllib.parse import parse_qsl, urlsplit
 from dstl.errors import DstlError, Invalid
 from dstl.runtime import SystemClock
 
-__all__ = ["PageServer", "Reply", "Route"]
-
 _log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 32
 """A scraper and some open pages have a few. Each takes a thread and a descriptor of the driver."""
 _SILENT_S = 5.0
-"""For a request to come whole, and for its reply to be taken: milliseconds, but for who does neither."""
+"""For a request to come whole, and for its reply to be taken: milliseconds, unless the other side does neither."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -159,7 +157,7 @@ class _Server(ThreadingHTTPServer):
             self._awaited.pop(request, None)
 
     def service_actions(self) -> None:
-        """Let go of those who are silent for too long; called by the serving thread many times a second."""
+        """Close connections that have been silent for too long; called by the serving thread many times a second."""
         with self._lock:
             late = self._clock.now() - _SILENT_S
             for request in [each for each, since in self._awaited.items() if since < late]:
@@ -210,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             asked, url = urlsplit(f"//{self.headers.get('Host', '')}").hostname, urlsplit(self.path)
         except ValueError:
-            return _text("this is no address of a page", 400)
+            return _text("this is not the address of a page", 400)
         if names is not None and asked not in names:
             return _text(f"this page is served to {', '.join(sorted(names))} only", 421)
         route = self.server.routes.get(url.path)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from handles.base_generations import generations_of
 from handles.checkpoint import CompletedCheckpoint
-
-__all__ = ["OperatorSizes", "operator_sizes"]
+from handles.materialized_handle import generations_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,6 @@ from dstl.monitoring.overview import Overview, of_store
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
-__all__ = ["StoreReader"]
-
 
 class StoreReader:
     """Reads what a location holds; never writes. One event loop.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-__all__ = ["age_text", "seconds_text", "size_text", "time_text"]
-
 
 def size_text(count: float) -> str:
     """Return a number of bytes as people write it: ``512 B``, ``3.2 MB``."""

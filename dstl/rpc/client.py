@@ -13,20 +13,18 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
 from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
 from dstl.rpc.frame_socket import CLOSED, FrameSocket
-from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
 from dstl.rpc.protocol import (
     MAX_FRAME,
     MAX_HANDSHAKE,
     PREFIX_BYTES,
+    Framing,
     Secret,
     frame_length,
     raise_for,
     set_tcp_options,
 )
 from dstl.runtime import Clock, SystemClock
-
-__all__ = ["Address", "AsyncConnection", "Connection", "Pending", "Reply", "Transport"]
 
 MAX_IN_FLIGHT = 32
 """Most requests of a blocking connection whose replies were not read yet."""
@@ -122,7 +120,7 @@ class Connection:
         clock: Bounds the handshake.
 
     Raises:
-        Unavailable: Nobody listens there, it is no DSTL service, or the connection broke.
+        Unavailable: Nothing listens there, it is not a DSTL service, or the connection broke.
         AccessDenied: One side does not know the other's secret, or the service is not the one that was dialled.
         Invalid: It is one of another version.
     """
@@ -311,7 +309,7 @@ def _connect(address: Address, timeout: float) -> socket.socket:
         set_tcp_options(sock)
         return sock
     except (OSError, UnicodeError) as error:  # a name that cannot be one of a host is a UnicodeError
-        raise Unavailable(f"nobody answers at {address}: {error}") from error
+        raise Unavailable(f"nothing answers at {address}: {error}") from error
 
 
 class AsyncConnection:
@@ -348,7 +346,7 @@ class AsyncConnection:
             role: In which capacity this process calls.
 
         Raises:
-            Unavailable: Nobody listens or answers there, or it is no DSTL service.
+            Unavailable: Nothing listens or answers there, or it is not a DSTL service.
             AccessDenied: One side does not know the other's secret, or the service is not the one that was dialled.
             Invalid: It is one of another version.
         """
@@ -358,7 +356,7 @@ class AsyncConnection:
         except CorruptData as error:
             raise no_service(str(address)) from error
         except (OSError, UnicodeError, asyncio.IncompleteReadError) as error:
-            raise Unavailable(f"nobody answers at {address}: {error or 'timed out'}") from error
+            raise Unavailable(f"nothing answers at {address}: {error or 'timed out'}") from error
 
     @staticmethod
     async def _open(address: Address, secret: Secret, role: Role) -> AsyncConnection:

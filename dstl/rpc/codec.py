@@ -2,37 +2,35 @@
 
 A field may be an int, a str, a bytes, a bool, a float, a union of such with None, a tuple, a mapping, another
 dataclass, or a pydantic model. The last field of a message may be the frame's payload: it is annotated
-:data:`Payload`, and its bytes are never packed. Type hints are resolved once for each class. A message's fields stand
-under their names, a nested dataclass is a list of its values.
+:data:`Payload`, and its bytes are never packed. Or some of the last fields are :data:`Bulk`: many keys or values, which
+lie in the payload, packed together, so that they may be longer than a header. Type hints are resolved once for each
+class. A message's fields stand under their names, a nested dataclass is a list of its values.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
 from operator import attrgetter
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+import msgpack
 
 from dstl.errors import CorruptData, DstlError, Invalid, brief
 from dstl.rpc.handshake import Role
-
-__all__ = [
-    "CALL",
-    "Call",
-    "Message",
-    "Payload",
-    "decode_call",
-    "decode_reply",
-    "encode_call",
-    "encode_reply",
-    "reply_of",
-]
+from dstl.rpc.protocol import unpack
 
 Payload = bytes | memoryview
 """The type of the field that is the frame's payload."""
+
+_T = TypeVar("_T")
+_BULK = "bulk"
+Bulk = Annotated[_T, _BULK]
+"""A field that lies in the frame's payload, with the message's other ones: ``Bulk[tuple[bytes, ...]]``."""
 
 CALL = "call"
 """The header field of a request that names the call."""
@@ -55,13 +53,20 @@ class Call(Message, Generic[R]):
     """A request whose reply is an ``R``.
 
     Attributes:
-        name: The call, as a frame names it.
-        role: In which capacity a peer may make it; None: in any.
+        name: The call, as a frame names it: the class's name in small letters, unless the class says another.
+        role: In which capacity a peer may make it, as the class or its base says; None: in any.
     """
 
     __slots__ = ()
     name: ClassVar[str]
     role: ClassVar[Role | None] = None
+
+    def __init_subclass__(cls, *, name: str = "", role: Role | None = None) -> None:
+        # A dataclass with slots is made twice, the second time of what the first one holds.
+        if "name" not in cls.__dict__:
+            cls.name = name or re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        if role is not None:
+            cls.role = role
 
 
 def encode_call(call: Call[Any]) -> tuple[dict[str, Any], Payload]:
@@ -137,16 +142,19 @@ class _Type:
 class _Shape:
     """The fields of one class, in order."""
 
-    __slots__ = ("_converted", "_get", "_kind", "_names", "_payload", "_types")
+    __slots__ = ("_bulk", "_converted", "_get", "_kind", "_names", "_payload", "_types")
 
     def __init__(self, kind: type[Any]) -> None:
-        hints = typing.get_type_hints(kind)
+        hints = typing.get_type_hints(kind, include_extras=True)
         names = [field.name for field in dataclasses.fields(kind)]
-        payloads = [name for name in names if hints[name] == Payload]
-        if len(payloads) > 1 or (payloads and names[-1:] != payloads) or _RESERVED.intersection(names):
+        bulk = [name for name in names if _BULK in getattr(hints[name], "__metadata__", ())]
+        payloads = [name for name in names if hints[name] == Payload] or bulk
+        is_last = names[len(names) - len(payloads) :] == payloads
+        if not is_last or (len(payloads) > 1 and not bulk) or _RESERVED.intersection(names):
             raise TypeError(f"{kind.__name__}: a payload is the last field, and no field is called as the header's own")
         self._kind = kind
-        self._payload = payloads[0] if payloads else ""
+        self._payload = payloads[0] if payloads and not bulk else ""
+        self._bulk = [(name, _type_of(typing.get_args(hints[name])[0])) for name in bulk]
         self._names = names[: len(names) - len(payloads)]
         self._types = [_type_of(hints[name]) for name in self._names]
         self._converted = [(n, t.encode) for n, t in zip(self._names, self._types, strict=True) if t.encode]
@@ -159,7 +167,10 @@ class _Shape:
         header = dict(zip(self._names, self._get(message), strict=True))
         for name, convert in self._converted:
             header[name] = convert(header[name])
-        return header, getattr(message, self._payload) if self._payload else b""
+        if not self._bulk:
+            return header, getattr(message, self._payload) if self._payload else b""
+        values = [(each.encode, getattr(message, name)) for name, each in self._bulk]
+        return header, msgpack.packb([encode(value) if encode else value for encode, value in values])
 
     def decode(self, header: dict[str, Any], payload: memoryview, error: type[DstlError]) -> Any:
         values = []
@@ -168,21 +179,37 @@ class _Shape:
             for name, each in zip(self._names, self._types, strict=True):
                 value = header[name]
                 values.append(value if type(value) in each.plain else each.decode(value))
+            if len(header) == len(values) and self._bulk:
+                name = self._bulk[0][0]
+                for (field, each), value in zip(self._bulk, self._unpacked(payload), strict=True):
+                    name = field
+                    values.append(each.read(value))
         except KeyError:
             raise self._refusal(error, f"has no field {name!r}") from None
         except (_Wrong, ValueError) as wrong:
-            raise self._refusal(error, f"has a field {name!r} that is none: {wrong}") from None
-        if len(header) != len(values):
+            raise self._refusal(error, f"has a field {name!r} that is malformed: {wrong}") from None
+        if len(header) + len(self._bulk) != len(values):
             unknown = sorted(map(str, header.keys() - set(self._names)))
-            raise self._refusal(error, f"has a field {brief(unknown[0])} that nobody knows")
+            raise self._refusal(error, f"has a field {brief(unknown[0])} that is unknown")
         if self._payload:
             values.append(payload)
-        elif len(payload):
+        elif len(payload) and not self._bulk:
             raise self._refusal(error, f"has a payload of {len(payload)} bytes, and none is due")
         try:
             return self._kind(*values)
         except ValueError as wrong:
-            raise self._refusal(error, f"is none: {wrong}") from None
+            raise self._refusal(error, f"is malformed: {wrong}") from None
+
+    def _unpacked(self, payload: memoryview) -> list[Any]:
+        """Return what a payload of bulk fields holds.
+
+        Raises:
+            ValueError: Something else.
+        """
+        found = unpack(payload)
+        if type(found) is not list or len(found) != len(self._bulk):
+            raise ValueError(f"the payload is not the list of {len(self._bulk)} fields")
+        return found
 
     def _refusal(self, error: type[DstlError], what: str) -> DstlError:
         side = "request" if error is Invalid else "reply"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
+from dstl.changelog.log_segment import InlineSegment, LogSegment
 from dstl.metrics import Sample
 from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, Message, Payload
@@ -13,31 +13,8 @@ from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializationReport
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumberRange
+from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from materializer.restore.progress import RestoreStatus
-
-__all__ = [
-    "Abort",
-    "Complete",
-    "Enlist",
-    "Enlisted",
-    "Measured",
-    "Persist",
-    "Persisted",
-    "PersistedLog",
-    "PersistedSegment",
-    "ReadMetrics",
-    "ReadRestoreStatus",
-    "Register",
-    "Restore",
-    "RestoreStatusReply",
-    "Restored",
-    "Resume",
-    "Resumed",
-    "Size",
-    "TableSize",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +31,7 @@ class Enlisted(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Enlist(Call[Enlisted]):
+class Enlist(Call[Enlisted], role=Role.TASK_MANAGER):
     """A process asks for what it needs to serve as a TaskManager.
 
     Attributes:
@@ -62,14 +39,12 @@ class Enlist(Call[Enlisted]):
         pid: Its process id, on its own host.
     """
 
-    name: ClassVar[str] = "enlist"
-    role: ClassVar[Role | None] = Role.TASK_MANAGER
     member: str
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class Register(Call[Done]):
+class Register(Call[Done], role=Role.TASK_MANAGER):
     """A TaskManager serves, or says why it cannot.
 
     Attributes:
@@ -79,8 +54,6 @@ class Register(Call[Done]):
         unfit: Why it does not; empty where it does.
     """
 
-    name: ClassVar[str] = "register"
-    role: ClassVar[Role | None] = Role.TASK_MANAGER
     member: str
     pid: int
     address: Address | None
@@ -101,7 +74,7 @@ class Resumed(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Resume(Call[Resumed]):
+class Resume(Call[Resumed], role=Role.COORDINATOR):
     """A run begins on a checkpoint; what the run before has left is dropped.
 
     Attributes:
@@ -110,8 +83,6 @@ class Resume(Call[Resumed]):
         key_groups: The key groups that the TaskManager owns from now on.
     """
 
-    name: ClassVar[str] = "resume"
-    role: ClassVar[Role | None] = Role.COORDINATOR
     query: str
     parent: int | None
     key_groups: KeyGroupRange
@@ -135,7 +106,7 @@ class Restored(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Restore(Call[Restored]):
+class Restore(Call[Restored], role=Role.COORDINATOR):
     """Tables are replaced by those of a checkpoint.
 
     Attributes:
@@ -143,8 +114,6 @@ class Restore(Call[Restored]):
         checkpoint: The checkpoint as JSON; empty for an empty state.
     """
 
-    name: ClassVar[str] = "restore"
-    role: ClassVar[Role | None] = Role.COORDINATOR
     key_groups: KeyGroupRange
     checkpoint: Payload
 
@@ -161,11 +130,8 @@ class RestoreStatusReply(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRestoreStatus(Call[RestoreStatusReply]):
+class ReadRestoreStatus(Call[RestoreStatusReply], role=Role.COORDINATOR, name="restore_progress"):
     """The coordinator asks how far a restore has come, over another connection than the restore's."""
-
-    name: ClassVar[str] = "restore_progress"
-    role: ClassVar[Role | None] = Role.COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +167,31 @@ class PersistedLog:
 
 
 @dataclass(frozen=True, slots=True)
+class PersistedFile:
+    """One file of a checkpoint directory, or a deletion, that a TaskManager holds for the next record.
+
+    Attributes:
+        path: Relative to the directory.
+        attempt: The task's; negative where no task wrote it.
+        size: In bytes; negative for a deletion.
+        modified_ms: When it was written.
+        log_id: The log; empty for a deletion.
+        sqn: The change set.
+        segment: Place in the reply's ``segments``.
+    """
+
+    path: str
+    attempt: int
+    size: int
+    modified_ms: int
+    log_id: str
+    sqn: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
 class Persisted(Message):
-    """A TaskManager's part of a checkpoint.
+    """A TaskManager's part of a record: of a checkpoint, or of the commit of a checkpoint directory.
 
     Attributes:
         segments: What it has sealed.
@@ -212,6 +201,8 @@ class Persisted(Message):
         requests: Requests to the store since the checkpoint before.
         hedges: How many of them were hedges, of uploads that have ended.
         state: By operator, entries and bytes of the tables, which do not hold this batch's changes yet.
+        files: What of it belongs to the checkpoint directory, in the order in which it came.
+        has_more: Snapshots are left for a later record, so that losing this TaskManager still loses something.
         inlined: The bytes of its inlined segments, back to back in their order.
     """
 
@@ -222,6 +213,8 @@ class Persisted(Message):
     requests: int = 0
     hedges: int = 0
     state: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    files: tuple[PersistedFile, ...] = ()
+    has_more: bool = False
     inlined: Payload = b""
 
     def inlined_segments(self) -> Iterator[tuple[PersistedSegment, bytes]]:
@@ -234,45 +227,83 @@ class Persisted(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Persist(Call[Persisted]):
-    """A checkpoint begins: the winners' changes are made durable, or handed over to be written inside the manifest.
+class DirectoryCommit:
+    """The commit of a checkpoint directory: its run's files are persisted, and other runs' forgotten.
+
+    Attributes:
+        root: The directory.
+        run: Whose commit it is.
+        version: Of the state to which the commit leads.
+    """
+
+    root: str
+    run: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Persist(Call[Persisted], role=Role.COORDINATOR):
+    """A record begins: what is to be in it is made durable, or handed over to be written inside the record.
 
     Attributes:
         winners: Per operator, the attempts whose changes count.
         timeout_s: Seconds that the TaskManager has.
+        files: The commit of a checkpoint directory that has the record; None for a checkpoint of tables.
     """
 
-    name: ClassVar[str] = "persist"
-    role: ClassVar[Role | None] = Role.COORDINATOR
     winners: Mapping[str, tuple[int, ...]]
     timeout_s: float
+    files: DirectoryCommit | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Complete(Call[Done]):
-    """A checkpoint is durable.
+class Complete(Call[Done], role=Role.COORDINATOR):
+    """The record of the latest persist is durable.
 
     Attributes:
+        located: By seal, where the record holds an inlined segment.
+        root: The checkpoint directory whose record it is; empty for a checkpoint of tables, which the others describe.
         checkpoint: Its number.
         winners: Per operator, the attempts whose changes it holds.
-        located: By seal, where the manifest holds an inlined segment.
         time_ms: The batch's processing time, Unix milliseconds; None where it is not known.
     """
 
-    name: ClassVar[str] = "complete"
-    role: ClassVar[Role | None] = Role.COORDINATOR
-    checkpoint: int
-    winners: Mapping[str, tuple[int, ...]]
     located: Mapping[str, SegmentHandle]
-    time_ms: int | None
+    root: str = ""
+    checkpoint: int = 0
+    winners: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    time_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Abort(Call[Done]):
-    """The checkpoint that was persisted last has failed."""
+class Abort(Call[Done], role=Role.COORDINATOR):
+    """The record of the latest persist was certainly not written.
 
-    name: ClassVar[str] = "abort"
-    role: ClassVar[Role | None] = Role.COORDINATOR
+    Attributes:
+        root: The checkpoint directory whose record it was; empty for a checkpoint of tables.
+    """
+
+    root: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedBases(Message):
+    """The reply to :class:`ReadUnnamedBases`.
+
+    Attributes:
+        running: Materializations that run: none or one.
+        waiting: Finished ones that no checkpoint has named.
+        waited_s: How long the oldest of those has waited, seconds.
+    """
+
+    running: int
+    waiting: int
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReadUnnamedBases(Call[UnnamedBases], role=Role.COORDINATOR, name="unnamed_bases"):
+    """The coordinator asks for materializations that a checkpoint could name, now or soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,11 +315,8 @@ class TableSize(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Size(Call[TableSize]):
+class Size(Call[TableSize], role=Role.COORDINATOR):
     """The coordinator asks how large the tables are."""
-
-    name: ClassVar[str] = "size"
-    role: ClassVar[Role | None] = Role.COORDINATOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +331,46 @@ class Measured(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class ReadMetrics(Call[Measured]):
+class ReadMetrics(Call[Measured], role=Role.COORDINATOR, name="metrics"):
     """The coordinator asks for a TaskManager's metrics, over another connection than that of its other calls."""
 
-    name: ClassVar[str] = "metrics"
-    role: ClassVar[Role | None] = Role.COORDINATOR
+
+class PersistedPart:
+    """Collects the logs of one persist; each segment is listed once, with the key groups of all logs in it."""
+
+    def __init__(self) -> None:
+        self._index: dict[SegmentHandle | str, int] = {}
+        self._segments: list[PersistedSegment] = []
+        self._inlined: list[bytes] = []
+        self._logs: list[PersistedLog] = []
+
+    def add(self, log_id: str, operator: str, key_groups: KeyGroupRange, segments: Sequence[LogSegment]) -> None:
+        """Add a log: which segments hold its change sets.
+
+        Args:
+            log_id: The log.
+            operator: Its operator's uid.
+            key_groups: Key groups that it may hold.
+            segments: In order.
+        """
+        pieces = tuple((segment.range, self.place(segment.location, key_groups)) for segment in segments)
+        self._logs.append(PersistedLog(log_id, operator, key_groups, pieces))
+
+    def finish(self) -> Persisted:
+        """Return the reply; what else belongs to it the caller adds."""
+        return Persisted(tuple(self._segments), tuple(self._logs), inlined=b"".join(self._inlined))
+
+    def place(self, where: SegmentHandle | InlineSegment, key_groups: KeyGroupRange) -> int:
+        """Return the place of a segment among those of the reply; it holds these key groups, and perhaps more."""
+        seal = where.id if isinstance(where, InlineSegment) else ""
+        handle = SegmentHandle("", where.size, where.checksum) if isinstance(where, InlineSegment) else where
+        at = self._index.setdefault(seal or handle, len(self._segments))
+        if at < len(self._segments):
+            known = self._segments[at].key_groups
+            key_groups = KeyGroupRange(min(known.start, key_groups.start), max(known.end, key_groups.end))
+            self._segments[at] = PersistedSegment(handle, key_groups, seal)
+        else:
+            self._segments.append(PersistedSegment(handle, key_groups, seal))
+            if isinstance(where, InlineSegment):
+                self._inlined.append(where.data)
+        return at

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dstl.rpc.protocol import MAX_FRAME, PREFIX_BYTES, frame_length
 from dstl.runtime import Clock
 
-__all__ = ["CLOSED", "FrameSocket"]
-
 CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
 _JOINED = 1 << 16
 """Frames below so many bytes are sent in one piece."""
@@ -44,7 +42,7 @@ class FrameSocket:
         self._socket.settimeout(timeout)
 
     def set_deadline(self, deadline: float) -> None:
-        """Fail at this time of the clock: whoever sends a byte now and then holds nobody up either."""
+        """Fail at this time of the clock, even if a byte comes now and then."""
         self._deadline = deadline
 
     def send(self, frame: Sequence[bytes | memoryview], *, receiving: bool = False) -> None:

@@ -5,15 +5,15 @@ know of it. Any other answers with a nonce, the role in which it comes, and the 
 that it dialled, twice: as it knows it, and as its socket names it. Both then prove that they know the application's
 secret, by HMAC-SHA256 over all of that, without sending it; from the same the keys of both directions are derived. So
 
-- whoever does not know the secret can pass a handshake on, but has no key, and can send no frame after it;
+- a peer that does not know the secret can pass a handshake on, but has no key, and can send no frame after it;
 - a handshake that is passed on to another server than the one that was dialled fails there, for it is neither known by
   that name nor does its socket have that address;
 - a peer may call only what is for its role (the server's business).
 
 Over a unix socket the kernel says whose process is at the other end. It must be of this process's user, and then frames
-carry no MAC: whoever could change them could as well change the memory of either process.
+carry no MAC: an attacker who could change them could as well change the memory of either process.
 
-What a peer says before it has proved itself is nobody's word: it becomes an error in our own.
+What a peer says before it has proved itself is not trusted: its refusals become errors in our own words.
 """
 
 from __future__ import annotations
@@ -31,22 +31,10 @@ from typing import Any
 import msgpack
 
 from dstl.errors import AccessDenied, DstlError, Invalid, Unavailable
-from dstl.rpc.framing import FrameMac, Framing
-from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
+from dstl.rpc.protocol import PROTOCOL_VERSION, FrameMac, Framing, Secret
 
-__all__ = [
-    "NONCE_BYTES",
-    "ClientHandshake",
-    "Refusal",
-    "Role",
-    "ServerHandshake",
-    "is_vouched_for",
-    "no_service",
-    "socket_address",
-]
-
-NONCE_BYTES = 32
-_MAX_NAME = 512
+NONCE_BYTES = 32  # as many as SHA-256 makes: none comes twice
+_MAX_NAME = 512  # host names have 253 characters, and an answer must fit a handshake's frame
 _SAME_VERSION = "run the same version of DSTL on both sides"
 
 
@@ -137,7 +125,7 @@ class ServerHandshake:
             or not isinstance(dialled, str)
             or not isinstance(reached, str)
         ):
-            raise Refusal("malformed", "a handshake that is none was refused")
+            raise Refusal("malformed", "a malformed handshake was refused")
         agreed = _Agreed(Role(role), dialled, reached, self._nonce, nonce)
         _check(agreed.proof(self._secret, "client"), answer.get("proof"), "client", "a peer")
         if dialled not in self._names and (not reached or reached != self._address):
@@ -236,7 +224,7 @@ class ClientHandshake:
         if reason == "address":
             raise AccessDenied(
                 f"the service that {where} leads to is not known by that address: give the address that it has itself, "
-                "without a proxy or a port mapping in between; or somebody passes connections on to it"
+                "without a proxy or a port mapping in between; or connections are being passed on to it"
             )
         raise AccessDenied(f"the service at {where} does not let this {self._role} in; see its log")
 

@@ -6,38 +6,16 @@ A worker imports this module, so nothing here may need pydantic. The calls of Ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
+import pyarrow as pa
+
+from dstl.errors import Invalid
 from dstl.rpc.client import Address
-from dstl.rpc.codec import Call, Message, Payload, R
+from dstl.rpc.codec import Bulk, Call, Message, Payload, R
 from dstl.rpc.handshake import Role
 from handles.key_group import KeyGroupRange
-
-__all__ = [
-    "Acknowledged",
-    "Acknowledgement",
-    "Assignment",
-    "AttemptCall",
-    "Begin",
-    "Begun",
-    "Done",
-    "DueEntries",
-    "EndOfChanges",
-    "ExpiryPlace",
-    "FetchDue",
-    "FetchEntries",
-    "FetchEntry",
-    "FetchMany",
-    "FetchValues",
-    "Fetched",
-    "OpenAttempt",
-    "ScanEntries",
-    "ScanTimers",
-    "ScanValues",
-    "TaskAttempt",
-    "Write",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +53,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Done(Message):
-    """The reply of a call that has nothing to tell."""
+    """The reply of a call that returns nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +84,7 @@ class Begun(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Begin(Call[Begun]):
+class Begin(Call[Begun], role=Role.WORKER):
     """An attempt begins.
 
     Attributes:
@@ -116,8 +94,6 @@ class Begin(Call[Begun]):
         launched: How many TaskManagers it has launched already.
     """
 
-    name: ClassVar[str] = "begin"
-    role: ClassVar[Role | None] = Role.WORKER
     task: TaskAttempt
     pid: int
     host: str = ""
@@ -125,42 +101,27 @@ class Begin(Call[Begun]):
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged(Message):
-    """The reply to :class:`Acknowledgement`.
-
-    Attributes:
-        decision: ``GO_ON`` where the batch lacks others, ``WAIT`` where its checkpoint was made.
-    """
-
-    decision: str
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledgement(Call[Acknowledged]):
+class Acknowledgement(Call[Done], role=Role.WORKER, name="acknowledge"):
     """A task says that its change set is complete and held by the TaskManagers.
 
     Attributes:
         task: The attempt.
         partition: The operator's partition that the task's keys belong to; None where it had no row.
-        digest: Digest of the change set, empty where there is none: equal digests are equal changes.
         event_time_ms: Latest event time among its rows, Unix milliseconds; None where there is none.
         late_rows: Rows that it has dropped because they came behind the watermark.
         broadcast: Digest of what it has changed in broadcast states, empty where it has not: every task of a batch has
             the same.
     """
 
-    name: ClassVar[str] = "acknowledge"
-    role: ClassVar[Role | None] = Role.WORKER
     task: TaskAttempt
     partition: int | None
-    digest: bytes
     event_time_ms: int | None = None
     late_rows: int = 0
     broadcast: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptCall(Call[R]):
+class AttemptCall(Call[R], role=Role.WORKER):
     """A call about one attempt's view of its operator's state, on one TaskManager.
 
     Attributes:
@@ -168,12 +129,11 @@ class AttemptCall(Call[R]):
         attempt: Spark's task attempt id.
     """
 
-    role: ClassVar[Role | None] = Role.WORKER
     operator: str
     attempt: int
 
     @property
-    def key(self) -> tuple[str, int]:
+    def who(self) -> tuple[str, int]:
         """The attempt's name on a TaskManager."""
         return self.operator, self.attempt
 
@@ -188,7 +148,6 @@ class OpenAttempt(AttemptCall[Done]):
         parallelism: Partitions of the operator.
     """
 
-    name: ClassVar[str] = "open_attempt"
     batch: int
     parent: int | None
     parallelism: int
@@ -196,7 +155,7 @@ class OpenAttempt(AttemptCall[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Message):
-    """The reply of every read.
+    """The reply of a read of bytes or columns.
 
     Attributes:
         data: What was found, in the format that the call names.
@@ -206,19 +165,46 @@ class Fetched(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class FetchMany(AttemptCall[Fetched]):
-    """Reads the values of many keys of some point states; the reply is msgpack, a list of values for each state.
+class Values(Message):
+    """Values of keys.
+
+    Attributes:
+        columns: For each state the values of the keys, None where there is none.
+    """
+
+    columns: Bulk[tuple[tuple[bytes | None, ...], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries(Message):
+    """Entries of keys, in the order of the keys and then of their user keys.
+
+    Attributes:
+        counts: How many entries each key has; None for a key that has too much to be answered at once.
+        user_keys: Of all entries.
+        values: Likewise.
+    """
+
+    counts: Bulk[tuple[int | None, ...]]
+    user_keys: Bulk[tuple[bytes, ...]]
+    values: Bulk[tuple[bytes, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchMany(AttemptCall[Values]):
+    """Reads the values of many keys of some point states.
 
     A reply may hold the values of fewer keys, from the first on: as many as fit.
 
     Attributes:
         states: The states' numbers.
-        keys: msgpack: a list of key groups, and a list of keys.
+        key_groups: One for each key.
+        keys: The keys.
     """
 
-    name: ClassVar[str] = "fetch_many"
     states: tuple[int, ...]
-    keys: Payload
+    key_groups: Bulk[tuple[int, ...]]
+    keys: Bulk[tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,76 +216,95 @@ class FetchValues(AttemptCall[Fetched]):
         keys: Arrow, of ``KEY_COLUMNS``.
     """
 
-    name: ClassVar[str] = "fetch_values"
     state: int
     keys: Payload
 
 
 @dataclass(frozen=True, slots=True)
-class FetchEntries(AttemptCall[Fetched]):
-    """Reads all entries of many keys; the reply is msgpack, a list of pairs or None for each key.
+class FetchEntries(AttemptCall[Entries]):
+    """Reads all entries of many keys.
 
     Attributes:
         state: The state's number.
         max_bytes: A key with more entries, in bytes, is answered with None.
-        keys: msgpack: a list of key groups, and a list of keys.
+        key_groups: One for each key.
+        keys: The keys.
     """
 
-    name: ClassVar[str] = "fetch_entries"
     state: int
     max_bytes: int
-    keys: Payload
+    key_groups: Bulk[tuple[int, ...]]
+    keys: Bulk[tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class FetchEntry(AttemptCall[Fetched]):
-    """Reads the values of some user keys of one key; the reply is msgpack, a list of values.
+class FetchEntry(AttemptCall[Values]):
+    """Reads the values of some user keys of one key: one column.
 
     Attributes:
         state: The state's number.
         key_group: The key's.
-        keys: msgpack: the key, and a list of user keys.
+        key: The key.
+        user_keys: The user keys.
     """
 
-    name: ClassVar[str] = "fetch_entry"
     state: int
     key_group: int
-    keys: Payload
+    key: Bulk[bytes]
+    user_keys: Bulk[tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class ScanEntries(AttemptCall[Fetched]):
-    """Reads the next entries of one key; the reply is msgpack, a list of pairs.
+class ScanEntries(AttemptCall[Entries]):
+    """Reads the next entries of one key.
 
     Attributes:
         state: The state's number.
         key_group: The key's.
         max_bytes: About how many bytes the reply may have.
-        after: msgpack: the key, and the user key that the entries come after, or None.
+        key: The key.
+        after: The user key that the entries come after; None for the first ones.
     """
 
-    name: ClassVar[str] = "scan_entries"
     state: int
     key_group: int
     max_bytes: int
-    after: Payload
+    key: Bulk[bytes]
+    after: Bulk[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ScanTimers(AttemptCall[Fetched]):
-    """Reads the next due timers; the reply is msgpack, a list of key group, key and user key.
+class Timers(Message):
+    """Timers in the order in which they fire.
+
+    Attributes:
+        key_groups: Of each.
+        keys: Their keys.
+        expiries: Their user keys: eight bytes that sort as the time does.
+    """
+
+    key_groups: Bulk[tuple[int, ...]]
+    keys: Bulk[tuple[bytes, ...]]
+    expiries: Bulk[tuple[bytes, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTimers(AttemptCall[Timers]):
+    """Reads the next due timers.
 
     Attributes:
         state: The timers' state.
         limit: Most timers to return.
-        due: msgpack: a list of key groups, the last user key that is due, and the timer that the page comes after, or
-            None.
+        key_groups: Where to look.
+        until: The last user key that is due.
+        after: The timer that the page comes after, as key group, key and user key; None for the first ones.
     """
 
-    name: ClassVar[str] = "scan_timers"
     state: int
     limit: int
-    due: Payload
+    key_groups: Bulk[tuple[int, ...]]
+    until: Bulk[bytes]
+    after: Bulk[tuple[int, bytes, bytes] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,16 +347,15 @@ class FetchDue(AttemptCall[DueEntries]):
         until: Due is a time at or below this.
         skip: How many entries were answered already.
         with_values: Whether values are wanted; without, they are empty.
-        key_groups: msgpack: a list.
+        key_groups: Where to look.
     """
 
-    name: ClassVar[str] = "fetch_due"
     state: int
     place: ExpiryPlace
     until: int
     skip: int
     with_values: bool
-    key_groups: Payload
+    key_groups: Bulk[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,13 +365,12 @@ class ScanValues(AttemptCall[Fetched]):
     Attributes:
         state: The state's number.
         key_group: The key group.
-        after: msgpack: the key that they come after, or None for the first ones.
+        after: The key that they come after; None for the first ones.
     """
 
-    name: ClassVar[str] = "scan_values"
     state: int
     key_group: int
-    after: Payload
+    after: Bulk[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +384,6 @@ class Write(AttemptCall[Done]):
         changes: An Arrow stream of ``CHANGE_SCHEMA``.
     """
 
-    name: ClassVar[str] = "write"
     partition: int
     metadata: bytes
     expiring: bool
@@ -392,4 +394,52 @@ class Write(AttemptCall[Done]):
 class EndOfChanges(AttemptCall[Done]):
     """The attempt has written its last part: what it wrote may be encoded before its checkpoint. A hint, no promise."""
 
-    name: ClassVar[str] = "end_of_changes"
+
+KEY_COLUMNS = pa.schema(
+    [pa.field("key_group", pa.uint16(), nullable=False), pa.field("key", pa.binary(), nullable=False)]
+)
+"""A request for the values of keys."""
+
+VALUE_COLUMN = pa.schema([pa.field("value", pa.binary())])
+"""Its answer, in the keys' order; null where there is no value."""
+
+
+ENTRY_COLUMNS = pa.schema([*KEY_COLUMNS, pa.field("value", pa.binary(), nullable=False)])
+"""Entries of a state, with the key group of each."""
+
+
+_OPTIONS = pa.ipc.IpcWriteOptions()
+"""Arrow's own; where none are given it looks for each stream into the environment."""
+
+
+def write_columns(schema: pa.Schema, columns: Sequence[pa.Array]) -> memoryview:
+    """Return columns as an Arrow stream of one batch."""
+    return write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
+
+
+def write_batch(batch: pa.RecordBatch) -> memoryview:
+    """Return a batch as an Arrow stream of it alone."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
+    return memoryview(sink.getvalue())
+
+
+def read_columns(payload: memoryview, schema: pa.Schema) -> list[pa.Array]:
+    """Return the columns of such a stream; they lie in the payload.
+
+    Raises:
+        Invalid: Other columns, more or less than one batch, or bytes that are no Arrow stream.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+            if not reader.schema.equals(schema):
+                raise Invalid(f"a payload has the columns {reader.schema.names} instead of {schema.names}")
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+    except (pa.ArrowException, StopIteration, OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"a payload is not a stream of {', '.join(schema.names)}: {error}") from None
+    columns: list[pa.Array] = batch.columns
+    if any(column.null_count for column, field in zip(columns, schema, strict=True) if not field.nullable):
+        raise Invalid("a payload has a null where none can be")
+    return columns

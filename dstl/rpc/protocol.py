@@ -2,12 +2,21 @@
 
 A frame is ``u32 body length | u32 header length | header (msgpack map) | payload (raw bytes) | MAC``, big-endian; the
 body is everything behind its length. A request names its method; a reply holds either ``ok`` fields or an ``error``
-pair. Nothing is ever unpickled. Whether there is a MAC is the connection's business (``dstl.rpc.framing``); the
+pair. Nothing is ever unpickled. Whether there is a MAC is the connection's business (:class:`Framing`); the
 frames of a handshake (``dstl.rpc.handshake``) have none, and are not longer than :data:`MAX_HANDSHAKE`.
+
+A MAC stands at the end of a frame's body and covers the frame's number in its direction, the length field and the body,
+under a key that is of this connection and direction alone. So a frame that was changed, left out, repeated, sent back
+or taken over from another connection is found out before anything of it is read. It is keyed BLAKE2b of 16 bytes:
+0.8 us for a small frame and 1.4 ms per MB, where HMAC-SHA256 takes 3.6 us and, by the processor's own instructions, as
+long per MB.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import hmac
 import secrets
 import socket
 import struct
@@ -20,30 +29,17 @@ import msgpack
 from dstl.errors import CorruptData, Invalid, error_from_wire, error_to_wire
 from dstl.private_file import check_strength, read_private_file
 
-__all__ = [
-    "MAX_FRAME",
-    "MAX_HANDSHAKE",
-    "PREFIX_BYTES",
-    "PROTOCOL_VERSION",
-    "Secret",
-    "decode_body",
-    "encode_frame",
-    "error_reply",
-    "frame_length",
-    "raise_for",
-    "set_tcp_options",
-]
-
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Grows with every change of a message, a frame or the handshake: both sides must have the same."""
 MAX_FRAME = 256 << 20
 """No frame is longer, in bytes: a bigger length is refused before anything is allocated."""
 MAX_HANDSHAKE = 1024
-"""No frame of a handshake is longer, in bytes: whoever is not authenticated makes nobody allocate."""
-PREFIX_BYTES = 4
-_MAX_HEADER = 16 << 20
+"""No frame of a handshake is longer, in bytes: an unauthenticated peer cannot make this side allocate."""
+PREFIX_BYTES = 4  # a length of 32 bits
+_MAX_HEADER = 16 << 20  # lists of some hundred thousand files, the longest there are; keys and values are payload
 _MAX_CONTAINERS = 1 << 18
-"""Lists and maps in a header: a byte each in the frame, up to a hundred in memory. A list of files has one for each."""
+"""Lists and maps in a header, or payload: a byte each in the frame, up to a hundred in memory. A list of files has one
+for each."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
@@ -140,16 +136,26 @@ def decode_body(body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], m
     if length > min(_MAX_HEADER, len(view) - 4):
         raise CorruptData(f"a frame declares a header of {length} bytes in a body of {len(view)}")
     try:
-        note = _counted() if length > _MAX_CONTAINERS else None
-        header = msgpack.unpackb(
-            view[4 : 4 + length], raw=False, strict_map_key=False, list_hook=note, object_hook=note
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        # A TypeError: a map under a key that cannot be one.
-        raise CorruptData(f"a frame's header is not msgpack: {error}") from None
+        header = unpack(view[4 : 4 + length])
+    except ValueError as error:
+        raise CorruptData(f"a frame's header is {error}") from None
     if not isinstance(header, dict):
         raise CorruptData("a frame's header is not a map")
     return header, view[4 + length :]
+
+
+def unpack(packed: memoryview) -> Any:
+    """Return the plain data that msgpack bytes hold.
+
+    Raises:
+        ValueError: They hold none, or more lists and maps than memory should be spent on.
+    """
+    try:
+        note = _counted() if len(packed) > _MAX_CONTAINERS else None
+        return msgpack.unpackb(packed, raw=False, strict_map_key=False, list_hook=note, object_hook=note)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        # A TypeError: a map under a key that cannot be one.
+        raise ValueError(f"not msgpack: {error}") from None
 
 
 def _counted() -> Callable[[Any], Any]:
@@ -176,7 +182,7 @@ def raise_for(header: dict[str, Any]) -> None:
             return
         case [str(kind), str(message)]:
             raise error_from_wire(kind, message)
-    raise CorruptData("a reply carries an error that is none")
+    raise CorruptData("a reply's error is malformed")
 
 
 def set_tcp_options(sock: socket.socket) -> None:
@@ -191,3 +197,88 @@ def set_tcp_options(sock: socket.socket) -> None:
     for name, value in _KEEPALIVE.items():
         if hasattr(socket, name):  # macOS names one of them differently, and has a default
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+MAC_BYTES = 16  # 128 bits: cannot be guessed while a connection lasts
+_LARGE = 1 << 20
+"""A MAC over more bytes is made in a thread: the loop has other peers meanwhile."""
+
+
+class FrameMac:
+    """The MACs of one direction of one connection, in the order of its frames. Not thread-safe.
+
+    Args:
+        key: Of this direction of this connection alone, up to 64 bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = hashlib.blake2b(key=key, digest_size=MAC_BYTES)
+        self._count = 0
+
+    def next(self, *buffers: bytes | memoryview) -> bytes:
+        """Return the MAC of the next frame, given as its buffers without the MAC."""
+        mac = self._keyed.copy()
+        mac.update(struct.pack(">Q", self._count))
+        for buffer in buffers:
+            mac.update(buffer)
+        self._count += 1
+        return mac.digest()
+
+
+class Framing:
+    """The frames of one connection. Not thread-safe; one caller at a time for each direction.
+
+    Args:
+        sent: MACs of what this side sends; None for none.
+        received: MACs of what the other side sends; None for none.
+    """
+
+    def __init__(self, sent: FrameMac | None = None, received: FrameMac | None = None) -> None:
+        self._sent = sent
+        self._received = received
+
+    @property
+    def is_sealed(self) -> bool:
+        """True where frames carry MACs."""
+        return self._sent is not None
+
+    def encode(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
+        """Return the buffers of the next frame to send, which must be sent: its number is used.
+
+        Raises:
+            Invalid: It would be too long; it has used no number.
+        """
+        if self._sent is None:
+            return encode_frame(header, payload)
+        frame = encode_frame(header, payload, MAC_BYTES)
+        return [*frame, self._sent.next(*frame)]
+
+    def decode(self, body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], memoryview]:
+        """Split the body of the next frame that has come into header and payload.
+
+        Raises:
+            CorruptData: It is not the frame that the other side sent next; the connection must be closed.
+        """
+        if self._received is None:
+            return decode_body(body)
+        view = memoryview(body)
+        told, mac = view[:-MAC_BYTES], view[-MAC_BYTES:]
+        if len(mac) < MAC_BYTES or not hmac.compare_digest(
+            self._received.next(struct.pack(">I", len(view)), told), mac
+        ):
+            raise CorruptData(
+                "a frame is not the next one that the other side has sent: frames are being changed on the way"
+            )
+        return decode_body(told)
+
+    async def encode_async(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
+        """Do what :meth:`encode` does, and let the loop go on while a long MAC is made."""
+        if self._sent is None or len(payload) <= _LARGE:
+            return self.encode(header, payload)
+        return await asyncio.to_thread(self.encode, header, payload)
+
+    async def decode_async(self, body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], memoryview]:
+        """Do what :meth:`decode` does, and let the loop go on while a long MAC is checked."""
+        if self._received is None or len(body) <= _LARGE:
+            return self.decode(body)
+        return await asyncio.to_thread(self.decode, body)

@@ -12,22 +12,20 @@ from typing import Any
 
 from dstl.errors import AccessDenied, DstlError, Invalid, brief
 from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
-from dstl.rpc.framing import Framing
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
     MAX_HANDSHAKE,
     PREFIX_BYTES,
+    Framing,
     Secret,
     error_reply,
     frame_length,
     set_tcp_options,
 )
 
-__all__ = ["Peer", "RpcServer"]
-
 _log = logging.getLogger(__name__)
 
-_MOST_CONNECTIONS = 4096
+_MOST_CONNECTIONS = 4096  # above any fleet that one driver serves; each connection may buffer 1 MiB
 _QUEUE = 128
 """So many wait in the kernel to be accepted; more of them try again a second later."""
 _QUIET_S = 30.0
@@ -64,7 +62,7 @@ class RpcServer:
     """Serves calls on a unix socket, a TCP port, or both. One event loop; not thread-safe.
 
     A hostile or broken peer costs its own connection, never another's: frames are bounded before they are read,
-    nobody is dispatched before the handshake, and the number of connections is capped. Who has not shaken hands yet is
+    no call is dispatched before the handshake, and the number of connections is capped. Who has not shaken hands yet is
     a stranger: of many, those that have been silent for longest are let go, so that those who know the secret, and need
     milliseconds, get in beside any number of others.
 
@@ -94,7 +92,7 @@ class RpcServer:
         self._handlers = {kind.name: (kind, handler) for kind, handler in handlers.items()}
         self._max_connections = _affordable_connections() if max_connections is None else max_connections
         # So many are accepted in one turn of the loop. Some seven turns pass until one that is let go has closed its
-        # file, and in that time nobody asks whether there is room for more.
+        # file, and in that time nothing asks whether there is room for more.
         self._accepted_at_once = max(1, min(64, self._max_connections // 16 - 1))
         self._max_strangers = max_strangers
         self._handshake_s = handshake_s
@@ -205,7 +203,7 @@ class RpcServer:
             task.cancel()
 
     def _note_stranger(self, error: Exception) -> None:
-        """Log why somebody was not let in; where many are, now and then one."""
+        """Log why a peer was not let in; where many are, now and then one."""
         self._unsaid += 1
         now = asyncio.get_running_loop().time()
         if now >= self._quiet_until:

@@ -15,29 +15,17 @@ from dstl.errors import Invalid
 from dstl.spark.cause import cause
 
 if TYPE_CHECKING:
-    from dstl.spark.aggregates import approx_count_distinct, count, first, last, max, mean, min, sum
+    from dstl.spark.application.driver_jar import jar_path
     from dstl.spark.backend import StateBackend
-    from dstl.spark.jar import jar_path
     from dstl.spark.migration.savepoint import migrate_state
+    from dstl.spark.query.batch_stamp import batch_stamp
 
-__all__ = [
-    "StateBackend",
-    "approx_count_distinct",
-    "cause",
-    "count",
-    "first",
-    "jar_path",
-    "last",
-    "max",
-    "mean",
-    "migrate_state",
-    "min",
-    "sum",
-]
+__all__ = ["StateBackend", "batch_stamp", "cause", "jar_path", "migrate_state"]
 
-_MODULES = dict.fromkeys(set(__all__) - {"cause"}, "dstl.spark.aggregates") | {
+_MODULES = {
     "StateBackend": "dstl.spark.backend",
-    "jar_path": "dstl.spark.jar",
+    "batch_stamp": "dstl.spark.query.batch_stamp",
+    "jar_path": "dstl.spark.application.driver_jar",
     "migrate_state": "dstl.spark.migration.savepoint",
 }
 _NEEDED = {"numpy", "pandas", "pyarrow", "pyspark"}

@@ -13,11 +13,12 @@ from typing import Any, Literal, get_args
 
 from pyspark.sql import DataFrame, SparkSession
 
-from dstl.checkpoint.report import SavepointReport
+from dstl.checkpoint.report import CheckpointReport, RestoreReport, SavepointReport
 from dstl.checkpoint.savepoint.format import parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode
-from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
+from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.errors import Closed, Invalid
+from dstl.files.options import FileOptions
 from dstl.metrics import MetricSet
 from dstl.option_sources import resolve
 from dstl.options import (
@@ -34,17 +35,16 @@ from dstl.options import (
     WorkerOptions,
     check_grace,
 )
+from dstl.process.launch_spec import LaunchSpec
 from dstl.rpc.protocol import Secret
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.application.environment import check_pyspark, check_table, check_worker_python
-from dstl.spark.application.expectation import expect
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.monitor import Monitor
 from dstl.spark.application.savepoints import SavepointMaker, start_from_savepoint
 from dstl.spark.application.session import (
     LOOPBACK,
-    active_run,
     driver_host,
     executor_hosts,
     is_local,
@@ -54,12 +54,12 @@ from dstl.spark.application.session import (
 )
 from dstl.spark.application.shutdown import shut_down
 from dstl.spark.listener import CheckpointMetrics, Listeners
-from dstl.spark.operators.arguments import check_operator_name, choice, column_names, count_within, flag
+from dstl.spark.operators.arguments import check_operator_name, choice, count_within, flag
 from dstl.spark.operators.stateful_operators import StatefulOperators
+from dstl.spark.query.execution import ON_A_CLUSTER, DriverExecution
 from dstl.spark.query.failure_log import log_failures
 from dstl.spark.query.placement import repartition
-from dstl.spark.query.plan import mark_of
-from dstl.spark.query.start import watch_queries
+from dstl.spark.query.plan import has_state_of_spark
 from dstl.spark.query.watermark_batches import WatermarkFile, with_watermark_batches
 from dstl.spark.query.watermark_propagation import QueryWatermarks
 from dstl.spark.saved_state.frame import state_rows
@@ -70,12 +70,9 @@ from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory, open_store
 from dstl.store.probe import probe
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.launcher import Invitation
 from handles.key_group import DEFAULT_MAX_PARALLELISM, MAX_MAX_PARALLELISM
 from materializer.restore.progress import ProgressListener
 from materializer.tables import TableKind
-
-__all__ = ["StateBackend"]
 
 _log = logging.getLogger(__name__)
 _MAXIMUM = "the maximum parallelism"
@@ -87,12 +84,17 @@ class StateBackend(StatefulOperators):
     ::
 
         backend = StateBackend("s3://bucket/jobs/flights")
-        rows = backend.transform_with_state(df, by="tail", processor=Flights(), output="tail string, ...")
-        query = rows.writeStream.format("parquet")....start()
+        rows = backend.groupBy(df, "tail").transformWithState(Flights(), "tail string, ...", "append", "none")
+        query = (
+            rows.writeStream.format("parquet")
+            .option("checkpointLocation", backend.checkpoint_location)
+            ...
+            .start()
+        )
 
     One object serves one query, with any number of stateful operators, and survives restarts of that query in the same
-    driver; a second query needs a backend and a location of its own. Spark's own checkpoint directory stays the owner
-    of the source's offsets: the two belong together.
+    driver; a second query needs a backend and a location of its own. The query's own checkpoint directory lies in the
+    location too: the record that holds ``commits/N`` is the checkpoint of batch N.
 
     Thread-safe as far as a driver program is: define operators from one thread. Not usable after a fork.
 
@@ -106,8 +108,8 @@ class StateBackend(StatefulOperators):
             More: more room to grow; fewer: smaller indexes.
         table: ``heap`` (fast, state must fit the TaskManagers' memory) or ``rocksdb`` (slower, state on local disk).
         task_managers: Processes that share the key groups. More: more cores serve state; fewer: fewer objects per
-            checkpoint, less memory. By default one for eight tasks at once, begun; on a cluster so many for each host
-            that has executors when a run begins (name the number where they come and go: another restores all state).
+            checkpoint, less memory. By default one for every eight tasks that run at once, on a cluster on each host
+            with executors when a run begins (set it where executors come and go: a change restores all state).
         batching: When the log is sealed into segments.
         upload: How objects get into the store.
         hedging: When a second request is sent for a late one.
@@ -116,9 +118,9 @@ class StateBackend(StatefulOperators):
             given come from the environment or Spark's configuration: see :mod:`dstl.option_sources`.
         s3: How S3 is reached; credentials come from the SDK's provider chain, on each host from its own.
         metrics: Where the driver serves metrics for Prometheus and a page for people; by default nowhere.
-        sealing: With which key objects are sealed, so that who can write there cannot forge state.
+        sealing: The key that objects are sealed with, so that write access to the store is not enough to forge state.
         memory: What a TaskManager may take; state that would outgrow it ends the query (``StateTooLarge``).
-        cluster: On another master than ``local[...]``: where the coordinator listens, and who starts TaskManagers.
+        cluster: On a master other than ``local[...]``: where the coordinator listens, and what starts TaskManagers.
         workers: How Spark's Python workers run the query's tasks.
         restore_from: A savepoint, ``LOCATION/savepoints/NAME``, that a query without a checkpoint begins with; once it
             has checkpoints of its own they come first, so the argument may stay. Parallelism, table kind and number of
@@ -201,7 +203,8 @@ class StateBackend(StatefulOperators):
         sections = (batching, upload, hedging, materialization, s3, sealing, memory)
         config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
-        check_grace(checkpoints, config.materialization)
+        check_grace(checkpoints)
+        files = FileOptions.of(conf)
         open_at = partial(open_store, options=config.s3, sealing=config.sealing)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         self._workers = resolve("workers", WorkerOptions, workers, os.environ, conf)
@@ -213,8 +216,9 @@ class StateBackend(StatefulOperators):
             check_table(table)
             task_managers = task_managers or local_task_managers(session, max_parallelism)
         if not local and not cluster.launch and task_managers is None:
-            raise Invalid("where TaskManagers are started by hand (cluster.launch is off), task_managers says how many")
+            raise Invalid("task_managers is missing: with cluster.launch off they are started by hand; say how many")
         self._host = LOOPBACK if local else None
+        self._local = local
         self._secret = Secret.from_file(cluster.secret_file) if cluster.secret_file else Secret.generate()
         self._store = open_at(absolute)
         stores: list[ObjectStore] = [self._store]
@@ -225,26 +229,30 @@ class StateBackend(StatefulOperators):
                 self._store,
                 runtime,
                 self._secret,
-                options=checkpoints,
-                max_parallelism=max_parallelism,
-                task_managers=task_managers,
-                host=LOOPBACK if local else cluster.host or driver_host(session),
-                bind=None if local else conf.get("spark.driver.bindAddress"),
-                port=cluster.port,
-                task_manager_config=config.to_json(),
-                task_managers_elsewhere=not local,
-                executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
-                if cluster.launch and not local
-                else None,
-                active_run=lambda query_id: asyncio.to_thread(active_run, session, query_id),
-                spark_watermarks=QueryWatermarks(session, self._watermark),
-                allow_non_restored_state=allow_non_restored_state,
-                on_event=self._listeners.on_report,
-                on_progress=self._listeners.on_progress,
-                on_task_manager_lost=self._launcher.lost,
-                materialization=config.materialization,
-                fall_back=restore == "previous",
-                recorder=self._recorder,
+                CoordinatorSettings(
+                    options=checkpoints,
+                    max_parallelism=max_parallelism,
+                    task_managers=task_managers,
+                    host=LOOPBACK if local else cluster.host or driver_host(session),
+                    bind=None if local else conf.get("spark.driver.bindAddress"),
+                    port=cluster.port,
+                    task_manager_config=config.to_json(),
+                    task_managers_elsewhere=not local,
+                    allow_non_restored_state=allow_non_restored_state,
+                    materialization=config.materialization,
+                    fall_back=restore == "previous",
+                ),
+                DriverHooks(
+                    executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
+                    if cluster.launch and not local
+                    else None,
+                    execution=DriverExecution(session),
+                    spark_watermarks=QueryWatermarks(session, self._watermark),
+                    on_event=self._listeners.on_report,
+                    on_progress=self._listeners.on_progress,
+                    on_task_manager_lost=self._launcher.lost,
+                    recorder=self._recorder,
+                ),
             )
             if metrics.port is not None:
                 self._monitor = Monitor(self._store, runtime, self._service, self._loop, self._recorder, metrics)
@@ -252,14 +260,16 @@ class StateBackend(StatefulOperators):
             self._listeners.reports.insert(0, lambda _: self._watermark.follow(self._service.completed))
             self._loop.run(self._service.start())
             if local:
-                self._launcher.invitation = Invitation("", self._service.address, self._secret, host=LOOPBACK)
+                self._launcher.spec = LaunchSpec("", self._service.address, self._secret, host=LOOPBACK)
         except BaseException:
             if self._monitor is not None:
                 self._monitor.close()
             self._loop.run(self._store.close())
             self._loop.close()
             raise
-        self._directory = CheckpointDirectory(session, self._store, config, open_at, self._service, runtime, self._loop)
+        self._directory = CheckpointDirectory(
+            session, self._store, config, open_at, self._service, runtime, self._loop, files
+        )
         end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark, self._directory)
         self._closer = weakref.finalize(self, shut_down, *end)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
@@ -312,6 +322,7 @@ class StateBackend(StatefulOperators):
             CorruptData: The checkpoint is damaged.
         """
         self._check_open()
+        self._loop.run(self._directory.settle())
         schema, rows = self._loop.run(state_rows(self._store, system_runtime(), name, checkpoint, operator))
         return spark.createDataFrame(rows, schema)
 
@@ -356,6 +367,7 @@ class StateBackend(StatefulOperators):
             Invalid: Not a name or a location.
         """
         self._check_open()
+        self._loop.run(self._directory.settle())
         return self._savepoints.make(name, to, on_progress)
 
     def add_listener(self, listener: Callable[[CheckpointReport | RestoreReport], None]) -> None:
@@ -377,16 +389,15 @@ class StateBackend(StatefulOperators):
 
     @property
     def checkpoint_location(self) -> str:
-        """A ``checkpointLocation`` in the backend's own log: Spark's commits and the checkpoints are one then.
+        """The query's ``checkpointLocation``, which lies in the backend's own log; any other is refused.
 
         The record that holds ``commits/N`` is the checkpoint of batch N. A batch is two requests, Spark's own included;
-        of each partition the task that Spark ran last counts, whatever has made it run twice. Nothing is compared then:
-        a processor whose result depends on the wall clock, say, may have put out something else before, as in Spark's
-        own stores.
+        of each partition the task that Spark ran last counts, whatever made it run twice. Attempts are not compared: a
+        processor whose result depends on the wall clock, say, may have emitted something else before, as with Spark's
+        own stores. A checkpoint directory that the query had elsewhere is taken over from a copy at ``_spark`` here.
 
         Raises:
-            Invalid: The driver's JVM has the jar of another version, or this installation has none; or no ``dstl://``
-                root names the location.
+            Invalid: The driver's JVM has the jar of another version, or the jar is missing and cannot be compiled.
         """
         self._check_open()
         return self._directory.location()
@@ -396,17 +407,6 @@ class StateBackend(StatefulOperators):
         """Names of the operators that have been defined, in order."""
         return tuple(self._operators)
 
-    def has_checkpoint(self, query_id: str | None, batch_id: int) -> bool:
-        """Return True where the query's current batch is this one and has its checkpoint. Thread-safe.
-
-        Args:
-            query_id: Spark's id of the query; None for whichever this backend serves.
-            batch_id: The micro-batch.
-        """
-
-        self._check_open()
-        return self._loop.run(self._service.has_checkpoint(query_id, batch_id))
-
     def close(self) -> None:
         """End the TaskManagers and stop listening. Stop the query first. Idempotent.
 
@@ -415,7 +415,7 @@ class StateBackend(StatefulOperators):
         if self._closer is not None:
             self._closer()
 
-    def _next_place(self, name: str | None, by: str | Sequence[str], parallelism: int | None) -> OperatorPlace:
+    def _next_place(self, name: str | None, by: Sequence[str], parallelism: int | None) -> OperatorPlace:
         self._check_open()
         uid = check_operator_name(f"operator-{len(self._operators) + 1}" if name is None else name)
         label = f"operator {uid!r}"
@@ -430,17 +430,18 @@ class StateBackend(StatefulOperators):
                 "best. Give each of them a name before the query has state that matters",
                 self.location,
             )
-        return OperatorPlace(uid, tuple(column_names(by, label)), partitions, self.max_parallelism)
+        return OperatorPlace(uid, tuple(by), partitions, self.max_parallelism)
 
     def _run(self, keyed: DataFrame, definition: TaskDefinition) -> DataFrame:
+        if not self._local and has_state_of_spark(keyed):
+            raise Invalid(f"operator {definition.uid!r}: {ON_A_CLUSTER}")
         if definition.needs_watermark_batches:
             begin = partial(latest_watermark, self._store, system_runtime())
             keyed = with_watermark_batches(keyed, self._watermark, lambda: self._loop.run(begin()))
-        self._loop.run(expect(self._service, definition))
+        self._loop.run(definition.announce_to(self._service))
         self._operators.append(definition.uid)
         self._launcher.start()
         log_failures(keyed.sparkSession)
-        watch_queries(mark_of(keyed, definition.uid), self, definition.uid)
         task = OperatorTask(definition, self._service.address, self._secret, self._host, self._workers.freeze)
         return repartition(keyed, definition).mapInArrow(task, definition.output)
 

@@ -12,8 +12,6 @@ import re
 
 from dstl.errors import DstlError, UserCodeError
 
-__all__ = ["cause"]
-
 _TRACEBACK = "Traceback (most recent call last):\n"
 _CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception|"
@@ -36,7 +34,7 @@ def cause(error: BaseException) -> DstlError | None:
             ``query.exception()``, a ``PythonException``, or a ``Py4JJavaError``.
 
     Returns:
-        The error, of its class in :mod:`dstl.errors`, with its message; None where it is none of DSTL's. An error that
+        The error, of its class in :mod:`dstl.errors`, with its message; None if it is not one of DSTL's. An error that
         is DSTL's own, or was raised from one, is returned as the very object. Safe to call from any thread.
     """
     seen: set[int] = set()

@@ -13,12 +13,10 @@ import logging
 import time
 from collections.abc import Callable
 
-from dstl.checkpoint.service import CheckpointReport, RestoreReport
+from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.errors import Invalid
 from dstl.metrics import Recorder
 from materializer.restore.progress import ProgressListener, RestoreStatus
-
-__all__ = ["CheckpointLog", "CheckpointMetrics", "CheckpointReport", "Listeners", "Report", "RestoreReport"]
 
 _log = logging.getLogger("dstl.checkpoints")
 
@@ -27,7 +25,7 @@ Report = CheckpointReport | RestoreReport
 
 
 class Listeners:
-    """Passes what a coordinator reports on to everybody who listens, on the coordinator's loop.
+    """Passes what a coordinator reports to every listener, on the coordinator's loop.
 
     Args:
         first: Listeners of reports.

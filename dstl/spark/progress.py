@@ -1,4 +1,4 @@
-"""Spark's progress of a query with our state in it, in the form in which Spark tells of its own state stores.
+"""Spark's progress of a query with our state in it, in the form in which Spark reports its own state stores.
 
 ::
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
     from dstl.spark.backend import StateBackend
 
-__all__ = ["StateProgress", "with_state"]
-
 _log = logging.getLogger(__name__)
 _KEPT = 64
+"""Reports that wait for Spark's progress of their batch, which comes within a batch or two."""
 
 
 class StateProgress(StreamingQueryListener):  # type: ignore[misc]

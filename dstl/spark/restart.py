@@ -25,19 +25,10 @@ from dstl.errors import DstlError, Invalid
 from dstl.runtime import Clock, IoLoop, SystemClock
 from dstl.spark.cause import cause
 
-__all__ = [
-    "ExponentialDelay",
-    "FailureRate",
-    "FixedDelay",
-    "NoRestart",
-    "RestartStrategy",
-    "run_with_restarts",
-]
-
 _log = logging.getLogger(__name__)
 FRUITLESS_RUNS = 20
-"""So many runs in a row without a completed batch are enough: with :class:`ExponentialDelay` a quarter of an hour of
-pauses, and the time in which each run has waited for what is away."""
+"""Runs in a row without a completed batch, after which it gives up: with :class:`ExponentialDelay` a quarter of an hour
+of pauses, and the time in which each run has waited for what is away."""
 
 
 class RestartStrategy(Protocol):
@@ -148,10 +139,9 @@ def run_with_restarts(
         start: Starts the query: usually ``writer.start``, which may be called again and again.
         strategy: Decides after each failure.
         on_restart: Called before each restart with its number, from 1, and the error.
-        fruitless_runs: After so many runs in a row that failed without having completed a batch, no restart helps,
-            whatever the strategy says. More: rides out longer outages; fewer: what nobody has called hopeless ends
-            sooner. Batches are seen in ``query.recentProgress``, so ``spark.sql.streaming.numRecentProgressUpdates``
-            must not be 0.
+        fruitless_runs: Runs in a row that failed before they completed a batch, after which it gives up, whatever the
+            strategy says. More: rides out longer outages; fewer: a query that cannot succeed stops sooner. Batches are
+            seen in ``query.recentProgress``, so ``spark.sql.streaming.numRecentProgressUpdates`` must not be 0.
         clock: Time; the machine's by default.
         wait: Runs a pause of the clock's to its end; by default on an event loop in a thread of its own. For a clock
             whose pauses end on another loop, as a simulated one's do.

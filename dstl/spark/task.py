@@ -1,7 +1,7 @@
 """The task function: a PySpark worker calls it for one partition of one micro-batch.
 
 A worker is stateless. It is forked, reused, killed and run twice as Spark likes; so connections are made per process
-and kept only as a cache, and everything is told to the coordinator with the attempt's identity.
+and kept only as a cache, and every message to the coordinator has the attempt's identity.
 """
 
 from __future__ import annotations
@@ -19,21 +19,17 @@ from pyspark import TaskContext, cloudpickle
 
 from dstl.crash_points import reach
 from dstl.errors import Invalid
+from dstl.process.launch_spec import LaunchSpec, launch_detached
 from dstl.rpc.client import Address, Connection
 from dstl.rpc.messages import TaskAttempt
 from dstl.rpc.protocol import Secret
-from dstl.spark.executor_host import executor_host
-from dstl.spark.prepared_operator import PreparedOperator
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
-from dstl.spark.task_definition import TaskDefinition
-from dstl.spark.worker_heap import count_task
-from dstl.state.broadcast_copies import BroadcastCopies
-from dstl.taskmanager.launcher import Invitation, launch_detached
-
-__all__ = ["OperatorTask"]
+from dstl.spark.task_definition import PreparedOperator, TaskDefinition
+from dstl.spark.worker_process import count_task, executor_host
+from dstl.state.broadcast_state import BroadcastCopies
 
 _CALL_SECONDS = 3600.0
-"""Longest call: beginning waits for a whole restore, the last acknowledgement for its checkpoint. A dead peer is
+"""Longest call: beginning waits for a whole restore. A dead peer is
 noticed long before, by its connection."""
 
 _MOST_TASKS = 64
@@ -79,7 +75,6 @@ class OperatorTask:
 
         Raises:
             Fenced: The run, batch or attempt is over.
-            CheckpointDeclined: This was the acknowledgement that completed the set, and the checkpoint failed.
             UserCodeError: The processor raised.
             Unavailable: The coordinator or a TaskManager is gone.
         """
@@ -98,7 +93,7 @@ class OperatorTask:
             count_task()
 
     def _launch(self, host: str, member_id: str) -> None:
-        launch_detached(Invitation(member_id, self.coordinator, self.secret, host=host, listen_tcp=True, detached=True))
+        launch_detached(LaunchSpec(member_id, self.coordinator, self.secret, host=host, bind=host, detached=True))
 
 
 @lru_cache(maxsize=_MOST_TASKS)
@@ -138,7 +133,7 @@ def _connection(address: Address, secret: Secret) -> Connection:
 
     A process outlives queries and their services. So whenever it opens a connection, it closes those that have ended:
     else it would keep a descriptor of each service that it has ever called. A task that failed has left requests
-    behind: nobody waits for what becomes of them.
+    behind, whose replies nothing waits for.
     """
     key = address, secret.reveal()
     held = _connections.get(key)

@@ -13,22 +13,17 @@ from itertools import chain
 
 import pyarrow as pa
 
-from dstl.changelog.change_digest import ChangeDigest
+from dstl.changelog.change_set import digest_changes
 from dstl.crash_points import reach
 from dstl.rpc.client import Address, Reply, Transport
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, TaskAttempt
 from dstl.spark.operators.grouping import initial_first, take_marks
-from dstl.spark.prepared_operator import PreparedOperator
-from dstl.spark.task_definition import TaskDefinition
-from dstl.state.broadcast_copies import BroadcastCopies
-from dstl.state.broadcast_rows import BroadcastRows, rows_of_streams
-from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
+from dstl.spark.task_definition import PreparedOperator, TaskDefinition
+from dstl.state.broadcast_state import BROADCAST_KEY_GROUP, BroadcastCopies, BroadcastRows, rows_of_streams
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.task_input import TaskInput
 from dstl.taskmanager.state_client import StateClient
 from handles.key_group import partition_of, range_of_partition
-
-__all__ = ["WorkerProcess", "run_attempt"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +63,6 @@ def run_attempt(
 
     Raises:
         Fenced: The run, batch or attempt is over.
-        CheckpointDeclined: This was the acknowledgement that completed the set, and the checkpoint failed.
         UserCodeError: The processor raised.
         Unavailable: The coordinator or a TaskManager is gone.
     """
@@ -90,7 +84,7 @@ def run_attempt(
     state = _open_state(definition, task, begun, worker)
     reach("W1")
     rows = definition.arrange(filled if first is None else chain((first,), filled))
-    common: list[ChangeDigest] = []
+    common: list[pa.RecordBatch] = []
 
     def send(changes: pa.RecordBatch, *, expiring: bool = False) -> None:
         partition = _partition_of(definition, changes.column("key_group"))
@@ -100,9 +94,7 @@ def run_attempt(
 
     def send_broadcast(changes: pa.RecordBatch) -> None:
         # All partitions have made the same changes: the one that owns their key group brings them to the log.
-        if not common:
-            common.append(ChangeDigest())
-        common[0].update(changes)
+        common.append(changes)
         if BROADCAST_KEY_GROUP in _key_groups(definition, partition):
             send(changes)
 
@@ -126,8 +118,8 @@ def run_attempt(
         ),
     )
     state.flush()
-    agreed = common[0].digest() if common else b""
-    ack = Acknowledgement(task, partition, state.digest, runner.max_event_time_ms, runner.late_rows, agreed)
+    agreed = digest_changes(common) if common else b""
+    ack = Acknowledgement(task, partition, runner.max_event_time_ms, runner.late_rows, agreed)
     reach("W4")
     worker.connect(worker.coordinator).call(ack)
     reach("W5")

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from dstl.state.broadcast_rows import BroadcastStream
+from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 
-__all__ = ["EventTime", "OperatorPlace", "TaskDefinition", "TaskRunner"]
+if TYPE_CHECKING:
+    # A worker has no use for it.
+    from dstl.checkpoint.service import CoordinatorService
 
 
 class EventTime(NamedTuple):
@@ -138,7 +142,7 @@ class TaskDefinition(ABC):
         return self.event_time is not None and self.event_time.follows != "operator"
 
     def resolve(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return the operator's states, given those of its checkpoint: what every task of a run is told.
+        """Return the operator's states, given those of its checkpoint: what every task of a run is given.
 
         Raises:
             Invalid: A state cannot follow the stored one; names both schemas.
@@ -150,9 +154,19 @@ class TaskDefinition(ABC):
     def declare(self, registry: StateRegistry) -> StateRegistry:
         """Return the registry with the states that the operator declares."""
 
-    @abstractmethod
+    async def announce_to(self, service: CoordinatorService) -> None:
+        """Have a coordinator expect the operator's tasks; on the coordinator's loop.
+
+        Raises:
+            Invalid: As :meth:`CoordinatorService.expect`.
+        """
+        time = self.event_time
+        delay_ms, follows = (time.own_delay_ms, time.follows) if time else (None, None)
+        service.expect(self.uid, self.parallelism, self.key_types, self.resolve, delay_ms, self.by, follows)
+
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows in the order in which its runner takes them."""
+        """Yield a task's rows in the order in which its runner takes them: as they came."""
+        return (batch for batch in batches if batch.num_rows)
 
     @abstractmethod
     def task_runner(self, registry: StateRegistry) -> TaskRunner:
@@ -161,3 +175,33 @@ class TaskDefinition(ABC):
         Raises:
             Invalid: A type that is not supported.
         """
+
+
+class PreparedOperator:
+    """Makes the runners of one operator's tasks, which share their codecs and schemas. Not thread-safe.
+
+    Args:
+        definition: The operator. Nothing that a task does changes it.
+
+    Attributes:
+        definition: The operator.
+    """
+
+    def __init__(self, definition: TaskDefinition) -> None:
+        self.definition = definition
+        self._made: tuple[bytes, TaskRunner] | None = None
+
+    def runner(self, registry: bytes) -> TaskRunner:
+        """Return the runner of one task.
+
+        Args:
+            registry: The operator's states, as the coordinator has them: the same for all tasks of a run.
+
+        Raises:
+            Invalid: A type that is not supported.
+            CorruptData: Not a registry.
+        """
+        if self._made is None or self._made[0] != registry:
+            states = StateRegistry.from_wire(json.loads(registry), settled=True)
+            self._made = bytes(registry), self.definition.task_runner(states)
+        return copy.copy(self._made[1])

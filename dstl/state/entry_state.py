@@ -10,19 +10,16 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from dstl.errors import Invalid
-from dstl.state.call_error import why_unusable
+from dstl.state.codec.value_codec import TimeToLive
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.overlay import EntryWrites, Overlay
-from dstl.state.source import Entry, StateSource
-from dstl.state.task_input import KeyWindow
-from dstl.state.ttl import TimeToLive
-
-__all__ = ["EntryState"]
+from dstl.state.processor_errors import why_unusable
+from dstl.state.source import Entry, KeyWindow, StateSource
 
 _FETCH_BYTES = 1 << 20
 """About what one fetch for several keys should bring."""
-_MAX_KEYS = 4096
-_MAX_POINTS = 10_000
+_MAX_KEYS = 4096  # a fetch for more would wait for rows that may never be looked at
+_MAX_POINTS = 10_000  # some megabytes of a key that is too large to be held whole
 
 
 class EntryState:

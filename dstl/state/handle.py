@@ -10,25 +10,27 @@ from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, brief
-from dstl.state.broadcast_rows import BroadcastStream
-from dstl.state.broadcast_state import BroadcastScope, BroadcastState
+from dstl.state.broadcast_state import BroadcastScope, BroadcastState, BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.stored_schema import with_user_types
-from dstl.state.codec.value_codec import ValueCodec
-from dstl.state.declared_schemas import DeclaredSchemas
-from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.codec.value_codec import TimeToLive, ValueCodec
+from dstl.state.descriptor import DeclaredSchemas, StateDescriptor, StateKind
 from dstl.state.entry_state import EntryState
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
 from dstl.state.overlay import Overlay
-from dstl.state.reducing_state import AggregateFunction, AggregatingState, ReduceFunction, ReducingState
 from dstl.state.registry import TIMERS, StateRegistry
-from dstl.state.task_input import KeyWindow, TaskInput
+from dstl.state.source import KeyWindow
+from dstl.state.task_input import TaskInput
 from dstl.state.timers import Timers
-from dstl.state.ttl import TimeToLive
-from dstl.state.value_state import PointState, ValueState
-
-__all__ = ["ProcessorHandle", "TimeMode", "TimeModeName"]
+from dstl.state.value_state import (
+    AggregateFunction,
+    AggregatingState,
+    PointState,
+    ReduceFunction,
+    ReducingState,
+    ValueState,
+)
 
 P = TypeVar("P", bound=PointState)
 E = TypeVar("E", bound=EntryState)
@@ -55,7 +57,7 @@ class TimeMode(StrEnum):
         try:
             return TimeMode(text.lower())
         except (ValueError, AttributeError):
-            raise Invalid(f"time mode {text!r} is none of 'none', 'processingTime', 'eventTime'") from None
+            raise Invalid(f"time mode {text!r} is not one of 'none', 'processingTime', 'eventTime'") from None
 
 
 class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: ignore[misc]
@@ -299,7 +301,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
 
     def _usable_timers(self) -> Timers:
         if self._time_mode is TimeMode.NONE:
-            raise Invalid("timers need time mode processingTime or eventTime; this operator's is none")
+            raise Invalid("timers need time mode processingTime or eventTime; this operator's is 'none'")
         if self.timers is None or self._in_init:
             raise Invalid("timers belong to a grouping key: use them in handleInputRows and its siblings, not in init")
         return self.timers

@@ -16,8 +16,6 @@ from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.frames.frame_reader import frame_of, key_values
 from dstl.state.frames.row_reader import python_values, rows_of
 
-__all__ = ["INITIAL_STATE_COLUMN", "KEY_GROUP_COLUMN", "UNLIMITED", "BatchReader", "FrameLimits", "KeyedBatch", "Style"]
-
 KEY_GROUP_COLUMN = "__dstl_key_group"
 INITIAL_STATE_COLUMN = "__dstl_initial_state"
 """A struct column, not null in the rows that carry initial state; within a key those rows come first."""
@@ -25,9 +23,9 @@ INITIAL_STATE_COLUMN = "__dstl_initial_state"
 Style = Literal["row", "pandas"]
 
 UNLIMITED = (1 << 31) - 1
-"""A limit of a data frame that is none; Spark's default of its bytes."""
+"""No limit of a data frame; Spark's default of its bytes."""
 
-_MAX_ROWS = 32_768
+_MAX_ROWS = 32_768  # Python rows and keys that exist at once, whatever Spark's batch size
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +92,13 @@ class BatchReader:
         schema: The input's columns, helper columns left out.
         style: What the processor takes: rows or data frames.
         event_time_column: Whose latest time is looked for; None for none.
-        watermark_ms: Rows at or before it are dropped, as Spark drops them (milliseconds since 1970); None drops none.
+        watermark_ms: Rows at or before it are late, and left out as Spark leaves them out (milliseconds since 1970);
+            None leaves out none.
+        keep_late: Late rows can be read afterwards, by :meth:`read_late`; they are held until then.
 
     Attributes:
         max_event_time_ms: Latest event time seen, late rows included; None before the first.
-        late_rows: How many rows were dropped.
+        late_rows: How many rows were late.
     """
 
     def __init__(
@@ -109,7 +109,10 @@ class BatchReader:
         event_time_column: str | None,
         watermark_ms: int | None,
         limits: FrameLimits = FrameLimits(),
+        keep_late: bool = False,
     ) -> None:
+        self._keep_late = keep_late
+        self._late: list[pa.RecordBatch] = []
         self._keys = keys
         self._schema = schema
         self._names = tuple(schema.names)
@@ -126,6 +129,10 @@ class BatchReader:
             batch = self._without_late(whole)
             for offset in range(0, batch.num_rows, _MAX_ROWS):
                 yield self._cut(batch.slice(offset, _MAX_ROWS))
+
+    def read_late(self) -> Iterator[KeyedBatch]:
+        """Cut the late rows of what has been read; a key may be in several batches."""
+        return map(self._cut, self._late)
 
     def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._event_time is None or not batch.num_rows:
@@ -149,6 +156,8 @@ class BatchReader:
         if not dropped:
             return batch
         self.late_rows += dropped
+        if self._keep_late:
+            self._late.append(batch.filter(late))
         return batch.filter(pc.invert(late))
 
     def _micros(self, times: pa.Array) -> pa.Array:

@@ -14,16 +14,12 @@ from typing import Any
 from pyspark.sql.streaming import stateful_processor
 
 from dstl.errors import Invalid
-from dstl.state.call_error import StateCallError
-from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.overlay import Overlay
-from dstl.state.source import StateSource
-from dstl.state.task_input import KeyWindow
-from dstl.state.ttl import TimeToLive
-
-__all__ = ["ListState", "element_user_key"]
+from dstl.state.processor_errors import StateCallError
+from dstl.state.source import KeyWindow, StateSource
 
 _ELEMENT = struct.Struct(">QI")
 

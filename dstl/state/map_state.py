@@ -9,18 +9,14 @@ from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import Row
 
 from dstl.errors import Invalid
-from dstl.state.call_error import StateCallError
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.frames.row_reader import row_class
 from dstl.state.overlay import Overlay
-from dstl.state.source import Entry, StateSource
-from dstl.state.task_input import KeyWindow
-from dstl.state.ttl import TimeToLive
-
-__all__ = ["MapState"]
+from dstl.state.processor_errors import StateCallError
+from dstl.state.source import Entry, KeyWindow, StateSource
 
 
 class MapState(EntryState, stateful_processor.MapState):  # type: ignore[misc]

@@ -17,11 +17,9 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_PUT
 
-__all__ = ["EntryWrites", "Overlay"]
-
 _W = TypeVar("_W")
 
-_PART_BYTES = 32 << 20
+_PART_BYTES = 32 << 20  # a frame has room for eight such parts
 _PUT = bytes([OP_PUT])
 _RECORD_BYTES = 48
 """Estimated cost of one pending change beside its keys and value; only bounds memory."""

@@ -7,6 +7,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -16,26 +17,23 @@ from pyspark.sql.types import StructType
 
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid
-from dstl.state.broadcast_rows import BroadcastStream
+from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.declared_schemas import DeclaredSchemas
-from dstl.state.emitted_times import check_emitted
+from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.frames.frame_writer import FrameWriter
+from dstl.state.frames.output_checks import check_emitted
 from dstl.state.frames.row_reader import row_class
 from dstl.state.frames.row_writer import RowWriter
 from dstl.state.handle import ProcessorHandle, TimeMode
 from dstl.state.keyed_batch import BatchReader, FrameLimits, KeyedBatch, Style
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.overlay import Overlay
+from dstl.state.processor_errors import user_code_error
 from dstl.state.registry import StateRegistry
-from dstl.state.source import Timer
+from dstl.state.source import StateSource, Timer
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
-from dstl.state.user_code import user_code_error
 
-__all__ = ["ProcessorRunner", "discover_states"]
-
-_MAX_FRAMES = 1000
+_MAX_FRAMES = 1000  # frames that wait to be joined into one batch of output
 _COLLECTOR_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -45,6 +43,7 @@ def discover_states(
     time_mode: str,
     operator: str,
     schemas: DeclaredSchemas,
+    source: StateSource,
     streams: Sequence[BroadcastStream] = (),
 ) -> StateRegistry:
     """Run ``init`` and ``close`` as Spark does on the driver, to learn which states a processor declares.
@@ -57,6 +56,7 @@ def discover_states(
         time_mode: PySpark's name of it.
         operator: For messages.
         schemas: Reads the schemas that ``init`` gives as text, and remembers them for the tasks.
+        source: What ``init`` finds where it reads state: one that holds nothing.
         streams: The operator's broadcast streams.
 
     Returns:
@@ -66,7 +66,7 @@ def discover_states(
         Invalid: A schema that cannot follow the stored one, and the other errors of the handle.
         UserCodeError: ``init`` or ``close`` raised.
     """
-    nothing = TaskInput(MemoryStateSource(), send=lambda part: None, sequence=0, processing_time_ms=0)
+    nothing = TaskInput(source, send=lambda part: None, sequence=0, processing_time_ms=0)
     mode = TimeMode.parse(time_mode)
     handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, MAX_CHANGE_BYTES, streams)
     try:
@@ -77,24 +77,45 @@ def discover_states(
     return registry
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProcessorOperator:
+    """An operator that runs a processor, as its runner has to know it.
+
+    Attributes:
+        name: For messages.
+        key_schema: The grouping columns, which are columns of the input too.
+        input_schema: All columns of the input but the helper columns.
+        output_schema: What the processor yields.
+        style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
+        time_mode: PySpark's name of it, in any case.
+        event_time: Column whose maximum is observed; in event time, rows that are late by it are dropped.
+        emitted_time: The output's event time; rows that would be late for what follows are refused.
+        timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
+        frames: How large a pandas-style processor's input frames are.
+        streams: The operator's broadcast streams.
+    """
+
+    name: str
+    key_schema: StructType
+    input_schema: StructType
+    output_schema: StructType
+    style: Style = "row"
+    time_mode: str = "none"
+    event_time: str | None = None
+    emitted_time: str | None = None
+    timezone: str = "UTC"
+    frames: FrameLimits = field(default_factory=FrameLimits)
+    streams: Sequence[BroadcastStream] = ()
+
+
 class ProcessorRunner:
     """Runs one operator's processor in one task.
 
     Args:
         processor: A ``pyspark.sql.streaming.stateful_processor.StatefulProcessor``, used for one run.
-        operator: Name of the operator, for messages.
-        key_schema: The grouping columns, which are columns of the input too.
-        input_schema: All columns of the input but the helper columns.
-        output_schema: What the processor yields.
-        registry: The operator's states; takes what ``init`` declares.
+        operator: The operator.
+        registry: Its states; takes what ``init`` declares.
         schemas: Reads the schemas that ``init`` gives as text.
-        style: ``"row"`` for ``transformWithState``, ``"pandas"`` for ``transformWithStateInPandas``.
-        time_mode: PySpark's name of it, in any case.
-        event_time_column: Its maximum is observed; in event time, rows that are late by it are dropped.
-        emitted_time_column: The output's event time; rows that would be late for what follows are refused.
-        timezone: The session's time zone, in which naive timestamps of a pandas-style processor's output are.
-        frames: How large a pandas-style processor's input frames are.
-        streams: The operator's broadcast streams.
         max_value_bytes: No encoded state value is longer.
         part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
             that start earlier; larger: fewer messages.
@@ -107,20 +128,10 @@ class ProcessorRunner:
     def __init__(
         self,
         processor: Any,
-        *,
-        operator: str,
-        key_schema: StructType,
-        input_schema: StructType,
-        output_schema: StructType,
+        operator: ProcessorOperator,
         registry: StateRegistry,
         schemas: DeclaredSchemas,
-        style: Style = "row",
-        time_mode: str = "none",
-        event_time_column: str | None = None,
-        emitted_time_column: str | None = None,
-        timezone: str = "UTC",
-        frames: FrameLimits = FrameLimits(),
-        streams: Sequence[BroadcastStream] = (),
+        *,
         max_value_bytes: int = MAX_CHANGE_BYTES - (1 << 16),
         part_bytes: int = 8 << 20,
         output_rows: int = 10_000,
@@ -128,23 +139,17 @@ class ProcessorRunner:
         self.registry = registry
         self._processor = processor
         self._operator = operator
-        self._keys = KeyCodec(key_schema)
-        self._input_schema = input_schema
+        self._keys = KeyCodec(operator.key_schema)
         self._schemas = schemas
-        self._style: Style = style
-        self._mode = TimeMode.parse(time_mode)
-        self._event_time = event_time_column
-        self._emitted_time = emitted_time_column
-        self._frames = frames
-        self._streams = streams
+        self._mode = TimeMode.parse(operator.time_mode)
         self._max_value_bytes = max_value_bytes
         self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
-        if style == "pandas":
-            self._writer = FrameWriter(output_schema, operator, timezone)
+        if operator.style == "pandas":
+            self._writer = FrameWriter(operator.output_schema, operator.name, operator.timezone)
             self._most_outputs = _MAX_FRAMES
         else:
-            self._writer = RowWriter(output_schema, operator)
+            self._writer = RowWriter(operator.output_schema, operator.name)
             self._most_outputs = output_rows
         self._reader: BatchReader | None = None
         self._key: Any = None
@@ -165,7 +170,7 @@ class ProcessorRunner:
 
     @property
     def late_rows(self) -> int:
-        """Rows dropped because they were at or before the watermark."""
+        """Rows that were at or before the watermark: dropped, or given to ``handleLateRows``."""
         return self._reader.late_rows if self._reader else 0
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
@@ -186,20 +191,21 @@ class ProcessorRunner:
         with _fewer_collections():
             for outputs in self._outputs(batches, task):
                 for made in self._writer.batches(outputs):
-                    if self._emitted_time is not None:
-                        check_emitted(made, self._emitted_time, task.late_until_ms, self._operator)
+                    if self._operator.emitted_time is not None:
+                        check_emitted(made, self._operator.emitted_time, task.late_until_ms, self._operator.name)
                     yield made
 
     def _outputs(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[list[Any]]:
         self._overlay = Overlay()
         self._task = task
         self._handle = handle = ProcessorHandle(
-            self.registry, self._mode, task, self._overlay, self._schemas, self._max_value_bytes, self._streams
+            self.registry, self._mode, task, self._overlay, self._schemas, self._max_value_bytes, self._operator.streams
         )
         late_ms: int | None = None
         if self._mode is TimeMode.EVENT_TIME:
             late_ms = task.late_until_ms
-        self._reader = BatchReader(self._keys, self._input_schema, self._style, self._event_time, late_ms, self._frames)
+        of, takes_late = self._operator, hasattr(self._processor, "handleLateRows")
+        self._reader = BatchReader(self._keys, of.input_schema, of.style, of.event_time, late_ms, of.frames, takes_late)
         self._input = self._reader.read(batches)
         self._peeked: KeyedBatch | None = None
         timed = self._mode is not TimeMode.NONE
@@ -211,6 +217,9 @@ class ProcessorRunner:
                 self._begin_timers(handle)
             self._broadcast_phase(handle)
             yield from self._input_phase()
+            late = self._late_outputs()
+            while outputs := list(islice(late, self._most_outputs)):
+                yield outputs
             if timed:
                 yield from self._timer_phase(handle)
             self._key = None
@@ -219,7 +228,7 @@ class ProcessorRunner:
         except Exception as error:
             if error is self._ours:
                 raise
-            raised = user_code_error(error, self._processor, self._operator, self._key)
+            raised = user_code_error(error, self._processor, self._operator.name, self._key)
             if raised is error:
                 raise
             raise raised from error
@@ -238,7 +247,7 @@ class ProcessorRunner:
         scope = handle.broadcast
         for each in self._task.broadcast:
             scope.stream = name = each.stream.name
-            yielded = self._processor.handleBroadcastRows(name, each.take(self._style, self._frames))
+            yielded = self._processor.handleBroadcastRows(name, each.take(self._operator.style, self._operator.frames))
             # A function with a yield in it does nothing before it is iterated over.
             if yielded is not None and next(iter(yielded), None) is not None:
                 raise Invalid(
@@ -309,6 +318,15 @@ class ProcessorRunner:
                 while self._continue() is not None:
                     pass  # rows that the processor did not take
         self._rest = outputs
+
+    def _late_outputs(self) -> Iterator[Any]:
+        assert self._reader is not None
+        for batch in self._reader.read_late():
+            self._open(batch.keys, batch.key_groups)
+            for at, key in enumerate(batch.tuples):
+                self._handle.window.index, self._key = at, key
+                rows = batch.slices(batch.starts[at], batch.stops[at])
+                yield from self._processor.handleLateRows(key, rows, self._times)
 
     def _rows_across_batches(self, batch: KeyedBatch, at: int) -> Iterator[Any]:
         portion: tuple[KeyedBatch, int] | None = (batch, at)

@@ -12,14 +12,12 @@ from dstl.errors import CorruptData, Invalid, brief
 from dstl.state.codec.stored_schema import schema_from_json, schema_to_json
 from dstl.state.descriptor import MAX_STATES, StateDescriptor, StateKind, evolve
 
-__all__ = ["TIMERS", "StateRegistry"]
-
 TIMERS = "$timers"
 """Name of the timers' state; a processor's own names may not begin with ``$``."""
 
 _NOWHERE = -1
 """Number of a state that a task declares and the driver has not kept: ``init`` has to delete it again."""
-_FORMAT = 1
+_FORMAT = 1  # nothing has changed since the first
 
 
 class StateRegistry:
@@ -33,7 +31,7 @@ class StateRegistry:
         key_schema: The grouping columns.
         known: What the checkpoint has.
         next_id: The first number that was never given.
-        removed: Numbers of states that were deleted; whoever owns the tables drops what they hold.
+        removed: Numbers of states that were deleted; the owner of the tables drops what they hold.
         settled: The driver has resolved all declarations already: a state that it did not find, and that ``init`` does
             not delete again, is an error; and a deletion was done by it.
     """

@@ -1,4 +1,4 @@
-"""The source of prior state: the parent checkpoint's content as one task sees it."""
+"""The source of prior state: the parent checkpoint's content as one task sees it, and the keys it has in hand."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dstl.rpc.messages import ExpiryPlace
-
-__all__ = ["Entry", "StateSource", "Timer"]
 
 Entry = tuple[bytes, bytes]
 """User key and value."""
@@ -96,3 +94,25 @@ class StateSource(Protocol):
     def scan_values(self, state: int, key_groups: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield all entries of a point state in some key groups: key group, key and value, each entry once."""
         ...
+
+
+class KeyWindow:
+    """The keys that a task has in hand at a time, shared by all states of its operator.
+
+    They are the distinct keys of one Arrow batch, or of one page of expired timers. The states of all are fetched
+    together, and one assignment to :attr:`index` switches to the next key.
+
+    Attributes:
+        index: Position of the current key; -1 while there is none.
+        keys: Bytes of the keys, each once.
+        key_groups: Their key groups.
+        forward: Keys become current in their order, each once; what was read for earlier ones can be let go.
+    """
+
+    __slots__ = ("forward", "index", "key_groups", "keys")
+
+    def __init__(self) -> None:
+        self.index = -1
+        self.keys: Sequence[bytes] = ()
+        self.key_groups: Sequence[int] = ()
+        self.forward = True

@@ -1,20 +1,14 @@
-"""The input of one task beside its rows, and the grouping keys that it has in hand."""
+"""The input of one task beside its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from dstl.state.broadcast_state import BroadcastRows, ReadWhole
 from dstl.state.source import StateSource
-
-if TYPE_CHECKING:
-    from dstl.state.broadcast_copies import ReadWhole
-    from dstl.state.broadcast_rows import BroadcastRows
-
-__all__ = ["KeyWindow", "TaskInput"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +48,3 @@ class TaskInput:
     def late_until_ms(self) -> int:
         """Rows at or before it are late, milliseconds since 1970."""
         return self.watermark_ms if self.late_watermark_ms is None else self.late_watermark_ms
-
-
-class KeyWindow:
-    """The keys that a task has in hand at a time, shared by all states of its operator.
-
-    They are the distinct keys of one Arrow batch, or of one page of expired timers. The states of all are fetched
-    together, and one assignment to :attr:`index` switches to the next key.
-
-    Attributes:
-        index: Position of the current key; -1 while there is none.
-        keys: Bytes of the keys, each once.
-        key_groups: Their key groups.
-        forward: Keys become current in their order, each once; what was read for earlier ones can be let go.
-    """
-
-    __slots__ = ("forward", "index", "key_groups", "keys")
-
-    def __init__(self) -> None:
-        self.index = -1
-        self.keys: Sequence[bytes] = ()
-        self.key_groups: Sequence[int] = ()
-        self.forward = True

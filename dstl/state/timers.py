@@ -16,18 +16,15 @@ from itertools import chain
 from typing import Any
 
 from dstl.errors import Invalid, brief
+from dstl.state.codec.value_codec import TimeToLive
 from dstl.state.descriptor import StateDescriptor
 from dstl.state.entry_state import EntryState
 from dstl.state.overlay import Overlay
-from dstl.state.source import StateSource, Timer
-from dstl.state.task_input import KeyWindow
-from dstl.state.ttl import TimeToLive
-
-__all__ = ["Timers", "expiry_ms", "expiry_user_key"]
+from dstl.state.source import KeyWindow, StateSource, Timer
 
 _EXPIRY = struct.Struct(">Q")
-_OFFSET = 1 << 63
-_PAGE = 1024
+_OFFSET = 1 << 63  # moves all signed milliseconds to unsigned ones, which sort as bytes do
+_PAGE = 1024  # timers in one reply: some tens of kilobytes
 
 _Order = tuple[bytes, int, bytes]
 """User key, key group, key: the order in which timers fire."""

@@ -1,4 +1,4 @@
-"""Deletion of objects that nobody refers to, in the background and within bounds."""
+"""Deletion of unreferenced objects, in the background and within bounds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock
 from dstl.store.base import ObjectStore
 
-__all__ = ["BackgroundDeleter"]
-
 _log = logging.getLogger(__name__)
-_MAX_TOGETHER = 500
+_MAX_TOGETHER = 500  # half of S3's most: a deletion that fails leaves fewer
 
 _Groups = tuple[Sequence[str], ...]
 

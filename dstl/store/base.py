@@ -9,8 +9,6 @@ from typing import Protocol
 
 from dstl.errors import Invalid
 
-__all__ = ["ByteRange", "ObjectInfo", "ObjectStore", "check_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9_=\-]+(?:\.[A-Za-z0-9_=\-]+)*(?:/[A-Za-z0-9_=\-]+(?:\.[A-Za-z0-9_=\-]+)*)*")
 
 

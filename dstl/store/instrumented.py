@@ -10,8 +10,6 @@ from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock, SystemClock
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 
-__all__ = ["CallMetrics", "InstrumentedStore", "StoreTotals", "VerbTotals"]
-
 
 @dataclass(frozen=True, slots=True)
 class VerbTotals:

@@ -24,15 +24,13 @@ from dstl.errors import (
 )
 from dstl.store.base import ByteRange, ObjectInfo, check_name
 
-__all__ = ["LocalStore"]
-
 # An element of a name never begins with a dot, so no object can be in here and no list shows it.
 _TEMPORARY = ".dstl-tmp"
-_ABANDONED_AFTER_S = 24 * 3600.0
-_LIST_CHUNK = 1000
+_ABANDONED_AFTER_S = 24 * 3600.0  # no PUT takes a day
+_LIST_CHUNK = 1000  # as many as S3 lists at once
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a FIFO that somebody put there would wait for its writer.
+# Without O_NONBLOCK, opening a FIFO there would wait for its writer.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 

@@ -17,13 +17,10 @@ from dstl.options import S3Options, SealingOptions
 from dstl.private_file import check_strength, read_private_file
 from dstl.store.base import ObjectStore, check_name
 from dstl.store.local import LocalStore
-from dstl.store.memory import MemoryStore
-from dstl.store.prefixed import PrefixedStore
+from dstl.store.memory import MemoryStore, PrefixedStore
 from dstl.store.s3 import S3Store
 from dstl.store.sealed import SealedStore
 from dstl.store.sharded import ShardedStore
-
-__all__ = ["absolute_location", "has_scheme", "is_in_memory", "local_directories", "open_store", "split_locations"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*):(.*)", re.DOTALL)
 _ABSOLUTE = r"(?:/|~/|[A-Za-z][A-Za-z0-9+.\-]*:[/\\])"

@@ -1,4 +1,4 @@
-"""Work that runs ahead of whoever takes its results: in order, and bounded in number and in bytes."""
+"""Work that runs ahead of the consumer of its results: in order, and bounded in number and in bytes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
 from dstl.errors import DstlError
-
-__all__ = ["LookAhead", "Share"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -65,7 +63,7 @@ class LookAhead(Generic[T, R]):
     Invariants:
         1. Results come in the order of their items; an error comes in its item's place, that of ``items`` after all
            results.
-        2. Of what nobody has asked for yet, at most ``max_count`` items are worked on or done; they, and the one that
+        2. Of what was not asked for yet, at most ``max_count`` items are worked on or done; they, and the one that
            was returned last, cost at most ``max_bytes`` and have taken at most ``max_taken``. The next result is
            exempt, so that it always comes, whatever it costs.
         3. After :meth:`aclose` nothing runs any more.
@@ -77,7 +75,7 @@ class LookAhead(Generic[T, R]):
         max_bytes: Of costs.
         max_count: Of items; None for no bound.
         max_taken: Of bytes that work counts.
-        discard: Told by :meth:`aclose` of each item whose result nobody took.
+        discard: Told by :meth:`aclose` of each item whose result was not taken.
     """
 
     def __init__(

@@ -26,10 +26,8 @@ from dstl.store.location import local_directories
 from dstl.store.patience import Patience
 from dstl.store.sharded import shard_names
 
-__all__ = ["check_place", "mark_place", "probe"]
-
 _log = logging.getLogger(__name__)
-_MARKING_S = 10.0
+_MARKING_S = 10.0  # a TaskManager's start waits for it
 _T = TypeVar("_T")
 
 
@@ -72,13 +70,13 @@ def _warn_of_others(location: str) -> None:
     try:
         paths = local_directories(location)
     except Invalid:
-        return  # a store made in a program, as in tests, may have a location that nobody could write
+        return  # a store made in a program, as in tests, may have a location that cannot be parsed
     for path in paths:
         with contextlib.suppress(OSError):
             info = os.stat(path)
             if info.st_uid not in (os.geteuid(), 0) or info.st_mode & stat.S_IWOTH:
                 _log.warning(
-                    "%s is of user %d, mode %03o: somebody else can change the state there. Use a directory of this "
+                    "%s is of user %d, mode %03o: other users can change the state there. Use a directory of this "
                     "user's own, mode 700, or seal what it holds (sealing.key_file)",
                     path,
                     info.st_uid,
@@ -133,7 +131,7 @@ async def _known(request: Awaitable[_T]) -> _T:
 async def mark_place(store: ObjectStore, runtime: Runtime) -> tuple[str, ...]:
     """Leave an object in each of a store's locations, for another process to find with :func:`check_place`.
 
-    Whoever marks deletes the names when the other has answered; what stays is the cleaner's.
+    The caller deletes the names when the other side has answered; the cleaner deletes what stays.
 
     Returns:
         Their names; none where the store does not take them now: a fault is no proof of anything.

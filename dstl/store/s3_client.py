@@ -18,9 +18,7 @@ from dstl.errors import Closed, Invalid
 from dstl.options import S3Options
 from dstl.store.s3_errors import is_expired
 
-__all__ = ["S3Client"]
-
-_SLICE = 256 << 10
+_SLICE = 256 << 10  # as long as the socket takes everything, other uploads have their turn after so many bytes
 
 
 class S3Client:

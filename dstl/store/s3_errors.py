@@ -17,8 +17,6 @@ from dstl.errors import (
     Unavailable,
 )
 
-__all__ = ["error_code", "is_expired", "sdk_errors", "translating"]
-
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired"})
 _CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "InvalidToken", "UnrecognizedClientException"})
 _SLOW = frozenset(

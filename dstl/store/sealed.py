@@ -21,14 +21,12 @@ from dstl.errors import CorruptData, Invalid
 from dstl.runtime import call_in_thread
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
 
-__all__ = ["CHUNK_BYTES", "SEAL_BYTES", "SealedStore", "is_sealed"]
-
 CHUNK_BYTES = 16 << 10
 """Bytes that have one seal. Smaller: a small range reads less beyond itself; larger: fewer seals."""
-SEAL_BYTES = 16
+SEAL_BYTES = 16  # 128 bits: cannot be guessed
 _STORED_CHUNK = CHUNK_BYTES + SEAL_BYTES
-_LARGE = 1 << 20
-_MIN_KEY_BYTES = 32
+_LARGE = 1 << 20  # seals of more take longer than a switch of threads
+_MIN_KEY_BYTES = 32  # 128 bits in hexadecimal digits: what is shorter is a password
 _PURPOSE = b"dstl object seal 1"
 _PLACE = struct.Struct("<HQ?")
 

@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from dstl.errors import Invalid
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
 
-__all__ = ["ShardedStore", "shard_names"]
-
 _SHARD = re.compile(r"s(0|[1-9][0-9]{0,3})")
 
 

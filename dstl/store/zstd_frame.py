@@ -1,4 +1,4 @@
-"""Decompression of zstd frames that nobody vouches for."""
+"""Decompression of untrusted zstd frames."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-__all__ = ["decompress", "decompress_array"]
-
-_MAX_WINDOW = 1 << 27
+_MAX_WINDOW = 1 << 27  # the largest that zstd's own levels write
 _local = threading.local()
 
 

@@ -18,8 +18,6 @@ from materializer.expiry import deleted_states, expired_at, times_to_live
 from materializer.manager import PeriodicMaterializationManager
 from materializer.tables import Expired
 
-__all__ = ["BaseTracker", "PendingBases"]
-
 
 @dataclass(frozen=True, slots=True)
 class PendingBases:
@@ -82,7 +80,7 @@ class BaseTracker:
         return self._deleted.get(operator, frozenset())
 
     def resumed(self) -> None:
-        """Take notice that a run begins: its program may have given other times to live to its states."""
+        """Record that a run begins: its program may have given other times to live to its states."""
         self._metadata.clear()
         self._times_to_live.clear()
 
@@ -119,8 +117,13 @@ class BaseTracker:
         logged = {operator: (max(1, round(size)), len(places[operator])) for operator, size in stored.items()}
         return PendingBases(tuple(self.manager.take_reports()) if self.manager else (), logged)
 
+    def named(self, pending: PendingBases) -> None:
+        """Record that a checkpoint is durable, which the tables hold once a batch follows it."""
+        if self.manager is not None:
+            self.manager.named(pending.finished)
+
     def followed(self, checkpoint: CheckpointId, pending: PendingBases, time_ms: int | None) -> None:
-        """Take notice that the tables hold a checkpoint now: what it names are bases, and its changes are log."""
+        """Record that the tables hold a checkpoint now: what it names are bases, and its changes are log."""
         if pending.finished:
             reach("M6")
         for finished in pending.finished:
@@ -138,7 +141,7 @@ class BaseTracker:
     def replaced(
         self, bases: dict[str, OperatorBases], registries: Mapping[str, Mapping[str, object]], rate: float | None
     ) -> None:
-        """Take notice that the tables were replaced by restored ones.
+        """Record that the tables were replaced by restored ones.
 
         Args:
             bases: Of the restored checkpoint.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -18,8 +19,6 @@ from dstl.options import (
     UploadOptions,
 )
 from materializer.tables import TableKind
-
-__all__ = ["TaskManagerConfig"]
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -80,17 +79,16 @@ class TaskManagerConfig:
 
     def to_json(self) -> bytes:
         """Return it as JSON."""
-        return _JSON.dump_json(self)
+        return TypeAdapter(type(self)).dump_json(self)
 
-    @staticmethod
-    def from_json(data: bytes) -> TaskManagerConfig:
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
         """Rebuild a configuration; the inverse of :meth:`to_json`.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It is not a configuration.
         """
-        return _JSON.validate_json(data)
+        return TypeAdapter(cls).validate_json(data)
 
 
 _SECTIONS = ("batching", "upload", "hedging", "materialization", "s3", "sealing", "memory")
-_JSON = TypeAdapter(TaskManagerConfig)

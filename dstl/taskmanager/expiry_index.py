@@ -14,16 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import OP_PUT
-from dstl.changelog.value_offsets import value_offsets
+from dstl.changelog.change_set import OP_PUT, value_offsets
 from dstl.errors import Invalid
 from dstl.rpc.messages import ExpiryPlace
 from materializer.tables import StateTable
 
-__all__ = ["ExpiryIndex", "expiries_of"]
-
 _NEVER = np.iinfo(np.int64).max
-_MAX_OFFSET = 1 << 16
+_MAX_OFFSET = 1 << 16  # beyond any row's slots; a forged place must not be believed
 _RATIO = 4
 """A run is merged into the one before it unless that is so many times as long: there are few runs, and each entry is
 copied a few times in its life."""

@@ -17,10 +17,8 @@ from pathlib import Path
 from dstl.errors import StateTooLarge
 from dstl.options import MemoryOptions
 
-__all__ = ["MemoryLimit", "MemoryUse", "read_memory_use", "resident_bytes"]
-
-_LOOK_BYTES = 1 << 20
-_UNLIMITED = 1 << 60
+_LOOK_BYTES = 1 << 20  # a look takes 50 us, a small part of what the write of so many bytes takes
+_UNLIMITED = 1 << 60  # the first version of control groups says "no limit" by a number above it
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 """Of a control group: the file with its limit, that with its use, and the row of its statistics with what files it has

@@ -1,4 +1,4 @@
-"""The metrics of a TaskManager that nobody records on the way: sizes of its tables, memory and processor time."""
+"""Metrics of a TaskManager that are measured when asked for: sizes of its tables, memory and processor time."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import resource
 from dstl.metrics import MetricSet, Recorder, Sample
 from dstl.taskmanager.memory_limit import resident_bytes
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
-
-__all__ = ["TaskManagerMetrics"]
 
 
 class TaskManagerMetrics:

@@ -1,58 +1,257 @@
-"""Reads of collections out of a table, bounded so that one reply never holds more than was asked for."""
+"""The reads of one operator's state, over its table: each bounded, so that no reply holds more than was asked for.
+
+They are asked for by the messages of ``dstl.rpc.messages``. A TaskManager answers those of its workers; a batch query
+and a test have a table of their own in their process, and ask it through :func:`client_of`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from dstl.changelog.value_offsets import value_offsets
-from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
+from dstl.changelog.change_set import value_offsets
+from dstl.rpc.codec import Call, R
+from dstl.rpc.messages import (
+    ENTRY_COLUMNS,
+    KEY_COLUMNS,
+    VALUE_COLUMN,
+    AttemptCall,
+    DueEntries,
+    Entries,
+    ExpiryPlace,
+    FetchDue,
+    Fetched,
+    FetchEntries,
+    FetchEntry,
+    FetchMany,
+    FetchValues,
+    ScanEntries,
+    ScanTimers,
+    ScanValues,
+    Timers,
+    Values,
+    read_columns,
+    write_columns,
+)
 from dstl.taskmanager.expiry_index import ExpiryIndex
-from materializer.tables import StateTable
-
-__all__ = [
-    "REPLY_BYTES",
-    "Due",
-    "bounded_entries",
-    "count_within",
-    "due_entries",
-    "entries_after",
-    "next_values",
-    "values_of",
-]
+from dstl.taskmanager.state_client import StateClient
+from dstl.taskmanager.timer_index import TimerIndex
+from handles.key_group import MAX_MAX_PARALLELISM, KeyGroupRange
+from materializer.tables import HeapStateTable, StateTable
 
 REPLY_BYTES = 64 << 20
 """About how many bytes of values one reply holds: a fourth of the longest frame."""
 
-_PAGE = 512
-_REPLY_FACTOR = 4
+_PAGE = 512  # entries that are read beyond what a reply has room for, at most
+_REPLY_FACTOR = 4  # keys that are just answerable in one reply
+
+Pairs = list[tuple[bytes, bytes]]
+"""User keys and values."""
 
 
-def values_of(table: StateTable, state: int, wanted: memoryview, max_bytes: int = REPLY_BYTES) -> memoryview:
-    """Return the values of many keys of a point state.
+class TableSource:
+    """One operator's table, its indexes by time, and the reads of both. Not thread-safe.
 
     Args:
-        table: Where to look.
-        state: The state's number.
-        wanted: An Arrow stream of one batch of ``KEY_COLUMNS``.
-        max_bytes: See :func:`fitting`.
+        table: The operator's committed state.
 
-    Returns:
-        An Arrow stream of one batch of ``VALUE_COLUMN``, for the first keys that fit; null where there is no value.
-
-    Raises:
-        Invalid: Not such a stream.
+    Attributes:
+        table: The same.
+        timers: Its timers by time.
     """
-    key_groups, keys = read_columns(wanted, KEY_COLUMNS)
-    found = table.get_values(state, np.asarray(key_groups), keys)
-    offsets = value_offsets(found)
-    if int(offsets[-1]) - int(offsets[0]) > max_bytes:
-        fitting = int(np.searchsorted(offsets[1:], int(offsets[0]) + max_bytes, side="right"))
-        found = found.slice(0, max(1, fitting))
-    return write_columns(VALUE_COLUMN, [found])
+
+    def __init__(self, table: StateTable) -> None:
+        self.table = table
+        self.timers = TimerIndex(table)
+        self._expiries: dict[tuple[int, ExpiryPlace], ExpiryIndex] = {}
+
+    def apply(self, changes: pa.RecordBatch, expiring: bool = True) -> None:
+        """Apply changes, to the indexes too.
+
+        Args:
+            changes: Columns of ``CHANGE_SCHEMA``, sorted by key group.
+            expiring: Their times may be new to an index by time.
+        """
+        self.table.apply(changes)
+        self.timers.apply(changes)
+        if expiring:
+            for index in self._expiries.values():
+                index.add(changes)
+
+    def build(self, call: AttemptCall[Any]) -> Generator[None]:
+        """Make the index that a read goes by, if it has one, in pieces of some milliseconds, and yield after each."""
+        if isinstance(call, ScanTimers):
+            yield from self.timers.build(call.state, call.key_groups)
+        elif isinstance(call, FetchDue):
+            yield from self._due(call.state, call.place).build()
+
+    def answer(self, call: AttemptCall[R], max_bytes: int = REPLY_BYTES) -> R:
+        """Return the reply to a read.
+
+        Args:
+            call: One of :data:`READS`.
+            max_bytes: About how many bytes of values the reply holds where the caller asks again for the rest; at least
+                one key's, or one entry.
+
+        Raises:
+            Invalid: The request cannot be answered.
+        """
+        reply: R = READS[type(call)](self, call, max_bytes)
+        return reply
+
+    def _due(self, state: int, place: ExpiryPlace) -> ExpiryIndex:
+        if (state, place) not in self._expiries:
+            self._expiries[state, place] = ExpiryIndex(self.table, state, place)
+        return self._expiries[state, place]
+
+    def _fetch_many(self, call: FetchMany, max_bytes: int) -> Values:
+        found = [self.table.get_many(state, call.key_groups, call.keys) for state in call.states]
+        count = count_within(found, max_bytes)
+        return Values(_tuples(found if count == len(call.keys) else [column[:count] for column in found]))
+
+    def _fetch_values(self, call: FetchValues, max_bytes: int) -> Fetched:
+        key_groups, keys = read_columns(memoryview(call.keys), KEY_COLUMNS)
+        found = self.table.get_values(call.state, np.asarray(key_groups), keys)
+        offsets = value_offsets(found)
+        if int(offsets[-1]) - int(offsets[0]) > max_bytes:
+            fitting = int(np.searchsorted(offsets[1:], int(offsets[0]) + max_bytes, side="right"))
+            found = found.slice(0, max(1, fitting))
+        return Fetched(write_columns(VALUE_COLUMN, [found]))
+
+    def _fetch_entries(self, call: FetchEntries, max_bytes: int) -> Entries:
+        found = bounded_entries(self.table.get_entries(call.state, call.key_groups, call.keys), call.max_bytes)
+        return _entries(found)
+
+    def _fetch_entry(self, call: FetchEntry, max_bytes: int) -> Values:
+        return Values(_tuples([self.table.get_entry(call.state, call.key_group, call.key, call.user_keys)]))
+
+    def _scan_entries(self, call: ScanEntries, max_bytes: int) -> Entries:
+        """Answer one key's next entries: about ``call.max_bytes``, at least one.
+
+        No collection has an entry under the empty user key, which is a value state's.
+        """
+        page: Pairs = []
+        size = 0
+        last = call.after or b""
+        while size < call.max_bytes:
+            # The smallest key above this one is this one with a zero byte behind it.
+            found = self.table.scan(
+                call.state, call.key_group, after=(call.key, last), before_key=call.key + b"\0", limit=_PAGE
+            )
+            for entry in found:
+                if page and size + len(entry.value) > call.max_bytes:
+                    return _entries([page])
+                page.append((entry.user_key, entry.value))
+                size += len(entry.user_key) + len(entry.value)
+            if len(found) < _PAGE:
+                break
+            last = found[-1].user_key
+        return _entries([page])
+
+    def _scan_timers(self, call: ScanTimers, max_bytes: int) -> Timers:
+        due = self.timers.due(call.state, call.key_groups, call.until, call.after, call.limit)
+        return Timers(*zip(*due, strict=True)) if due else Timers((), (), ())
+
+    def _fetch_due(self, call: FetchDue, max_bytes: int) -> DueEntries:
+        index, skip = self._due(call.state, call.place), call.skip
+        parts: list[pa.RecordBatch] = []
+        more = False
+        for key_group in call.key_groups:
+            keys, values = index.due(key_group, call.until, with_values=call.with_values)
+            if skip >= len(keys):
+                skip -= len(keys)
+                continue
+            keys, values = keys.slice(skip), values.slice(skip)
+            skip = 0
+            sizes = np.cumsum(np.diff(value_offsets(keys)) + np.diff(value_offsets(values)).astype(np.int64))
+            count = max(0 if parts else 1, int(np.searchsorted(sizes, max_bytes, side="right")))
+            count = min(count, len(keys))
+            groups = pa.array(np.full(count, key_group, np.uint16))
+            parts.append(pa.RecordBatch.from_arrays([groups, keys[:count], values[:count]], schema=ENTRY_COLUMNS))
+            more = count < len(keys)
+            if more:
+                break
+            max_bytes -= int(sizes[-1])
+        return DueEntries(more, _stream(parts))
+
+    def _scan_values(self, call: ScanValues, max_bytes: int) -> Fetched:
+        """Answer the next values of a key group in the order of their keys: about ``max_bytes``, at least one."""
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        size = 0
+        last = None if call.after is None else (call.after, b"")
+        while size < max_bytes:
+            found = self.table.scan(call.state, call.key_group, after=last, limit=_PAGE)
+            keys += [entry.key for entry in found]
+            values += [entry.value for entry in found]
+            if len(found) < _PAGE:
+                break
+            size += sum(len(entry.key) + len(entry.value) for entry in found)
+            last = found[-1].key, b""
+        columns = [pa.array(np.full(len(keys), call.key_group, np.uint16)), pa.array(keys, pa.binary())]
+        return Fetched(write_columns(ENTRY_COLUMNS, [*columns, pa.array(values, pa.binary())]))
+
+
+READS: dict[type[AttemptCall[Any]], Callable[[TableSource, Any, int], Any]] = {
+    FetchMany: TableSource._fetch_many,
+    FetchValues: TableSource._fetch_values,
+    FetchEntries: TableSource._fetch_entries,
+    FetchEntry: TableSource._fetch_entry,
+    ScanEntries: TableSource._scan_entries,
+    ScanTimers: TableSource._scan_timers,
+    FetchDue: TableSource._fetch_due,
+    ScanValues: TableSource._scan_values,
+}
+"""All reads, and what answers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The reply of a call within the process."""
+
+    reply: Any
+    is_done: bool = True
+
+    def result(self) -> Any:
+        """Return it."""
+        return self.reply
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTransport:
+    """A table in this process, as a :class:`~dstl.taskmanager.state_client.StateClient` sees one elsewhere.
+
+    Attributes:
+        source: The table. It is read alone; what is written to it, :meth:`TableSource.apply` takes.
+    """
+
+    source: TableSource
+
+    def send(self, message: Call[Any]) -> Answered:
+        """Answer a read."""
+        assert isinstance(message, AttemptCall)
+        return Answered(self.source.answer(message))
+
+    def call(self, message: Call[Any]) -> Any:
+        """Answer a read."""
+        return self.send(message).result()
+
+
+def client_of(source: TableSource) -> StateClient:
+    """Return what reads a table in this process: the source of a task's state without a TaskManager."""
+    return StateClient([(KeyGroupRange.all(MAX_MAX_PARALLELISM), LocalTransport(source))], "", 0)
+
+
+def nothing_held() -> StateClient:
+    """Return what reads an empty table: the source of state where there is none yet."""
+    return client_of(TableSource(HeapStateTable()))
 
 
 def count_within(columns: Sequence[Sequence[bytes | None]], max_bytes: int) -> int:
@@ -71,16 +270,14 @@ def count_within(columns: Sequence[Sequence[bytes | None]], max_bytes: int) -> i
     return max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
 
 
-def bounded_entries(
-    found: Sequence[list[tuple[bytes, bytes]]], max_bytes: int
-) -> list[list[tuple[bytes, bytes]] | None]:
+def bounded_entries(found: Sequence[Pairs], max_bytes: int) -> list[Pairs | None]:
     """Return the entries of each key, None where they are more than ``max_bytes``: those are read page by page.
 
     Keys at the end are None too once the reply has grown to four times ``max_bytes``; the first key that fits is
     always answered.
     """
     total = 0
-    bounded: list[list[tuple[bytes, bytes]] | None] = []
+    bounded: list[Pairs | None] = []
     for entries in found:
         size = sum(len(user_key) + len(value) for user_key, value in entries)
         fits = size <= max_bytes and total + size <= _REPLY_FACTOR * max_bytes
@@ -89,100 +286,87 @@ def bounded_entries(
     return bounded
 
 
-def entries_after(
-    table: StateTable, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int
-) -> list[tuple[bytes, bytes]]:
-    """Return one key's next entries in user key order, strictly after ``after``: about ``max_bytes``, at least one.
-
-    No collection has an entry under the empty user key, which is a value state's.
-    """
-    page: list[tuple[bytes, bytes]] = []
-    size = 0
-    last = after or b""
-    while size < max_bytes:
-        # The smallest key above this one is this one with a zero byte behind it.
-        found = table.scan(state, key_group, after=(key, last), before_key=key + b"\0", limit=_PAGE)
-        for entry in found:
-            if page and size + len(entry.value) > max_bytes:
-                return page
-            page.append((entry.user_key, entry.value))
-            size += len(entry.user_key) + len(entry.value)
-        if len(found) < _PAGE:
-            break
-        last = found[-1].user_key
-    return page
+def _entries(found: Sequence[Pairs | None]) -> Entries:
+    pairs = list(chain.from_iterable(entries or () for entries in found))
+    counts = tuple(None if entries is None else len(entries) for entries in found)
+    return Entries(counts, tuple(map(itemgetter(0), pairs)), tuple(map(itemgetter(1), pairs)))
 
 
-class Due(NamedTuple):
-    """A page of due entries.
-
-    Attributes:
-        entries: An Arrow stream of ``ENTRY_COLUMNS``.
-        more: Whether there are more behind it.
-    """
-
-    entries: memoryview
-    more: bool
-
-
-def due_entries(
-    index: ExpiryIndex, key_groups: Sequence[int], until: int, skip: int, with_values: bool, max_bytes: int
-) -> Due:
-    """Return entries that are due, key group by key group.
-
-    Args:
-        index: The entries by time.
-        key_groups: Where to look.
-        until: Due is a time at or below this.
-        skip: How many were returned before; the rest comes, about ``max_bytes`` of it, at least one entry if there is
-            one.
-        with_values: Whether values are wanted; without, they are empty.
-        max_bytes: Of keys and values.
-    """
-    parts: list[pa.RecordBatch] = []
-    more = False
-    for key_group in key_groups:
-        keys, values = index.due(key_group, until, with_values=with_values)
-        if skip >= len(keys):
-            skip -= len(keys)
-            continue
-        keys, values = keys.slice(skip), values.slice(skip)
-        skip = 0
-        sizes = np.cumsum(np.diff(value_offsets(keys)) + np.diff(value_offsets(values)).astype(np.int64))
-        count = max(0 if parts else 1, int(np.searchsorted(sizes, max_bytes, side="right")))
-        count = min(count, len(keys))
-        groups = pa.array(np.full(count, key_group, np.uint16))
-        parts.append(pa.RecordBatch.from_arrays([groups, keys[:count], values[:count]], schema=ENTRY_COLUMNS))
-        more = count < len(keys)
-        if more:
-            break
-        max_bytes -= int(sizes[-1])
-    return Due(_stream(parts), more)
-
-
-def next_values(table: StateTable, state: int, key_group: int, after: bytes | None, max_bytes: int) -> memoryview:
-    """Return the next values of one key group of a point state, in the order of their keys, strictly after a key.
-
-    Returns:
-        An Arrow stream of ``ENTRY_COLUMNS``: about ``max_bytes``, at least one entry if there is one.
-    """
-    keys: list[bytes] = []
-    values: list[bytes] = []
-    size = 0
-    last = None if after is None else (after, b"")
-    while size < max_bytes:
-        found = table.scan(state, key_group, after=last, limit=_PAGE)
-        keys += [entry.key for entry in found]
-        values += [entry.value for entry in found]
-        if len(found) < _PAGE:
-            break
-        size += sum(len(entry.key) + len(entry.value) for entry in found)
-        last = found[-1].key, b""
-    columns = [pa.array(np.full(len(keys), key_group, np.uint16)), pa.array(keys, pa.binary())]
-    return write_columns(ENTRY_COLUMNS, [*columns, pa.array(values, pa.binary())])
+def _tuples(columns: Sequence[Sequence[bytes | None]]) -> tuple[tuple[bytes | None, ...], ...]:
+    return tuple(map(tuple, columns))
 
 
 def _stream(parts: Sequence[pa.RecordBatch]) -> memoryview:
     whole = pa.Table.from_batches(parts, ENTRY_COLUMNS).combine_chunks()
     columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in whole.columns]
     return write_columns(ENTRY_COLUMNS, columns)
+
+
+Overlay = Iterable[tuple[pa.RecordBatch, bool]]
+"""Changes of an attempt in their order, each with whether its times are new to an index by time."""
+
+
+class CommittedTables:
+    """Tables by operator, and what is derived from them. One event loop; not thread-safe.
+
+    Changes are noted when their checkpoint counts, and folded in at the next look at any table, or by :meth:`fold`
+    before it: no look sees a table without them.
+
+    Args:
+        open_table: Makes an empty table for an operator.
+
+    Attributes:
+        open_table: The same, for restores.
+    """
+
+    def __init__(self, open_table: Callable[[str], StateTable]) -> None:
+        self.open_table = open_table
+        self._sources: dict[str, TableSource] = {}
+        self._unfolded: deque[tuple[str, pa.RecordBatch, bool]] = deque()
+
+    @property
+    def has_failed(self) -> bool:
+        """True where a table cannot be used any more: all must be restored."""
+        return any(source.table.has_failed for source in self._sources.values())
+
+    @property
+    def waiting_rows(self) -> int:
+        """Changes that have been added and not folded in yet."""
+        return sum(part.num_rows for _, part, _ in self._unfolded)
+
+    def all(self) -> Mapping[str, StateTable]:
+        """Return the tables by operator."""
+        self.fold()
+        return {operator: source.table for operator, source in self._sources.items()}
+
+    def source(self, operator: str) -> TableSource:
+        """Return an operator's table and its reads, an empty one for a new operator."""
+        self.fold()
+        return self._opened(operator)
+
+    def is_in_files(self, operator: str) -> bool:
+        """True where an operator's table lies on a disk, so that its entries take no memory each."""
+        return self._opened(operator).table.as_files is not None
+
+    def add(self, operator: str, overlay: Overlay) -> None:
+        """Note an operator's changes, to be folded in behind those that wait already."""
+        self._unfolded.extend((operator, *part) for part in overlay)
+
+    def fold(self) -> None:
+        """Fold in what waits, now rather than at the next look. What fails stays, and all behind it."""
+        while self._unfolded:
+            operator, changes, expiring = self._unfolded[0]
+            self._opened(operator).apply(changes, expiring)
+            self._unfolded.popleft()
+
+    def replace(self, tables: dict[str, StateTable]) -> None:
+        """Take other tables, close those that were here, and forget what waited for them."""
+        self._unfolded.clear()
+        for source in self._sources.values():
+            source.table.close()
+        self._sources = {operator: TableSource(table) for operator, table in tables.items()}
+
+    def _opened(self, operator: str) -> TableSource:
+        if operator not in self._sources:
+            self._sources[operator] = TableSource(self.open_table(operator))
+        return self._sources[operator]

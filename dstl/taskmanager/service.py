@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
 
-import msgpack
 import pyarrow as pa
 
 from dstl.crash_points import reach
 from dstl.errors import DstlError, Invalid, Unavailable, brief
 from dstl.metrics import NullRecorder
-from dstl.rpc.codec import Payload
+from dstl.rpc.codec import Payload, R
 from dstl.rpc.fleet_messages import (
     Abort,
     Complete,
@@ -23,6 +21,7 @@ from dstl.rpc.fleet_messages import (
     Persisted,
     ReadMetrics,
     ReadRestoreStatus,
+    ReadUnnamedBases,
     Restore,
     Restored,
     RestoreStatusReply,
@@ -30,45 +29,20 @@ from dstl.rpc.fleet_messages import (
     Resumed,
     Size,
     TableSize,
+    UnnamedBases,
 )
-from dstl.rpc.messages import (
-    AttemptCall,
-    Done,
-    DueEntries,
-    EndOfChanges,
-    FetchDue,
-    Fetched,
-    FetchEntries,
-    FetchEntry,
-    FetchMany,
-    FetchValues,
-    OpenAttempt,
-    ScanEntries,
-    ScanTimers,
-    ScanValues,
-    Write,
-)
+from dstl.rpc.messages import AttemptCall, Done, EndOfChanges, FetchDue, OpenAttempt, ScanTimers, Write
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.own_metrics import TaskManagerMetrics
-from dstl.taskmanager.reads import (
-    REPLY_BYTES,
-    bounded_entries,
-    count_within,
-    due_entries,
-    entries_after,
-    next_values,
-    values_of,
-)
+from dstl.taskmanager.reads import READS, REPLY_BYTES
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
+from materializer.bases.table_directory import FileBases
 from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus
 from materializer.restore.restore import restore_tables
-from materializer.tables import StateTable
-
-__all__ = ["TaskManagerService"]
 
 
 class TaskManagerService:
@@ -106,14 +80,7 @@ class TaskManagerService:
             secret,
             {
                 OpenAttempt: self._open_attempt,
-                FetchMany: self._fetch_many,
-                FetchValues: self._fetch_values,
-                FetchEntries: self._fetch_entries,
-                FetchEntry: self._fetch_entry,
-                ScanEntries: self._scan_entries,
-                ScanTimers: self._scan_timers,
-                FetchDue: self._fetch_due,
-                ScanValues: self._scan_values,
+                **dict.fromkeys(READS, self._read),
                 Write: self._write,
                 EndOfChanges: self._end_of_changes,
                 Resume: self._resume,
@@ -122,6 +89,7 @@ class TaskManagerService:
                 Persist: self._persist,
                 Complete: self._complete,
                 Abort: self._abort,
+                ReadUnnamedBases: self._unnamed_bases,
                 Size: self._size,
                 ReadMetrics: self._read_metrics,
             },
@@ -135,82 +103,36 @@ class TaskManagerService:
 
     async def _open_attempt(self, peer: Peer, call: OpenAttempt) -> Done:
         backend = self._backend
-        backend.open_attempt(call.key, call.batch, call.parent, call.parallelism)
+        backend.open_attempt(call.who, call.batch, call.parent, call.parallelism)
         # While the worker groups its rows; the first read waits for what is left.
         asyncio.get_running_loop().call_soon(_fold_ahead, backend)
         return Done()
 
-    def _table_of(self, call: AttemptCall[Any]) -> StateTable:
-        self._backend.check_attempt(call.key)
-        return self._backend.table(call.operator)
-
-    async def _fetch_many(self, peer: Peer, call: FetchMany) -> Fetched:
-        table = self._table_of(call)
-        key_groups, keys = _unpack(call.keys, 2)
-        found = [table.get_many(state, key_groups, keys) for state in call.states]
-        count = count_within(found, self._reply_bytes)
-        return _pack(found if count == len(keys) else [column[:count] for column in found])
-
-    async def _fetch_values(self, peer: Peer, call: FetchValues) -> Fetched:
-        table = self._table_of(call)
-        return Fetched(values_of(table, call.state, memoryview(call.keys), self._reply_bytes))
-
-    async def _fetch_entries(self, peer: Peer, call: FetchEntries) -> Fetched:
-        table = self._table_of(call)
-        key_groups, keys = _unpack(call.keys, 2)
-        return _pack(bounded_entries(table.get_entries(call.state, key_groups, keys), call.max_bytes))
-
-    async def _fetch_entry(self, peer: Peer, call: FetchEntry) -> Fetched:
-        table = self._table_of(call)
-        key, user_keys = _unpack(call.keys, 2)
-        return _pack(table.get_entry(call.state, call.key_group, key, user_keys))
-
-    async def _scan_entries(self, peer: Peer, call: ScanEntries) -> Fetched:
-        table = self._table_of(call)
-        key, after = _unpack(call.after, 2)
-        return _pack(entries_after(table, call.state, call.key_group, key, after, call.max_bytes))
-
-    async def _scan_timers(self, peer: Peer, call: ScanTimers) -> Fetched:
-        self._table_of(call)
-        key_groups, until, after = _unpack(call.due, 3)
-        timers = self._backend.committed.timers(call.operator)
-        await self._build(call, timers.build(call.state, key_groups))
-        return _pack(timers.due(call.state, key_groups, until, tuple(after) if after else None, call.limit))
-
-    async def _fetch_due(self, peer: Peer, call: FetchDue) -> DueEntries:
-        self._table_of(call)
-        (key_groups,) = _unpack(call.key_groups, 1)
-        index = self._backend.committed.expiries(call.operator, call.state, call.place)
-        await self._build(call, index.build())
-        found = due_entries(index, key_groups, call.until, call.skip, call.with_values, self._reply_bytes)
-        return DueEntries(found.more, found.entries)
-
-    async def _build(self, call: AttemptCall[Any], pieces: Generator[None]) -> None:
-        """Let an index be made, one at a time, and serve others meanwhile: many millions of entries take a minute."""
-        async with self._building:
-            with closing(pieces):
-                for _ in pieces:
-                    await self._runtime.clock.sleep(0)
-                    # Whatever has taken the tables from here has ended the attempt.
-                    self._backend.check_attempt(call.key)
-        self._backend.check_attempt(call.key)
-
-    async def _scan_values(self, peer: Peer, call: ScanValues) -> Fetched:
-        table = self._table_of(call)
-        (after,) = _unpack(call.after, 1)
-        return Fetched(next_values(table, call.state, call.key_group, after, self._reply_bytes))
+    async def _read(self, peer: Peer, call: AttemptCall[R]) -> R:
+        self._backend.check_attempt(call.who)
+        source = self._backend.committed.source(call.operator)
+        # An index is made one at a time, and others are served meanwhile: many millions of entries take a minute.
+        if isinstance(call, (FetchDue, ScanTimers)):
+            async with self._building:
+                with closing(source.build(call)) as pieces:
+                    for _ in pieces:
+                        await self._runtime.clock.sleep(0)
+                        # Whatever has taken the tables from here has ended the attempt.
+                        self._backend.check_attempt(call.who)
+            self._backend.check_attempt(call.who)
+        return source.answer(call, self._reply_bytes)
 
     async def _write(self, peer: Peer, call: Write) -> Done:
-        self._backend.check_attempt(call.key)
+        self._backend.check_attempt(call.who)
         # Back-pressure: a worker whose changes do not fit the budget waits here, and its task with it.
         async with self._backend.storage.reserve(len(call.changes)):
             for changes in _changes(call.changes):
-                self._backend.write(call.key, call.partition, changes, call.metadata, call.expiring)
+                self._backend.write(call.who, call.partition, changes, call.metadata, call.expiring)
                 reach("T1")
         return Done()
 
     async def _end_of_changes(self, peer: Peer, call: EndOfChanges) -> Done:
-        self._backend.end_changes(call.key)
+        self._backend.end_changes(call.who)
         return Done()
 
     async def _resume(self, peer: Peer, call: Resume) -> Resumed:
@@ -229,16 +151,16 @@ class TaskManagerService:
             checkpoint = _checkpoint_of(call)
             # What was here is of no use any more, and need not lie in memory beside what comes.
             self._backend.replace_tables({}, None, owned)
-            restored = await restore_tables(
-                checkpoint,
-                self._store,
-                owned,
-                self._backend.committed.open_table,
-                self._runtime,
-                on_progress=self._progress_listener(),
-                cache=self._backend.tracker.cache,
-                check=self._backend.check_memory,
-            )
+            async with FileBases(self._store, self._runtime, self._backend.tracker.cache) as files:
+                restored = await restore_tables(
+                    checkpoint,
+                    self._store,
+                    owned,
+                    self._backend.committed.open_table,
+                    self._runtime,
+                    on_progress=self._progress_listener(),
+                    files=files,
+                )
             base = checkpoint.checkpoint_id if checkpoint else None
             self._backend.replace_tables(
                 restored.tables,
@@ -259,6 +181,7 @@ class TaskManagerService:
             self._restoring = status
             line(status)
             gauges(status)
+            self._backend.check_memory()
 
         return take
 
@@ -290,8 +213,15 @@ class TaskManagerService:
             self._backend.abort()
         return Done()
 
+    async def _unnamed_bases(self, peer: Peer, call: ReadUnnamedBases) -> UnnamedBases:
+        manager = self._backend.tracker.manager
+        if manager is None:
+            return UnnamedBases(0, 0, 0.0)
+        waited = manager.waiting()
+        return UnnamedBases(int(manager.running is not None), len(waited), max(waited, default=0.0))
+
     async def _read_metrics(self, peer: Peer, call: ReadMetrics) -> Measured:
-        # Without the turn: a restore or an upload that takes long is when somebody looks.
+        # Without the turn: a restore or an upload that takes long is when metrics are looked at.
         if self._claimed is not None:
             self._metrics.note_state(self._claimed)
         return Measured(self._metrics.sample())
@@ -317,25 +247,6 @@ def _checkpoint_of(call: Restore) -> CompletedCheckpoint | None:
         return CompletedCheckpoint.model_validate_json(bytes(call.checkpoint)) if call.checkpoint else None
     except ValueError as error:
         raise Invalid(f"the request to restore holds no valid checkpoint: {brief(str(error))}") from None
-
-
-def _unpack(payload: Payload, count: int) -> list[Any]:
-    """Return the values that a request's payload holds, so many.
-
-    Raises:
-        Invalid: It holds something else.
-    """
-    try:
-        values = msgpack.unpackb(payload, raw=False, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise Invalid(f"a request's payload is not msgpack: {error}") from None
-    if not isinstance(values, list) or len(values) != count:
-        raise Invalid(f"a request's payload is not a list of {count}")
-    return values
-
-
-def _pack(found: object) -> Fetched:
-    return Fetched(msgpack.packb(found))
 
 
 def _changes(payload: Payload) -> list[pa.RecordBatch]:

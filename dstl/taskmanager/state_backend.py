@@ -9,30 +9,27 @@ its attempts is dropped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
-from dstl.changelog.storage import PersistResult, StateChangelogStorage
+from dstl.changelog.log_segment import PersistResult
+from dstl.changelog.storage import StateChangelogStorage
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.crash_points import reach
 from dstl.errors import Invalid, Superseded, Unavailable
-from dstl.rpc.fleet_messages import Persisted
+from dstl.rpc.fleet_messages import Persisted, PersistedPart
 from dstl.runtime import Runtime
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
-from dstl.taskmanager.committed_tables import CommittedTables
 from dstl.taskmanager.memory_limit import MemoryLimit
-from dstl.taskmanager.persisted_part import PersistedPart
+from dstl.taskmanager.reads import CommittedTables
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange, range_of_partition
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber
+from handles.segment_handle import SegmentHandle, SequenceNumber
 from materializer.bases.operator_bases import OperatorBases
 from materializer.expiry import is_deleted
 from materializer.tables import ENTRY_OVERHEAD_BYTES, Expired, StateTable
-
-__all__ = ["AttemptKey", "TaskManagerStateBackend"]
 
 AttemptKey = tuple[str, int]
 """An operator's uid and a Spark task attempt id."""
@@ -118,7 +115,7 @@ class TaskManagerStateBackend:
 
     def table(self, operator: str) -> StateTable:
         """Return an operator's committed table, an empty one for a new operator."""
-        return self.committed.table(operator)
+        return self.committed.source(operator).table
 
     def can_resume(self, parent: CheckpointId | None) -> bool:
         """True where a run can go on from ``parent`` with the tables that are here, none of which has failed."""
@@ -272,7 +269,7 @@ class TaskManagerStateBackend:
         pending = self.tracker.pending((a.operator, result.segments[w.log_id]) for a, w in written)
         self._persisted = _Persisted([key for key, _ in chosen], result, pending)
         open_logs = {*(w.log_id for w in self._writers.values()), *(w.log_id for _, w in written)}
-        return part.finish(pending.reports, sorted(open_logs))
+        return replace(part.finish(), materializations=tuple(pending.reports), open_logs=tuple(sorted(open_logs)))
 
     def check_memory(self) -> None:
         """Look whether what is being restored still fits.
@@ -290,10 +287,10 @@ class TaskManagerStateBackend:
         located: Mapping[str, SegmentHandle],
         time_ms: int | None = None,
     ) -> None:
-        """Take notice that the manifest is durable: the coordinator owns what it names.
+        """Record that the manifest is durable: the coordinator owns what it names.
 
-        The batch's other attempts stay as they are until a later batch begins: Spark may be running some of them for a
-        second action or a retry, and may need what others have acknowledged for the checkpoint to be made again.
+        The batch's other attempts stay as they are until a later batch begins: a speculative copy may still be at work,
+        and nothing that it does counts any more.
 
         Args:
             checkpoint_id: The checkpoint.
@@ -316,9 +313,10 @@ class TaskManagerStateBackend:
                 self._writers[attempt.operator, attempt.partition] = attempt.writer
         self._completed = (checkpoint_id, keys)
         self._pending = (persisted.pending, time_ms)
+        self.tracker.named(persisted.pending)
 
     def abort(self) -> None:
-        """Take notice that the last persisted checkpoint failed: its changes are ours again and stay pending."""
+        """Record that the last persisted checkpoint failed: its changes are ours again and stay pending."""
         persisted, self._persisted = self._persisted, None
         if persisted is not None:
             self.storage.reset(persisted.result)
@@ -338,7 +336,7 @@ class TaskManagerStateBackend:
                 attempt = self._attempts.pop(key)
                 self.committed.add(attempt.operator, attempt.overlay)
                 if attempt.writer is not None:
-                    # The coordinator's from now on; nobody here asks for it again.
+                    # The coordinator's from now on; it is not asked for here again.
                     attempt.writer.truncate(attempt.to_sqn)
                     reach("T9")
             self.base, self._completed = self._completed[0], None

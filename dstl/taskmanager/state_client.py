@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
-import msgpack
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dstl.changelog.change_digest import ChangeDigest
 from dstl.changelog.change_set import ENCODED_AHEAD_BYTES
 from dstl.errors import CorruptData
 from dstl.rpc.client import Reply, Transport
 from dstl.rpc.codec import Call, Payload, R
-from dstl.rpc.frame_columns import ENTRY_COLUMNS, KEY_COLUMNS, VALUE_COLUMN, read_columns, write_batch, write_columns
 from dstl.rpc.messages import (
+    ENTRY_COLUMNS,
+    KEY_COLUMNS,
+    VALUE_COLUMN,
     Done,
     EndOfChanges,
+    Entries,
     ExpiryPlace,
     FetchDue,
     Fetched,
@@ -33,15 +35,17 @@ from dstl.rpc.messages import (
     ScanEntries,
     ScanTimers,
     ScanValues,
+    Values,
     Write,
+    read_columns,
+    write_batch,
+    write_columns,
 )
 from handles.key_group import KeyGroupRange
 
 if TYPE_CHECKING:
     # At run time it would bring pydantic into every worker.
     from handles.checkpoint import CheckpointId
-
-__all__ = ["StateClient"]
 
 _REQUEST_BYTES = 64 << 20
 """About how many bytes of keys one request holds: a fourth of the longest frame."""
@@ -64,13 +68,13 @@ class _Read:
 
     owner: int
     count: int
-    ask: Callable[[int], Call[Fetched]]
-    take: Callable[[Payload], int]
+    ask: Callable[[int], Call[Any]]
+    take: Callable[[Any], int]
     at: int = 0
 
 
 class StateClient:
-    """The state source of a task (``dstl.state.source.StateSource``), over sockets. Not thread-safe.
+    """The state source of a task (``dstl.state.task_input.StateSource``), over sockets. Not thread-safe.
 
     What has nothing to tell is not waited for: the replies to :meth:`open` and :meth:`write` are looked at when a later
     read comes back, and by :meth:`flush`. An error among them is raised then, by that call and every later one.
@@ -84,8 +88,6 @@ class StateClient:
     def __init__(self, owners: Sequence[tuple[KeyGroupRange, Transport]], operator: str, attempt: int) -> None:
         self._owners = list(owners)
         self._who = operator, attempt
-        self._digest = ChangeDigest()
-        self._has_written = False
         self._told: set[int] = set()
         self._sent = [0 for _ in self._owners]
         self._unseen: list[deque[Reply[Done]]] = [deque() for _ in self._owners]
@@ -95,13 +97,8 @@ class StateClient:
         for owner in range(len(self._owners)):
             self._send_unseen(owner, OpenAttempt(*self._who, batch, parent, parallelism))
 
-    @property
-    def digest(self) -> bytes:
-        """Digest of everything written so far, whatever its order and parts; empty where nothing was."""
-        return self._digest.digest() if self._has_written else b""
-
     def write(self, partition: int, changes: pa.RecordBatch, metadata: bytes, *, expiring: bool = False) -> None:
-        """Send a part of the change set, sorted by key group; waits while too much was sent that nobody has taken.
+        """Send a part of the change set, sorted by key group; waits while too much of it was not taken yet.
 
         Args:
             partition: The operator's partition that all its keys belong to.
@@ -112,8 +109,6 @@ class StateClient:
         Raises:
             DstlError: What was sent before has failed.
         """
-        self._has_written = True
-        self._digest.update(changes)
         key_groups = changes.column("key_group")
         for owner, (owned, _) in enumerate(self._owners):
             part = changes
@@ -166,15 +161,14 @@ class StateClient:
         keys: Sequence[bytes],
         into: list[list[bytes | None]],
     ) -> _Read:
-        def ask(at: int) -> Call[Fetched]:
+        def ask(at: int) -> Call[Values]:
             stop = at + _sendable(len(keys) - at, sum(map(len, keys[at:])))
-            return FetchMany(*self._who, states, _pack(key_groups[at:stop], keys[at:stop]))
+            return FetchMany(*self._who, states, tuple(key_groups[at:stop]), tuple(keys[at:stop]))
 
-        def take(data: Payload) -> int:
-            columns = msgpack.unpackb(data)
-            for column, values in zip(into, columns, strict=True):
+        def take(reply: Values) -> int:
+            for column, values in zip(into, reply.columns, strict=True):
                 column += values
-            return len(columns[0])
+            return len(reply.columns[0])
 
         return _Read(owner, len(keys), ask, take)
 
@@ -214,8 +208,8 @@ class StateClient:
             asked = write_columns(KEY_COLUMNS, [key_groups.slice(at, count), keys.slice(at, count)])
             return FetchValues(*self._who, state, asked)
 
-        def take(data: Payload) -> int:
-            into.append(read_columns(memoryview(data), VALUE_COLUMN)[0])
+        def take(reply: Fetched) -> int:
+            into.append(read_columns(memoryview(reply.data), VALUE_COLUMN)[0])
             return len(into[-1])
 
         return _Read(owner, len(keys), ask, take)
@@ -226,24 +220,24 @@ class StateClient:
         """Return all entries of each key; None where they are more than ``max_bytes``."""
         result: list[list[Entry] | None] = [None] * len(keys)
         asked = [
-            (owner, rows, self._send(owner, FetchEntries(*self._who, state, max_bytes, _pack(groups, part))))
+            (owner, rows, self._send(owner, FetchEntries(*self._who, state, max_bytes, tuple(groups), tuple(part))))
             for owner, rows, groups, part in self._split(key_groups, keys)
         ]
         for owner, rows, reply in asked:
-            found = msgpack.unpackb(self._result(owner, reply).data, use_list=False)
+            found = _pairs(self._result(owner, reply))
             for row, entries in zip(range(len(keys)) if rows is None else rows, found, strict=True):
-                result[row] = list(entries) if entries is not None else None
+                result[row] = entries
         return result
 
     def fetch_entry(self, state: int, key_group: int, key: bytes, user_keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the values of some user keys of one key."""
-        asked = FetchEntry(*self._who, state, key_group, _pack(key, list(user_keys)))
-        return list(msgpack.unpackb(self._call(self._owner(key_group), asked)))
+        asked = FetchEntry(*self._who, state, key_group, key, tuple(user_keys))
+        return list(self._call(self._owner(key_group), asked).columns[0])
 
     def scan_entries(self, state: int, key_group: int, key: bytes, after: bytes | None, max_bytes: int) -> list[Entry]:
         """Return the next entries of one key in user key order."""
-        asked = ScanEntries(*self._who, state, key_group, max_bytes, _pack(key, after))
-        return list(msgpack.unpackb(self._call(self._owner(key_group), asked), use_list=False))
+        asked = ScanEntries(*self._who, state, key_group, max_bytes, key, after)
+        return _pairs(self._call(self._owner(key_group), asked))[0] or []
 
     def scan_timers(
         self, state: int, key_groups: Sequence[int], until: bytes, after: Timer | None, limit: int
@@ -251,13 +245,13 @@ class StateClient:
         """Return the next due timers of all owners, ordered by (expiry, key group, key)."""
         asked = []
         for owner, (owned, _) in enumerate(self._owners):
-            groups = [group for group in key_groups if group in owned]
+            groups = tuple(group for group in key_groups if group in owned)
             if groups:
-                message = ScanTimers(*self._who, state, limit, _pack(groups, until, after))
-                asked.append((owner, self._send(owner, message)))
+                asked.append((owner, self._send(owner, ScanTimers(*self._who, state, limit, groups, until, after))))
         due: list[Timer] = []
         for owner, reply in asked:
-            due += msgpack.unpackb(self._result(owner, reply).data, use_list=False)
+            found = self._result(owner, reply)
+            due += zip(found.key_groups, found.keys, found.expiries, strict=True)
         due.sort(key=lambda timer: (timer[2], timer[0], timer[1]))
         return due[:limit]
 
@@ -266,10 +260,10 @@ class StateClient:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the entries of a point state that are due, as batches of ``ENTRY_COLUMNS``."""
         for owner, (owned, _) in enumerate(self._owners):
-            groups = [group for group in key_groups if group in owned]
+            groups = tuple(group for group in key_groups if group in owned)
             taken, more = 0, bool(groups)
             while more:
-                message = FetchDue(*self._who, state, place, until, taken, with_values, _pack(groups))
+                message = FetchDue(*self._who, state, place, until, taken, with_values, groups)
                 reply = self._result(owner, self._send(owner, message))
                 found, more = _entries(reply.data), reply.more
                 taken += found.num_rows
@@ -281,8 +275,8 @@ class StateClient:
         for group in key_groups:
             after: bytes | None = None
             while True:
-                asked = ScanValues(*self._who, state, group, _pack(after))
-                found = _entries(self._call(self._owner(group), asked))
+                asked = ScanValues(*self._who, state, group, after)
+                found = _entries(self._call(self._owner(group), asked).data)
                 if not found.num_rows:
                     break
                 after = found.column("key")[-1].as_py()
@@ -292,7 +286,7 @@ class StateClient:
         """Carry reads out, those of several TaskManagers at the same time."""
         while asked := [(read, self._send(read.owner, read.ask(read.at))) for read in reads if read.at < read.count]:
             for read, reply in asked:
-                count = read.take(self._result(read.owner, reply).data)
+                count = read.take(self._result(read.owner, reply))
                 # Fewer than were asked for are as many as fit a reply.
                 if count <= 0:
                     raise CorruptData(
@@ -323,8 +317,8 @@ class StateClient:
         self._see(owner)
         return reply.result()
 
-    def _call(self, owner: int, message: Call[Fetched]) -> Payload:
-        return self._result(owner, self._send(owner, message)).data
+    def _call(self, owner: int, message: Call[R]) -> R:
+        return self._result(owner, self._send(owner, message))
 
     def _owner(self, key_group: int) -> int:
         return next(owner for owner, (owned, _) in enumerate(self._owners) if key_group in owned)
@@ -352,11 +346,7 @@ def _entries(data: Payload) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(read_columns(memoryview(data), ENTRY_COLUMNS), schema=ENTRY_COLUMNS)
 
 
-def _pack(*fields: object) -> bytes:
-    packed: bytes = msgpack.packb(tuple(_plain(field) for field in fields))
-    return packed
-
-
-def _plain(field: object) -> object:
-    tolist = getattr(field, "tolist", None)
-    return tolist() if tolist is not None else field
+def _pairs(found: Entries) -> list[list[Entry] | None]:
+    """Return the entries of each key."""
+    pairs = iter(zip(found.user_keys, found.values, strict=True))
+    return [None if count is None else list(islice(pairs, count)) for count in found.counts]

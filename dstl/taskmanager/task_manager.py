@@ -6,7 +6,8 @@ The process, the simulation, the benchmarks and the tests build theirs here, so 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,23 +18,64 @@ from dstl.crash_points import reach
 from dstl.errors import CorruptData, brief
 from dstl.metrics import NullRecorder, Recorder
 from dstl.rpc.protocol import Secret
-from dstl.runtime import Runtime
+from dstl.runtime import Clock, Runtime
 from dstl.store import shard_names
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.background_share import BackgroundShare
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse
 from dstl.taskmanager.own_metrics import TaskManagerMetrics
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
-from handles.operator_uid import is_operator_uid
+from handles.materialized_handle import is_operator_uid
 from materializer.bases.base_cache import BaseCache
 from materializer.manager import PeriodicMaterializationManager
 from materializer.materialization import BaseWriter
 from materializer.tables import StateTable, TableKind, open_table
 
-__all__ = ["Changelog", "Components", "QueryState", "TaskManager", "table_directory", "table_opener"]
+_LOOK_S = 0.02  # a base file takes far longer to store
+_PATIENCE_S = 60.0  # a log that is full for longer needs the base, which is what truncates it
+
+
+class BackgroundShare:
+    """The part of the log's byte budget that base files may hold: half of it, and what no append waits for.
+
+    Reservations are granted in the order of asking, so a large file that waited among them would hold up the appends
+    behind it, and two of them could hold all of the budget for as long as the store takes. Where there is no room for a
+    minute it waits among them all the same, for a log that is never materialized is worse.
+
+    Args:
+        storage: Whose budget it is.
+        clock: Waits.
+    """
+
+    def __init__(self, storage: StateChangelogStorage, clock: Clock) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._held = 0
+
+    @asynccontextmanager
+    async def reserve(self, nbytes: int) -> AsyncIterator[None]:
+        """Hold so many bytes, or half of the budget where that is less, for the body; waits until they are free.
+
+        Raises:
+            Closed: The storage was closed.
+        """
+        budget = self._storage.budget
+        share = budget.limit // 2
+        nbytes = min(nbytes, share)
+        patient_until = self._clock.now() + _PATIENCE_S
+        while self._held + nbytes > share or (
+            (budget.starving or budget.used + nbytes > budget.limit) and self._clock.now() < patient_until
+        ):
+            await self._clock.sleep(_LOOK_S)
+        self._held += nbytes
+        try:
+            async with self._storage.reserve(nbytes):
+                yield
+        finally:
+            self._held -= nbytes
+
 
 OpenTable = Callable[[str], StateTable]
 
@@ -198,7 +240,7 @@ def table_directory(parent: Path, operator: str, number: int) -> Path:
     """
     path = parent / f"{operator}-{number}"
     if not is_operator_uid(operator) or path.parent != parent:
-        raise CorruptData(f"{brief(operator)} is no operator's name: the checkpoint was not written by DSTL")
+        raise CorruptData(f"{brief(operator)} is not an operator's name: the checkpoint was not written by DSTL")
     return path
 
 

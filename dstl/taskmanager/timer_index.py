@@ -15,9 +15,7 @@ import pyarrow as pa
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from materializer.tables import StateTable
 
-__all__ = ["TimerIndex"]
-
-_PAGE = 4096
+_PAGE = 4096  # timers that are read in some 15 ms, while tasks wait
 _FEW = 64
 """One timer is put into, or taken out of, a list of so many times as many in the time that making it anew takes."""
 

@@ -1,7 +1,6 @@
-"""Shipped to users: store contract kit, faulty store, latency store, manual clock, simulation."""
+"""Shipped to users: a processor in a test, without Spark and without a store."""
 
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from dstl.testing.latency import LatencyStore
-from dstl.testing.manual_clock import ManualClock
+from dstl.testing.ddl import parse_ddl
+from dstl.testing.processor_tester import ProcessorTester
 
-__all__ = ["Fault", "FaultRule", "FaultyStore", "LatencyStore", "ManualClock"]
+__all__ = ["ProcessorTester", "parse_ddl"]

@@ -9,8 +9,6 @@ from pyspark.sql import types as t
 
 from dstl.errors import Invalid, brief
 
-__all__ = ["parse_ddl"]
-
 _TYPES: dict[str, Callable[..., t.DataType]] = {
     "boolean": t.BooleanType,
     "tinyint": t.ByteType,

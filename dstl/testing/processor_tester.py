@@ -22,30 +22,27 @@ import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid, brief
 from dstl.spark.operators.grouping import group_rows, initial_first
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import ValueCodec
-from dstl.state.declared_schemas import DeclaredSchemas
-from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.descriptor import DeclaredSchemas, StateDescriptor, StateKind
 from dstl.state.frames.frame_writer import FrameWriter
 from dstl.state.frames.row_reader import python_values, rows_of
 from dstl.state.frames.row_writer import RowWriter
-from dstl.state.handle import TimeMode, TimeModeName
+from dstl.state.handle import ProcessorHandle, TimeMode, TimeModeName
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN, Style
 from dstl.state.list_state import ListState
 from dstl.state.map_state import MapState
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.overlay import Overlay
-from dstl.state.processor_runner import ProcessorRunner, discover_states
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner, discover_states
 from dstl.state.registry import TIMERS, StateRegistry
-from dstl.state.task_input import KeyWindow, TaskInput
+from dstl.state.task_input import TaskInput
 from dstl.state.timers import Timers
-from dstl.state.ttl import TimeToLive
 from dstl.state.value_state import ValueState
+from dstl.taskmanager.reads import TableSource, client_of, nothing_held
 from dstl.testing.ddl import parse_ddl
-
-__all__ = ["ProcessorTester"]
+from materializer.tables import HeapStateTable
 
 _NAME = "tested"
 _KEY_GROUP = 0
@@ -101,10 +98,17 @@ class ProcessorTester:
         if event_time is not None and TimeMode.parse(time_mode) is not TimeMode.EVENT_TIME:
             raise Invalid(f"rows are late in time mode eventTime alone; this one is {time_mode!r}")
         self._keys = KeyCodec(key_schema)
-        self._style: Style = style
-        self._time_mode = time_mode
-        self._event_time = event_time
-        self._source = MemoryStateSource()
+        self._operator = ProcessorOperator(
+            name=_NAME,
+            key_schema=key_schema,
+            input_schema=self._input,
+            output_schema=self._output,
+            style=style,
+            time_mode=time_mode,
+            event_time=event_time,
+        )
+        self._held = TableSource(HeapStateTable())
+        self._source = client_of(self._held)
         self._stored = StateRegistry(key_schema).to_wire()
         self._batch = 0
         self.processing_time_ms = 0
@@ -131,26 +135,15 @@ class ProcessorTester:
         """
         batches = list(self._batches(rows, initial_state, initial_schema))
         registry = StateRegistry.from_wire(self._stored, settled=True)
-        runner = ProcessorRunner(
-            copy.deepcopy(self._processor),
-            operator=_NAME,
-            key_schema=self._keys.schema,
-            input_schema=self._input,
-            output_schema=self._output,
-            registry=registry,
-            schemas=self._schemas,
-            style=self._style,
-            time_mode=self._time_mode,
-            event_time_column=self._event_time,
-        )
+        runner = ProcessorRunner(copy.deepcopy(self._processor), self._operator, registry, self._schemas)
         changes: list[pa.RecordBatch] = []
         self._batch += 1
         found = list(runner.run(iter(batches), self._task(changes.append)))
         # Only now: a batch that fails has changed nothing.
         for part in changes:
-            self._source.apply(part)
+            self._held.apply(part)
         self.late_rows = runner.late_rows
-        if self._style == "pandas":
+        if self._operator.style == "pandas":
             return pa.Table.from_batches(found, FrameWriter(self._output, _NAME).schema).to_pandas()
         names = tuple(self._output.names)
         return [row for batch in found for row in rows_of(names, [python_values(each) for each in batch.columns])]
@@ -184,7 +177,8 @@ class ProcessorTester:
             UserCodeError: A state cannot follow the stored one; names both schemas.
         """
         registry = StateRegistry.from_wire(self._stored)
-        discover_states(copy.deepcopy(processor), registry, self._time_mode, _NAME, self._schemas)
+        made = copy.deepcopy(processor)
+        discover_states(made, registry, self._operator.time_mode, _NAME, self._schemas, nothing_held())
         self._processor = processor
         self._stored = registry.to_wire()
 
@@ -278,38 +272,30 @@ class ProcessorTester:
     def _opened(self, name: str, key: Any) -> Iterator[Any]:
         """Yield a state with one key in hand; what is written to it is kept."""
         encoded = self._keys.encode(key if isinstance(key, tuple) else (key,))
-        window, overlay = KeyWindow(), Overlay()
-        window.keys, window.key_groups, window.index = [encoded], [_KEY_GROUP], 0
-        found = self._state(self._descriptor(name), window, overlay)
-        if isinstance(found, ValueState):
-            (values,) = self._source.fetch_many([found.descriptor.state_id], window.key_groups, window.keys)
-            found.open_window(values, overlay)
-            yield found
-            found.close_window(overlay)
-        else:
-            found.open_window()
-            yield found
-            found.close_window()
-        for part in overlay.drain():
-            self._source.apply(part)
-
-    def _descriptor(self, name: str) -> StateDescriptor:
-        known = {each.name: each for each in StateRegistry.from_wire(self._stored).descriptors}
+        registry, overlay = StateRegistry.from_wire(self._stored), Overlay()
+        known = {each.name: each for each in registry.descriptors}
         if name not in known:
             held = ", ".join(sorted(known)) or "none"
             raise Invalid(f"the processor has no state {brief(name)}; it has {held}")
-        return known[name]
+        # Of its time modes the one in which states may have a time to live.
+        task, mode = self._task(lambda part: None), TimeMode.PROCESSING_TIME
+        handle = ProcessorHandle(registry, mode, task, overlay, self._schemas, MAX_CHANGE_BYTES)
+        found = _declared(handle, known[name])
+        handle.open_window([encoded], [_KEY_GROUP])
+        handle.window.index = 0
+        yield found
+        handle.close_window()
+        for part in overlay.drain():
+            self._held.apply(part)
 
-    def _state(self, descriptor: StateDescriptor, window: KeyWindow, overlay: Overlay) -> Any:
-        if descriptor.kind is StateKind.TIMER:
-            return Timers(descriptor, window, self._source, overlay)
-        now = self.processing_time_ms
-        codec = ValueCodec(descriptor.name, descriptor.value_schemas, write_time_ms=now if descriptor.ttl_ms else None)
-        ttl = TimeToLive(descriptor.ttl_ms, now)
-        if descriptor.kind is StateKind.LIST:
-            return ListState(descriptor, codec, window, ttl, self._source, overlay, self._batch)
-        if descriptor.kind is StateKind.MAP:
-            assert descriptor.user_key is not None
-            keys = KeyCodec(descriptor.user_key, f"the user key of state {descriptor.name!r}")
-            return MapState(descriptor, codec, window, ttl, self._source, overlay, keys)
-        return ValueState(descriptor, codec, window, ttl)
+
+def _declared(handle: ProcessorHandle, descriptor: StateDescriptor) -> Any:
+    if descriptor.kind is StateKind.TIMER:
+        return handle.timers
+    schema, ttl_ms = descriptor.value_schemas[-1], descriptor.ttl_ms or None
+    if descriptor.kind is StateKind.LIST:
+        return handle.getListState(descriptor.name, schema, ttl_ms)
+    if descriptor.kind is StateKind.MAP:
+        assert descriptor.user_key is not None
+        return handle.getMapState(descriptor.name, descriptor.user_key, schema, ttl_ms)
+    return handle.getValueState(descriptor.name, schema, ttl_ms)

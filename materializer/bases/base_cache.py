@@ -27,22 +27,20 @@ from dstl.store.base import ByteRange, ObjectStore
 from handles.materialized_handle import KeyGroupBase
 from materializer.local_disk import access
 
-__all__ = ["BaseCache", "BaseSource", "CacheFill", "CachedObject"]
-
 _log = logging.getLogger(__name__)
-_PIECE = 4 << 20
+_PIECE = 4 << 20  # of a file's checksum: what it takes from memory at a time
 _OWN_DIRECTORY = "dstl-bases"
 _UNFINISHED = ".part"
 _OWN_NAME = re.compile(rf"[0-9a-f]{{40}}(-[0-9a-f]{{12}}\{_UNFINISHED})?")
-"""Nothing else is deleted, whoever has put it there."""
-_UNFINISHED_S = 3600.0
+"""Nothing else is ever deleted here."""
+_UNFINISHED_S = 3600.0  # no object takes an hour to come
 
 
 class CachedObject:
-    """An object that was found whole and undamaged; closed by whoever asked for it.
+    """An object that was found whole and undamaged; the caller closes it.
 
     Attributes:
-        path: Its file; somebody may delete it at any moment, but nobody changes it.
+        path: Its file, which may be deleted at any moment, and never changes.
         size: Its length.
     """
 
@@ -95,7 +93,7 @@ class BaseCache:
         3. After each new file the least recently used ones go until ``max_bytes`` hold; files that were not used for
            ``max_age_s`` go too. Processes that add at the same moment may exceed it by a file each. Files that have
            no name of the cache's stay, and do not count.
-        4. Nobody but this user can read or replace a file: the directory is the user's own, mode 0700.
+        4. Only this user can read or replace a file: the directory is the user's own, mode 0700.
 
     Args:
         directory: Made if it is missing.
@@ -170,7 +168,7 @@ class BaseCache:
                 path.write_bytes(data)
 
     def link(self, name: str, size: int, source: Path) -> None:
-        """Keep an object that lies in a file which nobody will change; where no hard link can be made, do not."""
+        """Keep an object that lies in a file that will not change; where no hard link can be made, do not."""
         with self._new_file(name, size) as path:
             if path is not None:
                 access("write", path)

@@ -1,6 +1,6 @@
 """The child process that opens a base's RocksDB files: ``python -m ...file_child DIRECTORY CPU_SECONDS``.
 
-Whoever can write to the store chooses what native code reads here, so it may crash, spin or ask for memory without end:
+A writer to the store chooses what native code reads here, so it may crash, spin or ask for memory without end:
 only this process suffers, within its limits. It imports little, for one is started for each base: 30 ms, of which
 RocksDB is most. See :class:`~materializer.bases.file_reader.TableFileReader` for its other half.
 
@@ -21,10 +21,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-__all__ = ["END", "MEMORY_BYTES", "READY", "RECORD", "SILENT_S"]
-
 RECORD = struct.Struct("<II")
-END = 0xFFFFFFFF
+END = 0xFFFFFFFF  # no record is as long
 READY = b"\n"
 
 MEMORY_BYTES = 2 << 30
@@ -33,8 +31,8 @@ _WRITTEN_BYTES = 1 << 20
 """Nothing is written but what the engine may log."""
 SILENT_S = 60
 """For some megabytes of a local disk, which take milliseconds: a disk that stalls has the rest."""
-_CHECKED_KEYS = 1 << 14
-_SENT_BYTES = 1 << 20
+_CHECKED_KEYS = 1 << 14  # some milliseconds of a walk: progress is told about so often
+_SENT_BYTES = 1 << 20  # a pipe's buffer some times over: fewer switches between both processes
 _LOOKED_UP = 64
 """Every so many keys one is looked up, for that reads filters and indexes, which a walk does not."""
 

@@ -18,10 +18,8 @@ from materializer.bases.file_child import END, MEMORY_BYTES, READY, RECORD, SILE
 from materializer.tables.rocksdb_engine import encode_prefix, import_rocksdict
 from materializer.tables.rocksdb_snapshot import entry_pages
 
-__all__ = ["TableFileReader"]
-
 _COMMAND = [sys.executable, "-P", "-m", "materializer.bases.file_child"]
-_CPU_S = 60
+_CPU_S = 60  # for what no size explains, such as loading the library
 _CPU_S_PER_MB = 1.0
 """A check takes 3 ms of processor per MB, and slower hosts and small entries some times that."""
 _MAX_KEY_BYTES = 2 * MAX_CHANGE_BYTES

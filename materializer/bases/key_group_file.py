@@ -29,26 +29,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import zstandard
 
-from dstl.changelog.change_set import MAX_CHANGE_BYTES
-from dstl.changelog.value_offsets import value_offsets
+from dstl.changelog.change_set import MAX_CHANGE_BYTES, value_offsets
 from dstl.errors import CorruptData, Invalid
 from dstl.store.zstd_frame import decompress_array
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, PAGE_ROWS, Expired, TableSnapshot
 
-__all__ = [
-    "MAX_BLOCK_BYTES",
-    "KeyGroupFile",
-    "decode_key_group",
-    "encode_in_pieces",
-    "encode_key_group",
-    "open_key_group",
-]
-
 MAGIC = b"DSTLBASE"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # nothing has changed since the first
 
-_FIXED_ROW_BYTES = 14
+_FIXED_ROW_BYTES = 14  # two bytes of the state, and three lengths
 MAX_BLOCK_BYTES = MAX_CHANGE_BYTES + _FIXED_ROW_BYTES * PAGE_ROWS
 """Most raw bytes of one block, so the most that a decoder allocates at once: one largest change fits."""
 

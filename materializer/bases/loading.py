@@ -12,26 +12,29 @@ import pyarrow as pa
 
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState
-from dstl.runtime import Runtime, call_in_thread
-from dstl.store.base import ObjectStore
+from dstl.runtime import call_in_thread
 from dstl.store.look_ahead import LookAhead, Share
 from dstl.store.patience import Patience
-from handles.base_generations import Generations
 from handles.key_group import KeyGroup, KeyGroupRange
-from handles.materialized_handle import KeyGroupBase
+from handles.materialized_handle import Generations, KeyGroupBase
 from materializer.bases.base_cache import BaseSource
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.key_group_file import open_key_group
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
 from materializer.tables import FileTable, StateTable
 
-__all__ = ["LoadedBases", "load_bases"]
-
 _log = logging.getLogger(__name__)
 _FETCH = 8 << 20
-_AHEAD_BYTES = 32 << 20
-_AHEAD_FETCHES = 8
-_DECODED_AHEAD_BYTES = 64 << 20
+"""Smaller ones cost a tenth more of a core where the store is quick."""
+
+AHEAD_FETCHES = 16
+"""Connections at once. One to S3 carries 25 to 90 MB/s and a core decodes 1 GB/s, so a restore is bound by connections:
+more would take memory, fewer would leave the core idle (``dstl/docs/decisions/restore-cost.md``)."""
+
+AHEAD_BYTES = AHEAD_FETCHES * _FETCH
+"""Stored bytes that a restore may hold before their turn, of bases and of log each."""
+
+DECODED_AHEAD_BYTES = 64 << 20
 """Decoded bytes that may wait for the table. A part for which there is no room is decoded page by page while it is
 loaded: what is stored as some kilobytes may be gigabytes."""
 
@@ -63,8 +66,6 @@ async def load_bases(
     generations: Generations,
     owned: KeyGroupRange,
     table: StateTable,
-    store: ObjectStore,
-    runtime: Runtime,
     files: FileBases,
     advance: Callable[[int], None],
     turn: asyncio.Semaphore,
@@ -80,9 +81,7 @@ async def load_bases(
         generations: The operator's bases.
         owned: Key groups to load.
         table: Where they go. Its calls are made from a thread, one at a time.
-        store: Where the files are.
-        runtime: Clock and jitter for repeated reads.
-        files: Fetches the bases that are files.
+        files: Fetches the bases that are files, and knows where the others lie.
         advance: Told of bytes that were loaded.
         turn: Held while the table takes key groups in.
 
@@ -103,7 +102,7 @@ async def load_bases(
         for bases in sorted(in_files.values(), key=len, reverse=True):
             failed += await loading.files_of(bases, newest=age == 0)
         async with aclosing(
-            _decode(_fetches(b for b in chosen if not b.files), BaseSource(store, runtime, files.cache))
+            _decode(_fetches(b for b in chosen if not b.files), BaseSource(files.store, files.runtime, files.cache))
         ) as found:
             async for parts in found:
                 failed += await loading.parts(parts, newest=age == 0)
@@ -198,7 +197,7 @@ class _Share:
         self._come = self._told = 0
 
     def __call__(self, nbytes: int) -> None:
-        """Take notice of so many bytes more."""
+        """Record more bytes."""
         self._come = min(self._total, self._come + nbytes)
         now = self._share * self._come // self._total
         self._advance(now - self._told)
@@ -241,7 +240,7 @@ def _restore_all(table: StateTable, parts: _Parts) -> list[KeyGroup]:
 
 
 async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_Parts]:
-    """Yield the parts of each fetch with their pages, or with why there are none; a bounded number ahead."""
+    """Yield the parts of each fetch with their pages, or with the error instead; a bounded number ahead."""
 
     async def load(fetch: _Fetch, share: Share) -> _Parts:
         return await _load(fetch, source, share)
@@ -250,9 +249,9 @@ async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_
         fetches,
         load,
         cost=lambda fetch: fetch.stop - fetch.start,
-        max_bytes=_AHEAD_BYTES,
-        max_count=_AHEAD_FETCHES,
-        max_taken=_DECODED_AHEAD_BYTES,
+        max_bytes=AHEAD_BYTES,
+        max_count=AHEAD_FETCHES,
+        max_taken=DECODED_AHEAD_BYTES,
     )
     try:
         async with aclosing(ahead):

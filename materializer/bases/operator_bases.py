@@ -6,13 +6,18 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from handles.base_generations import Generations, advance, live_bytes, reusable_files
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroup, KeyGroupRange
-from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, TableFile
+from handles.materialized_handle import (
+    Generations,
+    MaterializationReport,
+    MaterializedStateHandle,
+    TableFile,
+    advance,
+    live_bytes,
+    reusable_files,
+)
 from materializer.trigger import UnmaterializedLog
-
-__all__ = ["FinishedMaterialization", "LoggedChanges", "MaterializationPlan", "OperatorBases"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class LoggedChanges:
         checkpoint: The checkpoint.
         bytes: Stored bytes; a share of segments that hold several operators.
         segments: Segments, or shares of them.
-        at: When, on the clock that decides.
+        at: When, on the clock that decides; before its beginning, where an earlier run has logged them.
     """
 
     checkpoint: CheckpointId
@@ -105,7 +110,7 @@ class OperatorBases:
         self._compression = 1.0
 
     def logged(self, changes: LoggedChanges) -> None:
-        """Take notice that the tables now contain what a checkpoint added to the log."""
+        """Record that the tables now contain what a checkpoint added to the log."""
         self._log.append(changes)
 
     def log(self, state_bytes: int, replay_bytes_per_s: float | None = None) -> UnmaterializedLog:
@@ -175,11 +180,11 @@ class OperatorBases:
         )
 
     def outdated(self, group: KeyGroup) -> None:
-        """Take notice that the table has dropped expired entries of a key group: its newest base may have them."""
+        """Record that the table has dropped expired entries of a key group: its newest base may have them."""
         self._versions.pop(group, None)
 
     def accept(self, finished: FinishedMaterialization, keep: int) -> None:
-        """Take notice that a followed checkpoint names a finished materialization: it is a base from now on."""
+        """Record that a followed checkpoint names a finished materialization: it is a base from now on."""
         report = finished.report
         self.generations = advance(self.generations, report, keep)
         self._versions.update({group: finished.versions.get(group, 0) for group in report.key_groups})

@@ -1,33 +1,139 @@
-"""Bases of tables that are stored as the files that they lie in: written file by file, fetched back as a directory."""
+"""Bases of tables that are stored as the files that they lie in: written file by file, fetched back as a directory.
+
+A RocksDB snapshot is many large files that never change, which are objects of their own and shared by several bases,
+and a few small ones (``CURRENT``, ``MANIFEST-*``, options), which are in the index. All integers are little-endian::
+
+    index   = "DSTLTIDX" | format version u16 | flags u16 = 0 | stored size u32 | raw size u32 | stored bytes | crc u32
+    stored bytes = one zstd frame that states its content size, of
+    raw     = description length u32 | description | contents of the small files, back to back
+
+The description is JSON: ``files``, the large ones as ``[id, size, checksum]``; ``contents``, the small ones as ``[name,
+length]``; ``row_bytes``, the mean bytes of an entry. The crc is the CRC-32C of all bytes before it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import mmap
+import re
+import struct
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import google_crc32c
+import zstandard
+from pydantic_core import from_json
 
-from dstl.errors import CorruptData, MissingState, Unavailable
+from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.patience import Patience
 from dstl.store.sealed import is_sealed
+from dstl.store.zstd_frame import decompress
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.operator_bases import MaterializationPlan
-from materializer.bases.table_index import TableIndex, decode_index, encode_index
-from materializer.local_disk import access
-from materializer.scratch_directory import ScratchDirectory
+from materializer.local_disk import ScratchDirectory, access
 from materializer.tables import FileSnapshot, SnapshotFile
 
-__all__ = ["FetchedFiles", "FileBases", "StoreObject", "UnusableObject", "write_table_files"]
+_MAGIC = b"DSTLTIDX"
+FORMAT_VERSION = 1  # nothing has changed since the first
+_HEADER = struct.Struct("<8sHHII")
+_U32 = struct.Struct("<I")
+_MAX_RAW = 256 << 20  # above every list of files; a forged size must not be believed
+_SMALL_FILE = re.compile(r"CURRENT|IDENTITY|MANIFEST-[0-9]+|OPTIONS-[0-9]+|rocksdict-config\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class TableIndex:
+    """The contents of an index.
+
+    Attributes:
+        contents: The small files by name.
+        files: Id, length and CRC-32C of each large file.
+        row_bytes: Mean bytes of keys and value of an entry; 0 where it is not known.
+    """
+
+    contents: Mapping[str, bytes]
+    files: tuple[tuple[str, int, int], ...]
+    row_bytes: int = 0
+
+
+def encode_index(index: TableIndex) -> bytes:
+    """Return an index's bytes.
+
+    Raises:
+        Invalid: A file has a name that no reader would take.
+    """
+    for name in index.contents:
+        if not _SMALL_FILE.fullmatch(name):
+            raise Invalid(f"a table has a file {name!r}, which this version cannot store: materialize by key groups")
+    description = {
+        "files": index.files,
+        "contents": [[name, len(data)] for name, data in index.contents.items()],
+        "row_bytes": index.row_bytes,
+    }
+    text = json.dumps(description, separators=(",", ":")).encode()
+    raw = b"".join((_U32.pack(len(text)), text, *index.contents.values()))
+    stored = zstandard.ZstdCompressor(level=1).compress(raw)
+    front = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, len(stored), len(raw)) + stored
+    return front + _U32.pack(google_crc32c.value(front))
+
+
+def decode_index(data: bytes, files: Iterable[TableFile], name: str) -> TableIndex:
+    """Check an index whole and read it.
+
+    Args:
+        data: The object.
+        files: The large files as the base's handle names them.
+        name: Object name, for messages.
+
+    Raises:
+        CorruptData: Any byte is not what was written, or it is another base's index.
+        Invalid: A newer version wrote it.
+    """
+
+    def damaged(why: str) -> CorruptData:
+        return CorruptData(f"table index {name} is damaged ({why}): restore from an older base")
+
+    if len(data) < _HEADER.size + _U32.size:
+        raise damaged(f"{len(data)} bytes")
+    magic, version, flags, stored_size, raw_size = _HEADER.unpack_from(data)
+    end = len(data) - _U32.size
+    if magic != _MAGIC or google_crc32c.value(data[:end]) != _U32.unpack_from(data, end)[0]:
+        raise damaged("checksum or magic is wrong")
+    if version != FORMAT_VERSION or flags:
+        raise Invalid(f"table index {name} is of format {version}.{flags}, newer than {FORMAT_VERSION}: upgrade DSTL")
+    stored = data[_HEADER.size : end]
+    try:
+        if len(stored) != stored_size:
+            raise damaged("sizes do not agree")
+        raw = decompress(stored, raw_size, max_size=_MAX_RAW)
+        at = _U32.size + _U32.unpack_from(raw)[0]
+        description = from_json(raw[_U32.size : at], allow_inf_nan=False)
+        contents = {}
+        for file_name, length in description["contents"]:
+            if not _SMALL_FILE.fullmatch(file_name):
+                raise damaged(f"a file named {file_name!r}")
+            contents[file_name] = raw[at : at + length]
+            at += length
+        index = TableIndex(
+            contents, tuple((str(f), int(s), int(c)) for f, s, c in description["files"]), int(description["row_bytes"])
+        )
+    except (struct.error, ValueError, TypeError, KeyError) as error:
+        raise damaged(str(error)) from None
+    if at != len(raw):
+        raise damaged("lengths do not add up")
+    if sorted(index.files) != sorted((file.id, file.size, file.checksum) for file in files):
+        raise damaged("it is the index of other files than its handle names")
+    return index
+
 
 _TOGETHER = 3
 """Files under way at once."""
@@ -137,14 +243,17 @@ class FileBases:
         cache: Objects that are on this host already; what is fetched is added.
 
     Attributes:
+        store: Where the objects are.
+        runtime: Clock and jitter for repeated reads.
+        cache: Objects that are on this host already, if any are kept.
         passes: How many times :meth:`fetch` tells of each byte: when it has come, and when it was read.
     """
 
     def __init__(self, store: ObjectStore, runtime: Runtime, cache: BaseCache | None = None) -> None:
         self.cache = cache
         self.passes = 1 if is_sealed(store) else 2
-        self._store = store
-        self._runtime = runtime
+        self.store = store
+        self.runtime = runtime
         self._directory: ScratchDirectory | None = None
         self._fetched: dict[str, FetchedFiles] = {}
 
@@ -194,7 +303,7 @@ class FileBases:
             progress(file.size)
 
         for name, content in index.contents.items():
-            await call_in_thread(_write, path / name, content)
+            await call_in_thread(_append, path / name, 0, content, 0)
         await _all_of(*(fetch(file) for file in base.files))
         if self.passes > 1:
             await self._check(path, base, progress)
@@ -230,25 +339,25 @@ class FileBases:
         stop = min(file.size, at + _PIECE)
 
         async def read() -> bytes:
-            data = await self._store.get(file.name, ByteRange(at, stop))
+            data = await self.store.get(file.name, ByteRange(at, stop))
             if len(data) != stop - at:
                 raise CorruptData(f"{file.name} ends at byte {at + len(data)}, before {stop}")
             return data
 
         try:
-            return await Patience(self._runtime).read(read)
+            return await Patience(self.runtime).read(read)
         except (CorruptData, MissingState) as error:
             raise UnusableObject(file.name, str(error)) from error
 
     async def _get(self, name: str, size: int, checksum: int) -> bytes:
         async def read() -> bytes:
-            data = await self._store.get(name)
+            data = await self.store.get(name)
             if len(data) != size or await call_in_thread(google_crc32c.value, data) != checksum:
                 raise CorruptData(f"{name} has {len(data)} bytes that are not the {size} which its handle names")
             return data
 
         try:
-            return await Patience(self._runtime).read(read)
+            return await Patience(self.runtime).read(read)
         except (CorruptData, MissingState) as error:
             raise UnusableObject(name, str(error)) from error
 
@@ -315,7 +424,7 @@ def _append(path: Path, at: int, data: bytes, checksum: int) -> int:
     try:
         access("write", path)
         if not at:
-            # A link to a file of the cache may be here, which nobody may change.
+            # A link to a file of the cache may be here, which must not be changed.
             path.unlink(missing_ok=True)
         with path.open("r+b" if at else "xb") as file:
             file.seek(at)
@@ -323,11 +432,3 @@ def _append(path: Path, at: int, data: bytes, checksum: int) -> int:
     except OSError as error:
         raise Unavailable(f"cannot write {path}: {error.strerror}; check the disk") from error
     return int(google_crc32c.extend(checksum, data))
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        access("write", path)
-        path.write_bytes(data)
-    except OSError as error:
-        raise Unavailable(f"cannot write {path}: {error.strerror}; check the disk") from error

@@ -1,29 +1,26 @@
-"""The second half of a restore: the segments after the bases, in the order of their commits."""
+"""The second half of a restore: the segments after the bases, in the order of their commits, joined to pieces."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dstl.changelog.segment.read_plan import ReadSizes
-from dstl.changelog.segment.reader import JoinedChanges, SegmentReader
+import pyarrow as pa
+
+from dstl.changelog.segment.reader import JoinedChanges, ReadSizes, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.look_ahead import LookAhead, Share
 from dstl.store.patience import Patience
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
-from handles.sequence_number import SequenceNumberRange
+from handles.segment_handle import SequenceNumberRange
+from materializer.bases.loading import AHEAD_BYTES, AHEAD_FETCHES, DECODED_AHEAD_BYTES
+from materializer.tables import StagedChanges
 
-__all__ = ["ReplayAfter", "ReplayStep", "decoding_turn", "replay", "replay_steps"]
-
-_AHEAD_BYTES = 32 << 20
-_AHEAD_SEGMENTS = 16
-_DECODED_AHEAD_BYTES = 64 << 20
-"""What segments that are not due yet may hold decoded: a few kilobytes of zstd can be gigabytes of changes."""
 _SIZES = ReadSizes(unit=4 << 20)
 """All that is decoded waits for its turn to be applied, so small units would save no memory: each costs a turn of the
 loop and of a thread, 0.5 ms of processor time."""
@@ -127,7 +124,59 @@ def replay(
         steps,
         load,
         cost=lambda step: step.entry.handle.size,
-        max_bytes=_AHEAD_BYTES,
-        max_count=_AHEAD_SEGMENTS,
-        max_taken=_DECODED_AHEAD_BYTES,
+        max_bytes=AHEAD_BYTES,
+        max_count=AHEAD_FETCHES,
+        max_taken=DECODED_AHEAD_BYTES,
     )
+
+
+@dataclass(slots=True)
+class LogPiece:
+    """Neighbouring segments whose changes are applied together.
+
+    Attributes:
+        steps: The segments, each with its change records by operator.
+        changes: By operator, batches of change records in the order of the log; what the bases contain is left out.
+        staged: By operator, changes that its table has written to a file already; they are not in ``changes`` then.
+        nbytes: Of ``changes``, in memory.
+    """
+
+    steps: list[tuple[ReplayStep, Mapping[str, int]]] = field(default_factory=list)
+    changes: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    staged: dict[str, StagedChanges] = field(default_factory=dict)
+    nbytes: int = 0
+
+    def add(self, step: ReplayStep, found: list[JoinedChanges]) -> None:
+        """Take the changes of one more segment."""
+        rows = dict.fromkeys((operator for operator, _ in step.operators.values()), 0)
+        for log_id, batch, nbytes in found:
+            operator, _ = step.operators[log_id]
+            self.changes.setdefault(operator, []).append(batch)
+            rows[operator] += batch.num_rows
+            self.nbytes += nbytes
+        self.steps.append((step, rows))
+
+    def stage(self, operator: str, staged: StagedChanges) -> None:
+        """Replace an operator's changes by what its table has made of them."""
+        self.nbytes -= sum(batch.nbytes for batch in self.changes.pop(operator))
+        self.staged[operator] = staged
+
+    def discard(self) -> None:
+        """Delete what was staged."""
+        for staged in self.staged.values():
+            staged.discard()
+
+
+async def join_segments(
+    segments: LookAhead[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]], piece_bytes: int
+) -> AsyncGenerator[LogPiece]:
+    """Yield segments together until they hold so many bytes, in their order; closes ``segments``."""
+    async with aclosing(segments):
+        piece = LogPiece()
+        async for step, found in segments:
+            piece.add(step, found)
+            if piece.nbytes >= piece_bytes:
+                yield piece
+                piece = LogPiece()
+        if piece.steps:
+            yield piece

@@ -11,19 +11,8 @@ from typing import Protocol
 
 from dstl.metrics import Recorder
 
-__all__ = [
-    "LogLine",
-    "ProgressBar",
-    "ProgressListener",
-    "ProgressMetrics",
-    "RestoreProgress",
-    "RestoreStatus",
-    "combine",
-    "describe",
-]
-
 _log = logging.getLogger(__name__)
-_WINDOW_S = 10.0
+_WINDOW_S = 10.0  # long enough for an even rate, and short enough to show a store that turned slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +59,7 @@ def combine(statuses: Iterable[RestoreStatus]) -> RestoreStatus:
 
 
 class ProgressListener(Protocol):
-    """Is told of a restore's progress, on its event loop; must not block or raise."""
+    """Is told of a restore's progress, on its event loop; must not block. What it raises ends the restore."""
 
     def __call__(self, status: RestoreStatus, /) -> None:
         """Take a status."""
@@ -92,7 +81,7 @@ class RestoreProgress:
         self._recent: deque[tuple[float, int]] = deque([(now, 0)])
 
     def add(self, operator: str, nbytes: int, now: float) -> None:
-        """Take notice that so many more bytes of an operator were applied."""
+        """Record bytes of an operator that were applied."""
         self._done[operator] = self._done.get(operator, 0) + nbytes
         self._totals[operator] = max(self._totals.get(operator, 0), self._done[operator])
         self._recent.append((now, sum(self._done.values())))
@@ -100,7 +89,7 @@ class RestoreProgress:
             self._recent.popleft()
 
     def more(self, operator: str, nbytes: int) -> None:
-        """Take notice that so many more bytes have to be read."""
+        """Record more bytes that have to be read."""
         self._totals[operator] = self._totals.get(operator, 0) + nbytes
 
     def status(self, now: float, *, finished: bool = False) -> RestoreStatus:

@@ -14,22 +14,18 @@ from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
 from dstl.store.look_ahead import LookAhead, Share
-from handles.base_generations import Generations, generations_of
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
-from materializer.bases.base_cache import BaseCache
+from handles.materialized_handle import Generations, generations_of
 from materializer.bases.loading import LoadedBases, load_bases
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
-from materializer.restore.log_pieces import LogPiece, join_segments
-from materializer.restore.log_replay import ReplayStep, decoding_turn, replay, replay_steps
+from materializer.restore.log_replay import LogPiece, ReplayStep, decoding_turn, join_segments, replay, replay_steps
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import FileTable, StagedChanges, StateTable
 
-__all__ = ["LogSizes", "RestoredTables", "restore_tables"]
-
-_MEASURABLE_BYTES = 4 << 20
-_TOGETHER_ROWS = 1 << 16
+MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
+_TOGETHER_ROWS = 1 << 16  # a table's own cost of a batch is small beside so many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class LogSizes:
     staged: int = 1 << 20
 
 
-_LOG_SIZES = LogSizes()
+LOG_SIZES = LogSizes()
 
 
 @dataclass(slots=True)
@@ -80,9 +76,6 @@ async def restore_tables(
     *,
     on_progress: ProgressListener | None = None,
     files: FileBases | None = None,
-    cache: BaseCache | None = None,
-    log_sizes: LogSizes = _LOG_SIZES,
-    check: Callable[[], None] = lambda: None,
 ) -> RestoredTables:
     """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
 
@@ -97,12 +90,9 @@ async def restore_tables(
         owned: Key groups to restore, inclusive.
         open_table: Makes an empty table for an operator.
         runtime: Clock, and jitter for repeated reads.
-        on_progress: Told after every object; by default a log line every few seconds.
-        files: Fetches bases that are a table's own files; whoever restores a checkpoint in several pieces gives the
-            same to all of them, and closes it.
-        cache: Bases that are on this host already; what is fetched is added. ``files`` has its own.
-        log_sizes: How much of the log is replayed at once, and made ready ahead.
-        check: Called after every object; what it raises ends the restore.
+        on_progress: Told after every object; by default a log line every few seconds. What it raises ends the restore.
+        files: Fetches bases that are a table's own files, and knows the host's cache; a restore in several pieces gives
+            the same to all of them, and closes it. By default one without a cache.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -112,10 +102,8 @@ async def restore_tables(
     """
     if checkpoint is None:
         return RestoredTables()
-    fetcher = files or FileBases(store, runtime, cache)
-    restore = _Restore(
-        checkpoint, store, owned, open_table, runtime, on_progress or LogLine(), fetcher, log_sizes, check
-    )
+    fetcher = files or FileBases(store, runtime)
+    restore = _Restore(checkpoint, fetcher, owned, open_table, on_progress or LogLine())
     try:
         return await restore.run()
     except BaseException as error:
@@ -144,26 +132,19 @@ class _Restore:
     def __init__(
         self,
         checkpoint: CompletedCheckpoint,
-        store: ObjectStore,
+        files: FileBases,
         owned: KeyGroupRange,
         open_table: Callable[[str], StateTable],
-        runtime: Runtime,
         on_progress: ProgressListener,
-        files: FileBases,
-        log_sizes: LogSizes,
-        check: Callable[[], None],
     ) -> None:
-        self._check = check
-        self._files = files
-        self._log_sizes = log_sizes
         self._checkpoint = checkpoint
-        self._store = store
+        self._files = files
+        self._runtime = files.runtime
         self._owned = owned
         self._open_table = open_table
-        self._runtime = runtime
         self._on_progress = on_progress
         self._turn = decoding_turn()
-        self._progress = RestoreProgress({}, runtime.clock.now())
+        self._progress = RestoreProgress({}, self._runtime.clock.now())
         self._log: dict[str, list[LoggedChanges]] = {}
         self.restored = RestoredTables()
 
@@ -207,18 +188,18 @@ class _Restore:
             )
         restored.fallbacks = tuple(sorted({name for each in loaded.values() for name in each.damaged}))
         seconds = self._runtime.clock.now() - started
-        if restored.bytes >= _MEASURABLE_BYTES and seconds > 0:
+        if restored.bytes >= MEASURABLE_BYTES and seconds > 0:
             restored.replay_bytes_per_s = restored.bytes / seconds
         self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
         return restored
 
     def _pieces(self, steps: Sequence[ReplayStep]) -> LookAhead[LogPiece, LogPiece]:
-        segments = replay(steps, self._store, self._owned, self._runtime, self._turn)
+        segments = replay(steps, self._files.store, self._owned, self._runtime, self._turn)
         return LookAhead(
-            self._prepare(join_segments(segments, self._log_sizes.piece)),
+            self._prepare(join_segments(segments, LOG_SIZES.piece)),
             _same,
             cost=lambda piece: piece.nbytes,
-            max_bytes=self._log_sizes.ahead,
+            max_bytes=LOG_SIZES.ahead,
             discard=LogPiece.discard,
         )
 
@@ -230,8 +211,6 @@ class _Restore:
                     groups,
                     self._owned,
                     self._table(operator),
-                    self._store,
-                    self._runtime,
                     self._files,
                     partial(self._advance, operator),
                     self._turn,
@@ -254,7 +233,6 @@ class _Restore:
         self.restored.bytes += nbytes
         self._progress.add(operator, nbytes, now)
         self._on_progress(self._progress.status(now))
-        self._check()
 
     def _check_loaded(self, operator: str, loaded: LoadedBases) -> None:
         """Refuse to go on where no base of a key group could be read and the log does not go back to the beginning."""
@@ -274,7 +252,7 @@ class _Restore:
             async for piece in pieces:
                 for operator, batches in list(piece.changes.items()):
                     table = self._table(operator).as_files
-                    if table is not None and piece.nbytes >= self._log_sizes.staged:
+                    if table is not None and piece.nbytes >= LOG_SIZES.staged:
                         staged = await call_in_thread(_stage, table, batches)
                         if staged is not None:
                             piece.stage(operator, staged)
@@ -287,14 +265,17 @@ class _Restore:
             reach("R5")
         for staged in piece.staged.values():
             await call_in_thread(staged.apply)
-        now = self._runtime.clock.now()
+        clock, times = self._runtime.clock, dict(self._checkpoint.logged_at)
+        now, wall = clock.now(), clock.wall()
         for step, rows in piece.steps:
+            # However wrong the clocks are, nothing was logged later than now.
+            age = max(0.0, wall - times.get(step.entry.checkpoint, wall))
             self.restored.changes += sum(rows.values())
             total = max(1, sum(rows.values()))
             for operator, count in rows.items():
                 # At least one byte: a log that may hold these key groups is not free of them until they have a base.
                 stored = max(1, step.entry.handle.size * count // total)
-                self._log.setdefault(operator, []).append(LoggedChanges(step.entry.checkpoint, stored, 1, now))
+                self._log.setdefault(operator, []).append(LoggedChanges(step.entry.checkpoint, stored, 1, now - age))
             for operator, share in _shares(step).items():
                 self._advance(operator, share)
 

@@ -20,7 +20,7 @@ from materializer.tables.base import (
 )
 from materializer.tables.heap import ENTRY_OVERHEAD_BYTES, HeapStateTable
 from materializer.tables.rocksdb import RocksDBStateTable
-from materializer.tables.rocksdb_options import RocksDBOptions
+from materializer.tables.rocksdb_engine import RocksDBOptions
 from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
 
 __all__ = [

@@ -17,22 +17,6 @@ import pyarrow as pa
 
 from handles.key_group import KeyGroup
 
-__all__ = [
-    "ENTRY_SCHEMA",
-    "PAGE_BYTES",
-    "PAGE_ROWS",
-    "Expired",
-    "FileSnapshot",
-    "FileTable",
-    "KeyGroups",
-    "SnapshotFile",
-    "StagedChanges",
-    "StateEntry",
-    "StateTable",
-    "TableSize",
-    "TableSnapshot",
-]
-
 ENTRY_SCHEMA = pa.schema(
     [
         pa.field("state", pa.uint16(), nullable=False),
@@ -43,8 +27,8 @@ ENTRY_SCHEMA = pa.schema(
 )
 """Columns of a page: a part of one key group, ordered by state, key, user key, no entry twice."""
 
-PAGE_ROWS = 1 << 14
-PAGE_BYTES = 4 << 20
+PAGE_ROWS = 1 << 14  # rows of one block of a base file, each with 14 bytes of its own
+PAGE_BYTES = 4 << 20  # decoded and encoded at once, so held by each reader and writer
 
 KeyGroups = Sequence[int] | npt.NDArray[np.integer]
 
@@ -314,7 +298,7 @@ class StateTable(Protocol):
         """Replace one key group by the entries of some pages, in bulk.
 
         The pages must be in the order of :data:`ENTRY_SCHEMA`, as :meth:`TableSnapshot.entries` gives them. Their
-        memory is the table's afterwards, which may write there: nobody else reads them again.
+        memory is the table's afterwards, which may write there: they are not read again.
 
         When ``pages`` raises, the key group is left as it was (heap) or empty (RocksDB): restore it again.
 

@@ -9,25 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE
-from dstl.changelog.value_offsets import common_width, value_offsets
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, common_width, value_offsets
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
 from materializer.tables.value_slots import FixedValues
 
-__all__ = [
-    "ChangeRun",
-    "PageBuilder",
-    "binary_column",
-    "change_runs",
-    "fixed_column",
-    "fixed_items",
-    "is_all_empty",
-    "key_group_runs",
-]
-
-_CHUNK = 1 << 10
+_CHUNK = 1 << 10  # values: a millisecond without the interpreter's lock for others
 
 
 def key_group_runs(key_groups: KeyGroups) -> Iterator[tuple[int, int, int]]:

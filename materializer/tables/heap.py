@@ -15,8 +15,7 @@ from itertools import repeat
 import numpy as np
 import pyarrow as pa
 
-from dstl.changelog.change_set import OP_CLEAR, OP_PUT
-from dstl.changelog.value_offsets import common_width, value_offsets
+from dstl.changelog.change_set import OP_CLEAR, OP_PUT, common_width, value_offsets
 from dstl.errors import Closed, Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
@@ -41,15 +40,13 @@ from materializer.tables.columns import (
 from materializer.tables.heap_group import HeapGroup
 from materializer.tables.value_slots import FixedValues, ValueSlots
 
-__all__ = ["ENTRY_OVERHEAD_BYTES", "HeapStateTable", "HeapTableSnapshot"]
-
 ENTRY_OVERHEAD_BYTES = 130
 """Memory of an entry above its key and value, about: 110 with values of 16 bytes, 126 with 100 (``python -m bench
 memory``), and of large values up to half of them, where their array has just grown."""
 
 _EMPTY: Mapping[bytes, bytes] = {}
-_EXPIRED_KEYS = 1024
-_MOST = 0.8
+_EXPIRED_KEYS = 1024  # looked at in about a millisecond, for batches wait meanwhile
+_MOST = 0.8  # of a page: what else it holds is at most a fourth of the values
 
 
 class HeapStateTable:

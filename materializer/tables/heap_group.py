@@ -15,8 +15,6 @@ from materializer.tables.base import ExpiredValue
 from materializer.tables.columns import PageBuilder, binary_column, fixed_column
 from materializer.tables.value_slots import FixedValues, ValueSlots, as_dict, fixed_values
 
-__all__ = ["HeapGroup"]
-
 T = TypeVar("T")
 
 _NOTHING: Mapping[bytes, bytes] = {}
@@ -137,8 +135,8 @@ class HeapGroup:
         Args:
             keys: The keys.
             values: Their values.
-            width: Length of every value; None where they differ, or where nobody knows.
-            owned: ``values`` is an array that nobody else reads or writes: a group without values keeps it as it is.
+            width: Length of every value; None where they differ, or it is unknown.
+            owned: ``values`` is an array that is not used elsewhere: a group without values keeps it as it is.
         """
         if self.point_width != width or width is None:
             self._set_width(width)
@@ -303,7 +301,7 @@ class HeapGroup:
         return points
 
     def _set_width(self, width: int | None) -> None:
-        """Take notice of values of another length, or of any; what is not of one length lies in a dictionary."""
+        """Record the length of new values; what is not of one length lies in a dictionary."""
         self.point_width = width if self.point_width == -1 else None
         if self.point_layer is None and not self.point_width:
             self.points = as_dict(self.points)

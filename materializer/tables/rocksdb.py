@@ -21,12 +21,13 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT
 from dstl.errors import Closed, CorruptData, DstlError, Invalid, Unavailable
-from handles.key_group import KeyGroup
+from handles.key_group import MAX_MAX_PARALLELISM, KeyGroup
 from materializer.local_disk import Access, access, link_or_copy
 from materializer.tables.base import PAGE_ROWS, Expired, KeyGroups, SnapshotFile, StagedChanges, StateEntry, TableSize
 from materializer.tables.columns import ChangeRun, change_runs, key_group_runs
 from materializer.tables.rocksdb_engine import (
     RocksDBBatch,
+    RocksDBOptions,
     decode_key,
     encode_key,
     encode_keys,
@@ -38,17 +39,12 @@ from materializer.tables.rocksdb_engine import (
     translated_errors,
     walk,
 )
-from materializer.tables.rocksdb_ingestion import SortedFile, StagedFile, write_changes
-from materializer.tables.rocksdb_options import RocksDBOptions
-from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot
-
-__all__ = ["RocksDBStateTable"]
+from materializer.tables.rocksdb_snapshot import RocksDBTableSnapshot, SortedFile, StagedFile, write_changes
 
 _log = logging.getLogger(__name__)
-_READ_CHUNK = 1024
-_EXPIRED_ROWS = 512
-_EXPIRED_BYTES = 256 << 10
-_MAX_KEY_GROUP = 1 << 15
+_READ_CHUNK = 1024  # keys of one call of the library, which holds no other thread up meanwhile
+_EXPIRED_ROWS = 512  # looked at in about a millisecond, for batches wait meanwhile
+_EXPIRED_BYTES = 256 << 10  # the same of large values
 
 _forked: list[Any] = []
 """Databases of a parent process: destroying one in a forked child would wait for threads that are not there."""
@@ -175,7 +171,7 @@ class RocksDBStateTable:
 
     def _keep_only(self, key_groups: Sequence[KeyGroup]) -> None:
         batch = RocksDBBatch(self._db)
-        for low, high in zip([-1, *key_groups], [*key_groups, _MAX_KEY_GROUP], strict=True):
+        for low, high in zip([-1, *key_groups], [*key_groups, MAX_MAX_PARALLELISM], strict=True):
             if high - low > 1:
                 batch.delete_range(encode_prefix(low + 1), encode_prefix(high))
         with self._working("table-write"):

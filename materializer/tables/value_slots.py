@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FixedValues", "ValueSlots"]
-
 FixedValues = npt.NDArray[np.void]
 """Values of one length, one item each."""
 
-_FEWEST = 16
+_FEWEST = 16  # a state of few keys starts without growing
 
 
 class ValueSlots(MutableMapping[bytes, bytes]):
@@ -144,7 +142,7 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         return named
 
     def _fill(self, keys: Sequence[bytes], values: FixedValues) -> int:
-        if not keys:  # the array keeps a place at least, for whoever asks for a key that is not there
+        if not keys:  # the array keeps a place at least, for lookups of a key that is not there
             return 0
         # Of a repeated key the last place stays.
         self._slots = dict(zip(keys, range(len(keys)), strict=True))

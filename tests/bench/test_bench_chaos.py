@@ -1,10 +1,7 @@
 """The chaos job's own judge, and the job in a short form."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,19 +38,8 @@ def test_the_judge_sees_what_is_false_missed_or_different(seed: int) -> None:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_a_job_under_kills_and_a_failing_store_says_what_is_right(tmp_path: Path, seed: int) -> None:
-    command = [sys.executable, "-m", "bench", "chaos", "--minutes", "1", "--kill-every", "8", "--json"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [*command, "--seed", str(seed), "--work", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=850,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.strip().splitlines()[-1])
+def test_a_job_under_kills_and_a_failing_store_says_what_is_right(tmp_path: Path, seed: int, run_bench: Any) -> None:
+    found = run_bench("chaos", "--minutes", 1, "--kill-every", 8, "--seed", seed, "--work", tmp_path)
     assert (found["false_alerts"], found["missed_alerts"], found["state_differences"]) == (0, 0, 0)
     assert found["planted"] > 50
     assert sum(found["kills"].values()) >= 3

@@ -1,27 +1,18 @@
 """The benchmark of files runs both kinds in one session, and its figures are those that the issue asks for."""
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
-@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built")
 @pytest.mark.long
-def test_files(tmp_path: Path) -> None:
-    """In a process of its own: this one may have another session."""
-    arguments = ["--queries", "count", "--partitions", "3", "--batches", "5", "--latency-ms", "5", "--json"]
-    command = [sys.executable, "-m", "bench", "files", *arguments, "--work", str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    runs = json.loads(done.stdout.strip().splitlines()[-1])["runs"]
+def test_files(tmp_path: Path, run_bench: Any) -> None:
+    arguments = ["--queries", "count", "--partitions", 3, "--batches", 5, "--latency-ms", 5]
+    runs = run_bench("files", *arguments, "--work", tmp_path)["runs"]
     assert [(each["query"], each["partitions"], each["kind"]) for each in runs] == [
         ("count", 3, "spark"),
         ("count", 3, "dstl"),

@@ -1,8 +1,6 @@
 """The hedging benchmark, in its short form: real policy, real uploader, the keys that are promised."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -68,26 +66,11 @@ def test_criticality_measures_what_a_checkpoint_waits_for(capsys):
     assert few["hedged"]["extra_requests"] <= 0.055
 
 
-def test_command_line_prints_one_json_object_last():
-    command = [sys.executable, "-m", "bench", "hedging", "--model", "s3-express", "--puts", "2000", "--seeds", "2"]
-    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(done.stdout.splitlines()[-1])["seeds"] == 2
-    assert "seed 2 hedged" in done.stderr
-
-
 def test_plot_draws_both_arms(tmp_path):
     pytest.importorskip("matplotlib")
     drawn = tmp_path / "cdf.png"
     assert hedging.main(["--model", "s3-express", "--puts", "2000", "--seeds", "1", "--plot", str(drawn)]) == 0
     assert drawn.stat().st_size > 1000
-
-
-def test_unknown_benchmark_is_refused():
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert "hedging" in done.stderr
 
 
 def test_people_get_units_changes_a_verdict_and_a_warning(capsys):
@@ -113,8 +96,9 @@ def test_a_result_file_has_the_command_and_the_machine(tmp_path):
     assert len(tail["hedged"]) == len(tail["beyond"])
 
 
-def test_without_a_name_every_benchmark_gets_a_line(capsys):
-    assert bench_main([]) == 2
+@pytest.mark.parametrize("words", [[], ["nonsense"]])
+def test_without_the_name_of_one_every_benchmark_gets_a_line(capsys, words):
+    assert bench_main(words) == 2
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().err.splitlines() if line.startswith("  ")]
     assert {name for name, _ in lines} >= {"append", "checkpoint", "hedging", "recovery", "space", "spark"}
     assert min(len(line) for _, line in lines) > 20

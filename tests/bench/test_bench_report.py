@@ -1,7 +1,5 @@
 """The report draws what was measured, names its command and machine, and stands for itself."""
 
-from __future__ import annotations
-
 import json
 import re
 import xml.dom.minidom

@@ -1,17 +1,13 @@
 """The benchmark of tasks: processor time by kind of process, and its short form."""
 
-import json
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from bench._processor_time import processor_ms
 
-ROOT = Path(__file__).parents[2]
 BUSY = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint('done'); input()"
 
 
@@ -31,19 +27,8 @@ def test_processor_time_is_that_of_this_process_and_of_what_it_has_started():
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_command_line_prints_one_json_object_last():
-    command = [sys.executable, "-m", "bench", "task", "--partitions", "4", "--batches", "2", "--warm-up", "1"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(
-        [*command, "--rows", "10", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-        env=environment,
-    )
-    figures = json.loads(done.stdout.splitlines()[-1])
+def test_every_series_and_load_has_figures(run_bench):
+    figures = run_bench("task", "--partitions", 4, "--batches", 2, "--warm-up", 1, "--rows", 10)
     assert figures["tasks"] == 8
     for series in ("stateless", "vectorised", "processor"):
         for load in ("empty", "small"):

@@ -5,8 +5,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from dstl.changelog.change_digest import ChangeDigest
-from dstl.changelog.change_set import CHANGE_SCHEMA
+from dstl.changelog.change_set import CHANGE_SCHEMA, digest_changes
 
 Change = tuple[int, int, int, bytes, bytes, bytes]
 
@@ -20,20 +19,20 @@ def batch_of(rows: list[Change]) -> pa.RecordBatch:
 
 def digest(rows: list[Change], rng: random.Random | None = None) -> bytes:
     """Of the changes as they are; with ``rng`` in another order, in parts and as slices of larger batches."""
-    made, at = ChangeDigest(), 0
+    made, at = list[pa.RecordBatch](), 0
     rows = list(rows)
     if rng is not None:
         rng.shuffle(rows)
     whole = batch_of(rows)
     while at < len(rows):
         stop = len(rows) if rng is None else rng.randrange(at, len(rows)) + 1
-        made.update(whole.slice(at, stop - at))
+        made.append(whole.slice(at, stop - at))
         at = stop
-    return made.digest()
+    return digest_changes(made)
 
 
 def changes(rng: random.Random) -> list[Change]:
-    """Many lengths: none, below and above a word, of one width, and long ones."""
+    """Many lengths: none, of one width, and long ones."""
     widths = rng.choice([[0], [8], [11], [28], [*range(40)], [0, 3, 2000], [1024, 1025]])
 
     def some() -> bytes:
@@ -82,7 +81,7 @@ def test_values_that_change_places_show(width: int) -> None:
 
 
 def test_many_small_differences_all_show() -> None:
-    rows = [(3, 1, 0, i.to_bytes(8, "little"), b"", b"") for i in range(20_000)]
+    rows = [(3, 1, 0, i.to_bytes(8, "little"), b"", b"") for i in range(2_000)]
     assert len({digest([row]) for row in rows}) == len(rows)
     # Neighbouring numbers in pairs of equal sums.
     pairs = {digest([rows[i], rows[1000 - i]]) for i in range(500)}

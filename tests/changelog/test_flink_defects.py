@@ -9,11 +9,11 @@ import asyncio
 import pytest
 
 from dstl.changelog.ledger import Ownership
-from dstl.changelog.segment.decoder import decode_segment
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.errors import Closed, Unavailable
 from dstl.options import UploadOptions
-from worlds.changelog import put, turn, virtual, world
+from tests.simulation.virtual_time import virtual
+from worlds.changelog import put, result_of, turn, world
 
 
 @virtual
@@ -26,20 +26,20 @@ async def test_a_failed_upload_does_not_poison_later_checkpoints():
             await future
         w.store.holding = False
         put(writer, b"y")
-        assert await w.read("log-a", await writer.persist(0)) == [b"x", b"y"]
+        assert await w.read("log-a", await w.persist(writer)) == [b"x", b"y"]
 
 
 @virtual
 async def test_a_failed_segment_fails_only_those_who_are_in_it():
     """One file per (TaskManager, job) batch fails all tasks; another segment's persists are not touched."""
-    async with world(persist_delay_s=0) as w:
+    async with world() as w:
         w.store.holding = True
         one, two = w.writer("log-a"), w.writer("log-b")
         put(one, b"x")
-        first = one.persist(0)
+        first = w.persist(one)
         await turn()
         put(two, b"y")
-        second = two.persist(0)
+        second = w.persist(two)
         await turn()
         failing, storing = list(w.store.held)
         failing.fail()
@@ -82,9 +82,9 @@ async def test_flink_26396_a_last_attempt_without_an_answer_fails_the_persist_an
         writer = w.writer()
         put(writer, b"x")
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(writer.persist(0), 60)
+            await asyncio.wait_for(w.persist(writer), 60)
         w.store.holding = False
-        assert await w.read("log-a", await writer.persist(0)) == [b"x"]
+        assert await w.read("log-a", await w.persist(writer)) == [b"x"]
 
 
 @virtual
@@ -95,16 +95,17 @@ async def test_a_writer_closed_during_an_upload_leaves_the_others_their_segment(
         one, two = w.writer("log-a"), w.writer("log-b")
         put(one, b"x")
         put(two, b"y")
-        closed, kept = one.persist(0), two.persist(0)
+        both = asyncio.create_task(w.storage.persist_all([(one, 0), (two, 0)], allow_inline=False))
         await turn()
         one.close()
-        with pytest.raises(Closed):
-            await closed
         w.store.held[0].succeed()
-        segments = await kept
+        with pytest.raises(Closed):
+            await both
+        segments = await w.persist(two)
         await turn()
+        assert w.store.started == 1
         assert await w.read("log-b", segments) == [b"y"]
-        two.reset(0, 1)
+        w.storage.reset(result_of(two, 0, 1))
         two.truncate_and_close(0)
         await turn()
         assert await w.store.names() == set()
@@ -119,7 +120,7 @@ async def test_an_unexpected_error_does_not_break_the_storage_for_ever():
         with pytest.raises(RuntimeError):
             await future
         w.store.holding = False
-        assert await w.read("log-a", await writer.persist(0)) == [b"x"]
+        assert await w.read("log-a", await w.persist(writer)) == [b"x"]
 
 
 @virtual
@@ -137,6 +138,7 @@ async def test_close_settles_futures():
     async with world() as w:
         writer, future = await w.uploading()
         writer.close()
+        await turn()
         assert future.done()
 
 
@@ -156,38 +158,39 @@ async def test_flink_30792_a_preemptive_upload_counts_closed_change_sets_too():
 
 
 @virtual
-async def test_a_seal_does_not_wait_once_all_writers_with_data_have_asked():
+async def test_a_checkpoint_seals_at_once_and_waits_for_nobody():
     """The FLIP promises it; ``BatchingStateChangeUploadScheduler`` always waits for delay or size."""
-    async with world(persist_delay_s=60) as w:
+    async with world() as w:
         one, two = w.writer("log-a"), w.writer("log-b")
         w.writer("idle")
+        put(w.writer("never asked for"), b"z")
         put(one, b"x")
         put(two, b"y")
-        first = one.persist(0)
-        await turn()
-        assert w.store.started == 0
-        await asyncio.gather(first, two.persist(0))
+        await w.storage.persist_all([(one, 0), (two, 0)], allow_inline=False)
         assert asyncio.get_running_loop().time() == 0.0
         assert w.store.started == 1
 
 
 @virtual
 async def test_flink_15371_a_threshold_crossed_while_the_timer_runs_is_not_a_lost_wake_up():
-    """Asks keep coming while the delay's timer fires and while a seal is on its way: all are stored."""
-    async with world(persist_delay_s=0.010, persist_size_threshold=500) as w:
-        writers = [w.writer(f"log-{n}") for n in range(30)]
-        put(w.writer("never asks"), b"x")
-        futures = []
-        for n, each in enumerate(writers):
-            put(each, b"x" * (90 if n % 3 else 490))
-            futures.append(each.persist(0))
-            await asyncio.sleep(0.0033)
-        await asyncio.wait_for(asyncio.gather(*futures), 0.05)
+    """Logs grow large while the pause behind a failed upload ends and begins again: all are stored."""
+    async with world(preemptive_persist_threshold=100) as w:
+        w.store.holding = True
+        for n in range(60):
+            put(w.writer(f"log-{n}"), b"x" * 94)
+            await turn(0.0053)
+            if n % 20 == 0:
+                assert w.store.held, "nothing is tried any more"
+                w.store.held[0].fail()
+        w.store.holding = False
+        for held in list(w.store.held):
+            held.succeed()
+        await turn(2)
+        assert w.storage.budget.used == 0
 
 
 @virtual
-async def test_an_earlier_deadline_wakes_a_timer_that_sleeps_on_a_later_one():
-    """A persist is asked for while the timer waits out the pause after a failed pre-emptive upload."""
+async def test_a_persist_does_not_wait_for_the_pause_behind_a_failed_preemptive_upload():
     async with world(preemptive_persist_threshold=100) as w:
         w.store.holding = True
         big, small = w.writer("log-a"), w.writer("log-b")
@@ -200,8 +203,8 @@ async def test_an_earlier_deadline_wakes_a_timer_that_sleeps_on_a_later_one():
         w.store.holding = False
         started = asyncio.get_running_loop().time()
         put(small, b"y")
-        await small.persist(0)
-        assert asyncio.get_running_loop().time() - started <= 0.011
+        await w.persist(small)
+        assert asyncio.get_running_loop().time() == started
 
 
 @virtual
@@ -216,7 +219,7 @@ async def test_automq_3485_appends_that_wait_get_in_after_an_upload_failed():
         w.store.held[0].fail()
         w.store.holding = False
         await asyncio.wait_for(task, 1)
-        assert await w.read("log-a", await writer.persist(0)) == [b"x" * 94, b"y" * 44]
+        assert await w.read("log-a", await w.persist(writer)) == [b"x" * 94, b"y" * 44]
 
 
 @virtual
@@ -225,12 +228,12 @@ async def test_flink_26592_appending_from_an_uploads_completion_does_not_deadloc
         w.store.holding = True
         writer = w.writer()
         put(writer, b"x" * 94)
-        future = writer.persist(0)
+        future = w.persist(writer)
 
         async def append_on_completion() -> None:
             await future
             await w.append(writer, 90)
-            await writer.persist(1)
+            await w.persist(writer, 1)
 
         tasks = [asyncio.create_task(append_on_completion()), asyncio.create_task(w.append(writer, 90))]
         await turn(1)
@@ -246,12 +249,12 @@ async def test_flink_31139_a_persist_of_nothing_writes_no_object():
         writers = [w.writer(f"log-{n}") for n in range(5)]
         for _ in range(10):
             for each in writers:
-                assert await each.persist(each.next_sequence_number()) == ()
+                assert await w.persist(each, each.next_sequence_number()) == ()
             await w.storage.persist_all([(each, each.next_sequence_number()) for each in writers])
         put(writers[0], b"x")
-        await writers[0].persist(0)
-        await writers[0].persist(0)
-        await writers[0].persist(1)
+        await w.persist(writers[0])
+        await w.persist(writers[0])
+        await w.persist(writers[0], 1)
         assert w.store.started == 1
 
 
@@ -260,12 +263,12 @@ async def test_flink_28440_truncation_waits_for_a_checkpoint_that_references_the
     async with world() as w:
         writer = w.writer()
         put(writer, b"x")
-        segments = await writer.persist(0)
+        segments = await w.persist(writer)
         put(writer, b"y")
         writer.truncate(writer.next_sequence_number())
         await turn()
         assert await w.read("log-a", segments) == [b"x"]
-        writer.confirm(0, 1)
+        w.storage.confirm(result_of(writer, 0, 1))
         await turn()
         assert await w.read("log-a", segments) == [b"x"]
 
@@ -280,7 +283,7 @@ async def test_flink_28440_a_segment_is_counted_by_change_sets_and_not_by_logs()
                 each.next_sequence_number()
         await w.storage.persist_all([(one, 0), (two, 0)], allow_inline=False)
         for each in (one, two):
-            each.reset(0, 2)
+            w.storage.reset(result_of(each, 0, 2))
         one.truncate(1)
         two.truncate(2)
         await turn()
@@ -298,7 +301,7 @@ async def test_flink_25492_25987_what_is_appended_at_the_materialization_boundar
         boundary = writer.next_sequence_number()
         put(writer, b"after it")
         writer.truncate(boundary)
-        assert await w.read("log-a", await writer.persist(boundary)) == [b"after it"]
+        assert await w.read("log-a", await w.persist(writer, boundary)) == [b"after it"]
 
 
 @virtual
@@ -306,9 +309,9 @@ async def test_flink_25524_a_confirmed_segment_is_the_coordinators_whatever_happ
     async with world() as w:
         writer = w.writer()
         put(writer, b"x")
-        segments = await writer.persist(0)
-        writer.confirm(0, 1)
-        writer.reset(0, 1)
+        segments = await w.persist(writer)
+        w.storage.confirm(result_of(writer, 0, 1))
+        w.storage.reset(result_of(writer, 0, 1))
         writer.truncate(1)
         writer.truncate_and_close(0)
         await w.storage.close()
@@ -316,46 +319,18 @@ async def test_flink_25524_a_confirmed_segment_is_the_coordinators_whatever_happ
 
 
 @virtual
-async def test_a_log_closed_while_a_checkpoints_outcome_is_unknown_keeps_its_segments():
-    """Materialize#14101, slatedb#564: the commit's response is lost, and what it references is deleted."""
-    async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
-        result = await w.storage.persist_all([(writer, 0)], allow_inline=False)
-        writer.truncate_and_close(0)
-        await w.storage.close()
-        assert await w.read("log-a", result.segments["log-a"]) == [b"x"]
-
-
-@virtual
 async def test_flink_25261_truncated_changes_are_gone_from_memory_and_from_the_store():
     async with world() as w:
         writer = w.writer()
         put(writer, b"x")
-        await writer.persist(0)
-        writer.reset(0, 1)
+        await w.persist(writer)
+        w.storage.reset(result_of(writer, 0, 1))
         put(writer, b"y")
         writer.truncate(writer.next_sequence_number())
         await turn()
         assert await w.store.names() == set()
         assert w.storage.budget.used == 0
-        assert await writer.persist(2) == ()
-
-
-@virtual
-async def test_an_upload_that_ends_after_its_range_was_truncated_is_deleted():
-    async with world(preemptive_persist_threshold=10) as w:
-        w.store.holding = True
-        one, two = w.writer("log-a"), w.writer("log-b")
-        put(one, b"x" * 20)
-        put(two, b"y" * 20)
-        await turn(1)
-        one.truncate(1)
-        two.truncate(1)
-        for held in list(w.store.held):
-            held.succeed()
-        await turn(1)
-        assert await w.store.names() == set()
+        assert await w.persist(writer, 2) == ()
 
 
 @virtual
@@ -364,30 +339,14 @@ async def test_an_aborted_checkpoint_deletes_nothing_that_later_ones_reference()
     async with world() as w:
         writer = w.writer()
         put(writer, b"x")
-        first = await writer.persist(0)
+        first = await w.persist(writer)
         put(writer, b"y")
-        second = await writer.persist(0)
-        writer.reset(0, 1)
+        second = await w.persist(writer)
+        w.storage.reset(result_of(writer, 0, 1))
         await turn()
         assert await w.read("log-a", second) == [b"x", b"y"]
         assert second[0] == first[0], "what is durable is reused"
         assert w.store.started == 2
-
-
-@virtual
-async def test_a_change_is_uploaded_once_however_many_checkpoints_want_it():
-    """``testNoReUploadBeforeCompletion``."""
-    async with world() as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x")
-        futures = []
-        for _ in range(5):
-            futures.append(writer.persist(0))
-            await turn(0.1)
-        assert w.store.started == 1
-        w.store.held[0].succeed()
-        assert len(set(await asyncio.gather(*futures))) == 1
 
 
 @virtual
@@ -410,7 +369,7 @@ async def test_a_handle_grows_by_segments_and_not_by_change_sets():
         for n in range(50):
             put(writer, b"%d" % n)
             writer.next_sequence_number()
-        assert len(await writer.persist(0)) == 1
+        assert len(await w.persist(writer)) == 1
 
 
 @virtual
@@ -421,7 +380,7 @@ async def test_the_size_of_a_checkpoint_counts_all_its_segments():
         put(writer, b"x" * 1000)
         await turn(1)
         put(writer, b"y" * 94)
-        segments = await writer.persist(0)
+        segments = await w.persist(writer)
         assert sum(segment.nbytes for segment in segments) == 1006 + 100
 
 
@@ -429,44 +388,12 @@ async def test_the_size_of_a_checkpoint_counts_all_its_segments():
 async def test_the_queue_gauge_follows_the_queue():
     """The gauge locks another monitor than the queue."""
     async with world() as w:
-        put(w.writer("never asks"), b"x")
-        writer = w.writer()
-        put(writer, b"x")
-        future = writer.persist(0)
-        await turn()
-        assert w.recorder.gauges["uploadQueueSize"] == 1
+        _, future = await w.uploading()
+        assert w.recorder.gauges["segmentsInFlight"] == 1
+        w.store.held[0].succeed()
         await future
         await turn()
-        assert w.recorder.gauges["uploadQueueSize"] == 0
-
-
-@virtual
-async def test_back_pressure_has_a_metric_of_its_own():
-    """``changelogBusyTimeMsPerSecond``: Flink shows it as a busy task."""
-    async with world(byte_budget=10) as w:
-        w.store.holding = True
-        writer = w.writer()
-        put(writer, b"x" * 20)
-        task = asyncio.create_task(w.reserve(10))
-        await turn(2)
-        w.store.held[0].succeed()
-        await task
-        assert w.recorder.counters["backpressureSeconds"] == pytest.approx(2, abs=0.1)
-
-
-@virtual
-async def test_a_segment_says_which_changes_of_which_log_it_holds():
-    """Flink's file has neither log id nor sequence numbers: nobody can tell what an orphan was."""
-    async with world() as w:
-        one, two = w.writer("log-a"), w.writer("log-b")
-        put(one, b"x")
-        one.next_sequence_number()
-        put(one, b"y")
-        put(two, b"z")
-        result = await w.storage.persist_all([(one, 0), (two, 0)], allow_inline=False)
-        data = await w.bytes_of(result.segments["log-a"][0].location)
-        found = {(log_id, sqn) for log_id, sqn, _, _ in decode_segment(data, "test")}
-        assert found == {("log-a", 0), ("log-a", 1), ("log-b", 0)}
+        assert w.recorder.gauges["segmentsInFlight"] == 0
 
 
 @virtual
@@ -481,7 +408,7 @@ async def test_a_name_is_never_used_twice_so_that_a_late_put_resurrects_nothing(
         for storage in (w.storage, again):
             writer = storage.create_writer("log-a")
             put(writer, b"x")
-            future = writer.persist(0)
+            future = w.persist(writer)
             for _ in range(3):
                 await turn(10)
                 seen.append(w.store.held[0].name)

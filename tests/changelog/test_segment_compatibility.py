@@ -7,9 +7,9 @@ import google_crc32c
 import pytest
 
 from dstl.changelog.change_set import OP_PUT, ChangeSet
-from dstl.changelog.segment.decoder import parse_index, verify_segment
 from dstl.changelog.segment.encoder import encode_segment
-from dstl.changelog.segment.frame import pack_trailer
+from dstl.changelog.segment.index import pack_trailer
+from dstl.changelog.segment.reader import parse_index, verify_segment
 from dstl.errors import CorruptData, Invalid
 from worlds.segment_samples import batch_of, decoded, expected, feature_sets
 

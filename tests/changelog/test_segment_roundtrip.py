@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from dstl.changelog.change_set import META_KEY_GROUP, OP_PUT, ChangeSet
 from dstl.changelog.segment import encoder as segment_encoder
-from dstl.changelog.segment.decoder import decode_segment, parse_index
 from dstl.changelog.segment.encoder import encode_blocks, encode_segment, segment_checksum
+from dstl.changelog.segment.reader import decode_segment, parse_index
 from dstl.errors import Invalid
-from handles.sequence_number import SequenceNumberRange
+from handles.segment_handle import SequenceNumberRange
 from worlds.segment_samples import batch_of, change_set, decoded, expected, feature_sets, random_rows
 
 

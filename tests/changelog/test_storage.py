@@ -7,11 +7,11 @@ import pytest
 
 from dstl.changelog.ledger import InlineSegment
 from dstl.changelog.object_names import SegmentNames, parse_segment_name
-from dstl.changelog.segment.decoder import parse_index
+from dstl.changelog.segment.reader import parse_index
 from dstl.errors import Closed, Invalid, Unavailable
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import check_name
-from worlds.changelog import put, turn, virtual, world
+from tests.simulation.virtual_time import seeded_runtime, virtual
+from worlds.changelog import put, result_of, turn, world
 
 
 class TestPersistAll:
@@ -104,8 +104,9 @@ class TestPersistAll:
                 await w.storage.persist_all([(one, 0), (one, 0)])
             with pytest.raises(Invalid, match="truncated"):
                 await w.storage.persist_all([(one, 0), (two, 0)])
+            one.truncate(1)
             await turn()
-            assert not one.ledger.waiting
+            assert w.storage.budget.used == 0, "the range is claimed still"
 
     @virtual
     async def test_of_nothing_is_nothing(self):
@@ -168,9 +169,11 @@ class TestInlining:
         async with world() as w:
             writer = w.writer()
             put(writer, b"x")
-            relaxed, strict = writer.persist(0, allow_inline=True), writer.persist(0)
-            assert not isinstance((await strict)[0].location, InlineSegment)
-            assert (await relaxed) == (await strict)
+            (relaxed,), (strict,) = await asyncio.gather(w.persist(writer, allow_inline=True), w.persist(writer))
+            assert isinstance(relaxed.location, InlineSegment)
+            assert await w.store.names() == {strict.location.name}
+            for each in (relaxed, strict):
+                assert await w.read("log-a", [each]) == [b"x"]
 
 
 class TestMemory:
@@ -195,7 +198,7 @@ class TestMemory:
             for held in list(w.store.held):
                 held.succeed()
             await task
-            segments = await writer.persist(0)
+            segments = await w.persist(writer)
             values = [int(v.rstrip(b".")) for v in await w.read("log-a", segments)]
             assert values == list(range(40))
             assert w.recorder.counters["backpressureSeconds"] >= 59
@@ -208,15 +211,6 @@ class TestMemory:
                 put(each, b"x" * 94)
             await asyncio.wait_for(w.append(writers[0], 500), 1)
             assert w.recorder.counters["seals.memory"] == 1
-
-    @virtual
-    async def test_an_append_larger_than_the_budget_goes_through_alone(self):
-        async with world(byte_budget=100) as w:
-            writer = w.writer()
-            put(writer, b"x")
-            await asyncio.wait_for(w.append(writer, 5000), 1)
-            await asyncio.wait_for(w.append(writer, 10), 1)
-            assert len(await w.read("log-a", await writer.persist(0))) == 3
 
     @virtual
     async def test_a_store_that_refuses_everything_is_not_hammered(self):
@@ -233,18 +227,6 @@ class TestMemory:
             assert 10 < w.store.started < 30, "tried again with pauses of at most five seconds"
             w.store.holding = False
             await asyncio.wait_for(waiting, 10)
-
-    @virtual
-    async def test_close_ends_the_wait(self):
-        async with world(byte_budget=100) as w:
-            w.store.holding = True
-            writer = w.writer()
-            put(writer, b"x" * 100)
-            waiting = asyncio.create_task(w.append(writer, 90))
-            await turn(1)
-            await w.storage.close()
-            with pytest.raises(Closed):
-                await waiting
 
 
 class TestClose:
@@ -265,7 +247,7 @@ class TestClose:
         async with world(preemptive_persist_threshold=10) as w:
             writer = w.writer()
             put(writer, b"in a pending checkpoint")
-            (segment,) = await writer.persist(0)
+            (segment,) = await w.persist(writer)
             put(writer, b"uploaded before anybody asked")
             await turn(1)
             assert len(await w.store.names()) == 2
@@ -291,8 +273,8 @@ class TestClose:
             w.store.delete_fails = True
             writer = w.writer()
             put(writer, b"x")
-            await writer.persist(0)
-            writer.reset(0, 1)
+            await w.persist(writer)
+            w.storage.reset(result_of(writer, 0, 1))
             writer.truncate_and_close(0)
             await turn()
             assert w.recorder.counters["segmentsLeftToCleaner"] == 1
@@ -301,32 +283,32 @@ class TestClose:
 
 class TestNames:
     def test_have_the_grammar_and_come_apart_again(self, seed: int):
-        names = SegmentNames("q-1", "tm_2", Runtime.seeded(seed, LoopClock()))
+        names = SegmentNames("q-1", "tm_2", seeded_runtime(seed))
         name = names.new_object()(0)
         parsed = parse_segment_name(check_name(name))
         assert parsed is not None
         assert (str(parsed), parsed.query_id, parsed.writer_id) == (name, "q-1", "tm_2")
 
     def test_each_attempt_leads_to_another_shard(self, seed: int):
-        name_of = SegmentNames("q", "w", Runtime.seeded(seed, LoopClock())).new_object()
+        name_of = SegmentNames("q", "w", seeded_runtime(seed)).new_object()
         names = [name_of(attempt) for attempt in range(1000)]
         assert len({name.split("/")[0] for name in names}) == 1000
 
     def test_several_locations_take_turns(self, seed: int):
-        name_of = SegmentNames("q", "w", Runtime.seeded(seed, LoopClock()), ["s0", "s1", "s2"]).new_object()
+        name_of = SegmentNames("q", "w", seeded_runtime(seed), ["s0", "s1", "s2"]).new_object()
         parsed = [parse_segment_name(check_name(name_of(attempt))) for attempt in range(6)]
         assert {each.location for each in parsed if each is not None} == {"s0", "s1", "s2"}
         assert all(a is not None and b is not None and a.location != b.location for a, b in pairwise(parsed))
-        alone = parse_segment_name(SegmentNames("q", "w", Runtime.seeded(seed, LoopClock()), ["s0"]).new_object()(0))
+        alone = parse_segment_name(SegmentNames("q", "w", seeded_runtime(seed), ["s0"]).new_object()(0))
         assert alone is not None
         assert alone.location == ""
 
     @pytest.mark.parametrize("bad", ["a/b", "..", "", "a b", "ä", "x" * 600])
     def test_ids_that_are_not_one_path_element_are_refused(self, bad: str):
         with pytest.raises(Invalid):
-            SegmentNames(bad, "w", Runtime.seeded(1, LoopClock()))
+            SegmentNames(bad, "w", seeded_runtime(1))
         with pytest.raises(Invalid):
-            SegmentNames("q", bad, Runtime.seeded(1, LoopClock()))
+            SegmentNames("q", bad, seeded_runtime(1))
 
     @pytest.mark.parametrize(
         "other", ["manifests/1", "0000/q/w/x.seg", "0000/q/w/" + "0" * 32, "0000/q/w/v/" + "0" * 32 + ".seg"]
@@ -345,6 +327,23 @@ async def test_two_writers_of_one_log_are_refused():
 
 
 @virtual
+@pytest.mark.parametrize(("threshold", "before", "with_it"), [(500, 4, 0), (1 << 20, 0, 1)])
+async def test_the_preemptive_threshold_trades_objects_for_what_a_checkpoint_uploads(
+    threshold: int, before: int, with_it: int
+):
+    async with world(preemptive_persist_threshold=threshold) as w:
+        writer = w.writer()
+        for n in range(4):
+            put(writer, b"%d" % n * 500)
+            await turn(1)
+        assert w.store.started == before
+        assert w.recorder.counters["seals.preemptive"] == before
+        segments = await w.persist(writer)
+        assert (w.store.started - before, len(segments)) == (with_it, before + with_it)
+        assert await w.read("log-a", segments) == [b"%d" % n * 500 for n in range(4)]
+
+
+@virtual
 async def test_an_upload_becomes_critical_when_a_checkpoint_begins_to_wait_for_it():
     async with world(preemptive_persist_threshold=10) as w:
         w.store.holding = True
@@ -353,6 +352,6 @@ async def test_an_upload_becomes_critical_when_a_checkpoint_begins_to_wait_for_i
         await turn()
         (upload,) = w.uploader._uploads
         assert not upload.critical
-        writer.persist(0)
+        w.persist(writer)
         await turn()
         assert upload.critical

@@ -11,11 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dstl.changelog import segments_in_flight
 from dstl.changelog.ledger import InlineSegment, LogSegment, Ownership
-from dstl.changelog.segment.decoder import decode_segment
+from dstl.changelog.log_segment import PersistResult
+from dstl.changelog.segment.reader import decode_segment
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed, OutcomeUnknown, Unavailable
-from dstl.testing.virtual_time import VirtualTimeLoop
-from worlds.changelog import World, decoded, put, turn
+from tests.simulation.virtual_time import VirtualTimeLoop
+from worlds.changelog import World, put, turn
 
 
 @dataclass(eq=False)
@@ -40,14 +41,15 @@ class Log:
 
 @dataclass(eq=False)
 class Persisted:
-    """A range that a persist was asked for, and then what it returned."""
+    """The ranges that a persist was asked for, and then what it returned."""
 
-    log: Log
-    start: int
-    end: int
-    future: asyncio.Future[tuple[LogSegment, ...]]
-    segments: tuple[LogSegment, ...] = ()
-    after_failures: int = 0
+    spans: list[tuple[Log, int, int]]
+    task: asyncio.Task[PersistResult]
+    after_failures: int
+
+    @property
+    def segments(self) -> list[tuple[Log, LogSegment]]:
+        return [(log, each) for log, _, _ in self.spans for each in self.task.result().segments[log.writer.log_id]]
 
 
 class ChangelogMachine(RuleBasedStateMachine):
@@ -56,10 +58,9 @@ class ChangelogMachine(RuleBasedStateMachine):
         size=st.sampled_from([150, 1 << 20]),
         inline=st.sampled_from([0, 300, 1 << 16]),
         budget=st.sampled_from([200, 1 << 20]),
-        delay=st.sampled_from([0.0, 0.01]),
         ahead=st.sampled_from([0, 150]),
     )
-    def begin(self, preempt: int, size: int, inline: int, budget: int, delay: float, ahead: int) -> None:
+    def begin(self, preempt: int, size: int, inline: int, budget: int, ahead: int) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(segments_in_flight, "ENCODED_AHEAD_BYTES", ahead)
         self.loop = VirtualTimeLoop()
@@ -67,9 +68,7 @@ class ChangelogMachine(RuleBasedStateMachine):
 
         async def make() -> World:
             return World(
-                persist_delay_s=delay,
                 preemptive_persist_threshold=preempt,
-                persist_size_threshold=size,
                 segment_size=size,
                 inline_threshold=inline,
                 byte_budget=budget,
@@ -109,20 +108,16 @@ class ChangelogMachine(RuleBasedStateMachine):
             self.run(turn())
         for log in self.logs:
             log.follow()
-        for each in list(self.asked):
-            if not each.future.done():
-                continue
+        for each in [each for each in self.asked if each.task.done()]:
             self.asked.remove(each)
-            if each.future.cancelled():
+            if each.task.cancelled():
                 continue
-            error = each.future.exception()
+            error = each.task.exception()
             if error is None:
-                each.segments = each.future.result()
                 self.check_result(each)
-                if each.start < each.end and not each.log.closed:
-                    self.results.append(each)
+                self.results.append(each)
             elif isinstance(error, Closed):
-                assert each.log.closed
+                assert any(log.closed for log, _, _ in each.spans)
             else:
                 assert isinstance(error, Unavailable)
                 assert self.failures > each.after_failures, "failed with an upload that ended before it asked"
@@ -134,20 +129,17 @@ class ChangelogMachine(RuleBasedStateMachine):
         kept: which of the two a reset meant cannot be told from its range.
         """
         for each in self.results:
-            if each.log is log:
-                for sqn in range(each.start, each.end):
-                    entry = log.writer.ledger._entries.get(sqn)
-                    if entry is not None and entry.location is not None:
-                        self.left.add(entry.location.name)
+            for of, start, end in each.spans:
+                entries = [log.writer.ledger._entries.get(sqn) for sqn in range(start, end)] if of is log else []
+                self.left |= {entry.location.name for entry in entries if entry is not None and entry.location}
+            self.kept |= {s.location.name for of, s in each.segments if of is log and is_object(s)}
 
     def check_result(self, each: Persisted) -> None:
-        at = each.start
-        for segment in each.segments:
-            assert segment.range.from_sqn == at
-            at = segment.range.to_sqn
-        assert at == each.end
-        expected = [value for sqn in range(each.start, each.end) for value in each.log.sets[sqn]]
-        assert self.run(self.world.read(each.log.writer.log_id, each.segments)) == expected
+        for log, start, end in each.spans:
+            segments = each.task.result().segments[log.writer.log_id]
+            assert [s.range.from_sqn for s in segments] + [end] == [start] + [s.range.to_sqn for s in segments]
+            expected = [value for sqn in range(start, end) for value in log.sets[sqn]]
+            assert self.run(self.world.read(log.writer.log_id, segments)) == expected
 
     # Rules: what an owner does.
 
@@ -194,46 +186,24 @@ class ChangelogMachine(RuleBasedStateMachine):
         log.follow()
         self.settle()
 
-    @rule(pick=st.integers(0, 3), back=st.integers(0, 4), inline=st.booleans())
-    def persist(self, pick: int, back: int, inline: bool) -> None:
-        log = self.log(pick)
-        start = max(log.lowest, log.next - back)
-        future = log.writer.persist(start, allow_inline=inline)
-        log.follow()
-        self.asked.append(Persisted(log, start, log.next, future, after_failures=self.failures))
-        self.settle()
-
-    @rule(back=st.integers(0, 4), inline=st.booleans())
-    def persist_all(self, back: int, inline: bool) -> None:
-        """As a TaskManager does: it is let through or fails as a whole."""
-        starts = [(log, max(log.lowest, log.next - back)) for log in self.logs]
-
-        async def persist_and_decide():
-            task = asyncio.ensure_future(
-                self.world.storage.persist_all([(log.writer, start) for log, start in starts], allow_inline=inline)
-            )
-            await turn()
-            for held in list(self.world.store.held):
-                held.succeed()
-            self.world.store.holding = False
-            try:
-                return await task
-            finally:
-                self.world.store.holding = True
-
-        result = self.run(persist_and_decide())
-        for log, start in starts:
+    @rule(picks=st.sampled_from([(0,), (1,), (0, 1)]), back=st.integers(0, 4), inline=st.booleans())
+    def persist(self, picks: tuple[int, ...], back: int, inline: bool) -> None:
+        starts = [(log, max(log.lowest, log.next - back)) for log in (self.log(pick) for pick in picks)]
+        task = self.loop.create_task(
+            self.world.storage.persist_all([(log.writer, start) for log, start in starts], allow_inline=inline)
+        )
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self.run(asyncio.sleep(0))
+        for log, _ in starts:
             log.follow()
-            future = self.loop.create_future()
-            future.set_result(result.segments[log.writer.log_id])
-            self.asked.append(Persisted(log, start, result.ranges[log.writer.log_id].to_sqn, future))
+        spans = [(log, start, log.next) for log, start in starts]
+        self.asked.append(Persisted(spans, task, after_failures=self.failures))
         self.settle()
 
     @precondition(lambda self: self.asked)
     @rule(pick=st.integers(0, 9))
     def caller_gives_up(self, pick: int) -> None:
-        each = self.asked[pick % len(self.asked)]
-        each.future.cancel()
+        self.asked[pick % len(self.asked)].task.cancel()
         self.settle()
 
     @precondition(lambda self: self.results)
@@ -242,34 +212,29 @@ class ChangelogMachine(RuleBasedStateMachine):
         each = self.results.pop(pick % len(self.results))
         self.check_result(each)
         located = {}
-        for segment in each.segments:
-            if isinstance(segment.location, InlineSegment):
-                self.count += 1
-                name = f"manifests/{self.count}"
-                located[segment.location.id] = self.run(self.world.manifest(segment.location, name))
-                self.kept.add(name)
-            else:
-                self.kept.add(segment.location.name)
-        ledger = each.log.writer.ledger
-        stale = [
-            sqn
-            for segment in each.segments
-            if isinstance(segment.location, InlineSegment)
-            for sqn in range(segment.range.from_sqn, segment.range.to_sqn)
-            if sqn in ledger._entries
-            and ledger._entries[sqn].state is not Ownership.DURABLE
-            and ledger._entries[sqn].inline is not segment.location
-        ]
-        if stale:  # reset meanwhile and handed out again: a coordinator never confirms what it reset
-            return
-        each.log.writer.confirm(each.start, each.end, located)
+        for inline in each.task.result().inlined:
+            self.count += 1
+            name = f"manifests/{self.count}"
+            located[inline.id] = self.run(self.world.manifest(inline, name))
+            self.kept.add(name)
+        self.kept |= {s.location.name for _, s in each.segments if is_object(s)}
+        for log, segment in each.segments:
+            entries = log.writer.ledger._entries
+            for sqn in range(segment.range.from_sqn, segment.range.to_sqn):
+                if (
+                    not is_object(segment)
+                    and sqn in entries
+                    and entries[sqn].state is not Ownership.DURABLE
+                    and entries[sqn].inline is not segment.location
+                ):
+                    return  # reset meanwhile and handed out again: a coordinator never confirms what it reset
+        self.world.storage.confirm(each.task.result(), located)
         self.settle()
 
     @precondition(lambda self: self.results)
     @rule(pick=st.integers(0, 9))
     def reset(self, pick: int) -> None:
-        each = self.results.pop(pick % len(self.results))
-        each.log.writer.reset(each.start, each.end)
+        self.world.storage.reset(self.results.pop(pick % len(self.results)).task.result())
         self.settle()
 
     @rule(pick=st.integers(0, 3), keep=st.integers(0, 3))
@@ -288,9 +253,6 @@ class ChangelogMachine(RuleBasedStateMachine):
         self.logs.remove(log)
         self.leave(log)
         log.writer.truncate_and_close(start)
-        for each in [r for r in self.results if r.log is log]:
-            self.results.remove(each)
-            self.kept |= {s.location.name for s in each.segments if not isinstance(s.location, InlineSegment)}
         try:
             put(log.writer, b"late")
             raise AssertionError("a closed writer took a change")
@@ -327,7 +289,7 @@ class ChangelogMachine(RuleBasedStateMachine):
     def every_number_is_in_exactly_one_state_and_keeps_its_bytes(self) -> None:
         for log in getattr(self, "logs", ()):
             ledger = log.writer.ledger
-            held = dict(ledger.held())
+            held = {sqn: entry.changes for sqn, entry in ledger._entries.items() if entry.changes is not None}
             for sqn in range(log.lowest, log.next):
                 state = ledger.ownership(sqn)
                 assert state is not None
@@ -354,21 +316,15 @@ class ChangelogMachine(RuleBasedStateMachine):
         expected = 0
         for log in self.logs:
             expected += log.writer._open.nbytes
-            for sqn, changes in log.writer.ledger.held():
-                entry = log.writer.ledger._entries[sqn]
-                if entry.state is not Ownership.HANDED_OUT:
-                    expected += changes.nbytes
+            for entry in log.writer.ledger._entries.values():
+                if entry.changes is not None and entry.state is not Ownership.HANDED_OUT:
+                    expected += entry.changes.nbytes
         assert self.world.storage.budget.used == expected
 
     @invariant()
     def what_a_checkpoint_may_reference_is_there(self) -> None:
         for each in getattr(self, "results", ()):
-            for segment in each.segments:
-                data = self.run(self.world.bytes_of(segment.location))
-                expected = [
-                    v for sqn in range(segment.range.from_sqn, segment.range.to_sqn) for v in each.log.sets[sqn]
-                ]
-                assert decoded(each.log.writer.log_id, segment, data) == expected
+            self.check_result(each)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -381,20 +337,22 @@ class ChangelogMachine(RuleBasedStateMachine):
             asyncio.set_event_loop(None)
 
     def close_everything(self) -> None:
-        for each in self.results:
-            self.kept |= {s.location.name for s in each.segments if not isinstance(s.location, InlineSegment)}
         for log in self.logs:
             log.closed = True
             self.leave(log)
         self.run(self.world.close())
         self.run(turn(10.0))
-        assert all(each.future.done() for each in self.asked), "a future was left open"
+        assert all(each.task.done() for each in self.asked), "a persist waits for ever"
         assert all(task.done() for task in self.reserving), "an append waits for ever"
         assert self.world.storage.budget.used == 0
         assert len(self.world.storage.references) == 0
         names = self.run(self.world.store.names())
         assert self.kept <= names, "a segment was deleted that is referenced"
         assert names <= self.kept | self.left, "an orphan"
+
+
+def is_object(segment: LogSegment) -> bool:
+    return not isinstance(segment.location, InlineSegment)
 
 
 TestChangelogMachine = ChangelogMachine.TestCase

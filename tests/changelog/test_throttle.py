@@ -1,190 +1,173 @@
 import asyncio
-import gc
+import random
+from collections import deque
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.changelog.throttle import ByteBudget, Reservation, Throttle
+from dstl.changelog.throttle import ByteBudget
 from dstl.errors import Closed
-from dstl.metrics import MemoryRecorder
-from dstl.runtime import LoopClock
-from dstl.testing.virtual_time import run_in_virtual_time
+from tests.simulation.virtual_time import LoopClock, virtual
+from worlds.memory_recorder import MemoryRecorder
 
 
-def test_it_grants_until_the_limit():
-    budget = ByteBudget(100)
-    assert budget.ask(60).granted
-    assert budget.ask(40).granted
-    assert not budget.ask(1).granted
-    assert budget.starving
+class Appends:
+    """Appends that hold their bytes until they are told to end, and the order in which they have got them."""
+
+    def __init__(self, taken: int = 0) -> None:
+        self.recorder, self.changes = MemoryRecorder(), 0
+        self.budget = ByteBudget(100, LoopClock(), self.recorder, self._changed)
+        self.budget.take(taken)
+        self.asked: list[int] = []
+        self.granted: list[int] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self._ends: dict[int, asyncio.Event] = {}
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    async def begin(self, nbytes: int) -> int:
+        number = len(self.tasks)
+        self.asked.append(nbytes)
+        self._ends[number] = asyncio.Event()
+        self.tasks.append(asyncio.create_task(self._hold(number, nbytes)))
+        await asyncio.sleep(0)
+        return number
+
+    async def end(self, number: int) -> None:
+        self._ends[number].set()
+        await self.wake()
+
+    async def wake(self) -> None:
+        await asyncio.sleep(0)
+        self.budget.wake()
+        await asyncio.sleep(0)
+
+    async def _hold(self, number: int, nbytes: int) -> None:
+        async with self.budget.reserve(nbytes):
+            self.granted.append(number)
+            await self._ends[number].wait()
 
 
-def test_one_above_the_limit_goes_through_alone():
-    budget = ByteBudget(100)
-    assert budget.ask(1000).granted
-    waiting = budget.ask(1)
-    assert not waiting.granted
-    budget.give_back(1000)
-    assert budget.grant() == [waiting]
+@virtual
+@pytest.mark.parametrize(
+    ("taken", "sizes", "granted"),
+    [
+        (0, (60, 40, 1), [0, 1]),  # until the limit
+        (0, (1000, 1), [0]),  # above the limit: alone
+        (50, (90, 10), []),  # a small one does not overtake a large one
+        (150, (1,), []),  # what was taken without asking counts
+    ],
+)
+async def test_bytes_are_granted_in_order_until_the_limit(
+    taken: int, sizes: tuple[int, ...], granted: list[int]
+) -> None:
+    appends = Appends(taken)
+    for size in sizes:
+        await appends.begin(size)
+    assert appends.granted == granted
+    assert appends.budget.starving
+    appends.budget.give_back(appends.budget.used - sum(sizes[each] for each in granted))
+    for number in range(len(sizes)):
+        await appends.wake()
+        await appends.end(number)
+    assert appends.granted == list(range(len(sizes)))
+    assert appends.budget.used == 0
 
 
-def test_a_large_one_is_not_starved_by_small_ones():
-    budget = ByteBudget(100)
-    budget.take(50)
-    large = budget.ask(90)
-    small = budget.ask(10)
-    assert not small.granted
-    budget.give_back(50)
-    assert budget.grant() == [large, small]
+@virtual
+async def test_a_new_one_does_not_overtake_one_that_could_be_granted_by_now() -> None:
+    appends = Appends(taken=100)
+    await appends.begin(50)
+    appends.budget.give_back(100)
+    await appends.begin(50)
+    assert appends.granted == []
+    await appends.wake()
+    assert appends.granted == [0, 1]
 
 
-def test_a_new_one_never_overtakes_or_grants_behind_the_throttles_back():
-    """Found by the model: whoever is granted outside of ``grant`` is never woken."""
-    budget = ByteBudget(100)
-    budget.take(100)
-    first = budget.ask(50)
-    budget.give_back(100)
-    second = budget.ask(50)
-    assert (first.granted, second.granted) == (False, False)
-    assert budget.grant() == [first, second]
-
-
-def test_what_was_taken_without_asking_counts():
-    budget = ByteBudget(100)
-    budget.take(150)
-    assert not budget.ask(1).granted
-
-
-def test_ending_is_idempotent_and_leaves_the_queue():
-    budget = ByteBudget(100)
-    held, waiting = budget.ask(100), budget.ask(10)
-    budget.end(waiting)
-    budget.end(waiting)
-    assert not budget.starving
-    budget.end(held)
-    budget.end(held)
-    assert budget.used == 0
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.one_of(st.integers(0, 150), st.just(None)), max_size=60), st.randoms(use_true_random=False))
-def test_everyone_gets_through_in_order_and_the_sum_holds(steps, rng):
-    budget = ByteBudget(100)
-    held: list[Reservation] = []
-    asked: list[Reservation] = []
-    order: list[Reservation] = []
-    for size in steps:
-        if size is None and held:
-            budget.end(held.pop(rng.randrange(len(held))))
-        elif size is not None:
-            wish = budget.ask(size)
-            asked.append(wish)
-            if wish.granted:
-                held.append(wish)
-                order.append(wish)
-        granted = budget.grant()
-        held += granted
-        order += granted
-        assert budget.used == sum(wish.nbytes for wish in held)
-        assert budget.used <= 100 or sum(1 for wish in held if wish.nbytes) == 1
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 150), st.sampled_from(["end", "cancel"])), max_size=60),
+    st.integers(0, 1 << 32),
+)
+@virtual
+async def test_everyone_gets_through_in_order_and_the_sum_holds(steps: list[int | str], seed: int) -> None:
+    rng = random.Random(seed)
+    appends = Appends()
+    held: deque[int] = deque()
+    gone: set[int] = set()
+    for step in steps:
+        if isinstance(step, int):
+            await appends.begin(step)
+        elif step == "end" and held:
+            at = rng.randrange(len(held))
+            await appends.end(held[at])
+            del held[at]
+        elif step == "cancel" and appends.tasks:
+            number = rng.randrange(len(appends.tasks))
+            if not appends.tasks[number].done():
+                appends.tasks[number].cancel()
+                if number not in appends.granted:
+                    gone.add(number)
+        await appends.wake()
+        held = deque(each for each in appends.granted if not appends.tasks[each].done())
+        sizes = [appends.asked[each] for each in held]
+        assert appends.budget.used == sum(sizes)
+        assert appends.budget.used <= 100 or sum(size > 0 for size in sizes) == 1
     while held:
-        budget.end(held.pop())
-        granted = budget.grant()
-        held += granted
-        order += granted
-    assert order == asked
-    assert budget.used == 0
+        await appends.end(held.popleft())
+        await appends.wake()
+        held = deque(each for each in appends.granted if not appends.tasks[each].done())
+    assert appends.granted == [each for each in range(len(appends.tasks)) if each not in gone]
+    assert appends.budget.used == 0
 
 
-def test_waiting_is_measured_and_ended_by_whoever_gives_back():
-    async def main() -> None:
-        budget, recorder, changes = ByteBudget(100), MemoryRecorder(), 0
-
-        def changed() -> None:
-            nonlocal changes
-            changes += 1
-
-        throttle = Throttle(budget, LoopClock(), recorder, changed)
-        budget.take(100)
-
-        async def append() -> float:
-            async with throttle.reserve(10):
-                return asyncio.get_running_loop().time()
-
-        await asyncio.sleep(2)
-        task = asyncio.create_task(append())
-        await asyncio.sleep(3)
-        assert changes == 1, "the storage must hear of it, to drain"
-        budget.give_back(100)
-        throttle.wake()
-        assert await task == 5
-        assert changes == 2, "and when the bytes are free again, to fill"
-        assert recorder.counters["backpressureSeconds"] == 3
-        assert recorder.counters["backpressuredAppends"] == 1
-        assert budget.used == 0
-
-    run_in_virtual_time(main())
+@virtual
+async def test_waiting_is_measured_and_ended_by_whoever_gives_back() -> None:
+    appends = Appends(taken=100)
+    await appends.begin(10)
+    assert appends.changes == 1, "the storage must hear of it, to drain"
+    await asyncio.sleep(3)
+    appends.budget.give_back(100)
+    await appends.wake()
+    assert appends.granted == [0]
+    await appends.end(0)
+    assert appends.changes == 2, "and when the bytes are free again, to fill"
+    assert appends.recorder.counters == {"backpressureSeconds": 3, "backpressuredAppends": 1}
+    assert appends.budget.used == 0
 
 
-def full_budget() -> tuple[ByteBudget, Throttle]:
-    """A budget of 100 bytes, all taken, and its throttle."""
-    budget = ByteBudget(100)
-    budget.take(100)
-    return budget, Throttle(budget, LoopClock(), MemoryRecorder(), lambda: None)
+@virtual
+@pytest.mark.parametrize("is_granted", [False, True])
+async def test_a_cancelled_wait_leaves_nothing_behind_and_lets_the_next_one_through(is_granted: bool) -> None:
+    appends = Appends(taken=100)
+    for _ in range(2):
+        await appends.begin(10)
+    if is_granted:  # and not resumed yet
+        appends.budget.give_back(95)
+        appends.budget.wake()
+        appends.tasks[0].cancel()
+    else:
+        appends.tasks[0].cancel()
+        appends.budget.give_back(95)
+        appends.budget.wake()
+    await asyncio.wait([appends.tasks[0]])
+    await appends.wake()
+    assert appends.granted == [1]
+    await appends.end(1)
+    assert (appends.budget.used, appends.budget.starving) == (5, False)
 
 
-async def append_to(throttle: Throttle) -> None:
-    async with throttle.reserve(10):
-        pass
-
-
-def test_a_cancelled_wait_leaves_nothing_behind():
-    async def main() -> None:
-        budget, throttle = full_budget()
-        waiting, granted = (asyncio.create_task(append_to(throttle)) for _ in range(2))
-        await asyncio.sleep(1)
-        waiting.cancel()
-        await asyncio.sleep(1)
-        budget.give_back(100)
-        throttle.wake()
-        granted.cancel()  # granted, but not resumed yet
-        await asyncio.wait([waiting, granted])
-        assert not budget.starving
-        assert budget.used == 0
-        del waiting, granted  # a task that was cancelled remembers where
-        gc.collect()
-        assert sum(isinstance(each, Reservation) for each in gc.get_objects()) == 0
-
-    run_in_virtual_time(main())
-
-
-def test_a_wait_that_is_cancelled_as_its_turn_comes_lets_the_next_one_through():
-    async def main() -> None:
-        budget, throttle = full_budget()
-        waiting, next_one = (asyncio.create_task(append_to(throttle)) for _ in range(2))
-        await asyncio.sleep(1)
-        waiting.cancel()  # its reservation is still in the queue
-        budget.give_back(95)
-        throttle.wake()
-        await asyncio.wait([waiting])
-        throttle.wake()
-        await next_one
-        assert budget.used == 5
-
-    run_in_virtual_time(main())
-
-
-def test_closing_fails_those_who_wait_and_those_who_come():
-    async def main() -> None:
-        budget, throttle = full_budget()
-        task = asyncio.create_task(append_to(throttle))
-        await asyncio.sleep(1)
-        throttle.close()
-        with pytest.raises(Closed, match="waited for memory"):
-            await task
-        with pytest.raises(Closed):
-            await append_to(throttle)
-        assert budget.used == 100
-
-    run_in_virtual_time(main())
+@virtual
+async def test_closing_fails_those_who_wait_and_those_who_come() -> None:
+    appends = Appends(taken=100)
+    await appends.begin(10)
+    appends.budget.close()
+    with pytest.raises(Closed, match="waited for memory"):
+        await appends.tasks[0]
+    await appends.begin(10)
+    with pytest.raises(Closed, match="shutting down"):
+        await appends.tasks[1]
+    assert (appends.budget.used, appends.budget.starving) == (100, False)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import google_crc32c
 import pytest
 
-from dstl.changelog.upload.uploader import StoredObject, Uploader
+from dstl.changelog.upload.hedged_put import StoredObject
+from dstl.changelog.upload.uploader import Uploader
 from dstl.errors import AccessDenied, Closed, DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
-from dstl.metrics import MemoryRecorder
 from dstl.options import HedgingOptions, UploadOptions
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
-from dstl.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
+from tests.simulation.virtual_time import LoopClock, VirtualTimeLoop, run_in_virtual_time, seeded_runtime, virtual
+from worlds.memory_recorder import MemoryRecorder
 
 BODY = b"change sets"
 
@@ -60,7 +60,7 @@ def uploader(store: ScriptedStore, recorder: MemoryRecorder | None = None, **cha
     hedging = {key: changes.pop(key) for key in list(changes) if key in HedgingOptions.model_fields}
     return Uploader(
         store,
-        runtime=Runtime.seeded(1, LoopClock()),
+        runtime=seeded_runtime(1),
         options=UploadOptions(**changes),
         hedging=HedgingOptions(**hedging),
         recorder=recorder or MemoryRecorder(),
@@ -80,200 +80,176 @@ async def test_plain_upload_on_an_ordinary_loop():
     await up.close()
 
 
-def test_cold_hedge_wins_and_the_loser_leaves_nothing_flink_26485():
-    async def work() -> None:
-        store, recorder = ScriptedStore([30.0, 0.1]), MemoryRecorder()
-        up = uploader(store, recorder)
-        stored = await up.upload(name_of, BODY)
-        assert (stored.name, stored.attempts, stored.hedged) == ("01/object-1", 2, True)
-        assert now() == pytest.approx(1.1)  # the delay while nothing is known, and the hedge
-        await asyncio.sleep(5)
-        assert await store.names() == ["00/object-0", "01/object-1"]  # the late loser
-        await asyncio.sleep(60)
-        assert await store.names() == ["01/object-1"]
-        assert store.deleted == ["00/object-0"]
-        assert recorder.counters["hedgesSent"] == recorder.counters["hedgesWon"] == 1
-        assert recorder.counters["losersDeleted"] == 1
-        await up.close()
-
-    run_in_virtual_time(work())
+@virtual
+async def test_cold_hedge_wins_and_the_loser_leaves_nothing_flink_26485():
+    store, recorder = ScriptedStore([30.0, 0.1]), MemoryRecorder()
+    up = uploader(store, recorder)
+    stored = await up.upload(name_of, BODY)
+    assert (stored.name, stored.attempts, stored.hedged) == ("01/object-1", 2, True)
+    assert now() == pytest.approx(1.1)  # the delay while nothing is known, and the hedge
+    await asyncio.sleep(5)
+    assert await store.names() == ["00/object-0", "01/object-1"]  # the late loser
+    await asyncio.sleep(60)
+    assert await store.names() == ["01/object-1"]
+    assert store.deleted == ["00/object-0"]
+    assert recorder.counters["hedgesSent"] == recorder.counters["hedgesWon"] == 1
+    assert recorder.counters["losersDeleted"] == 1
+    await up.close()
 
 
-def test_primary_wins_against_its_hedge():
-    async def work() -> None:
-        store = ScriptedStore([1.2, 30.0])
-        up = uploader(store)
-        stored = await up.upload(name_of, BODY)
-        assert (stored.name, stored.attempts, stored.hedged) == ("00/object-0", 2, True)
-        await up.close()
-        await asyncio.sleep(60)
-        assert "00/object-0" in await store.names()
-        assert store.deleted == ["01/object-1"]
-
-    run_in_virtual_time(work())
+@virtual
+async def test_primary_wins_against_its_hedge():
+    store = ScriptedStore([1.2, 30.0])
+    up = uploader(store)
+    stored = await up.upload(name_of, BODY)
+    assert (stored.name, stored.attempts, stored.hedged) == ("00/object-0", 2, True)
+    await up.close()
+    await asyncio.sleep(60)
+    assert "00/object-0" in await store.names()
+    assert store.deleted == ["01/object-1"]
 
 
-def test_failure_comes_only_when_the_last_active_attempt_has_ended_flink_26396():
-    async def work() -> None:
-        class FirstFails(ScriptedStore):
-            async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-                if name == "00/object-0":
-                    await asyncio.sleep(1.5)
-                    raise Unavailable("reset")
-                return await super().put(name, data, if_absent=if_absent)
+@virtual
+async def test_failure_comes_only_when_the_last_active_attempt_has_ended_flink_26396():
+    class FirstFails(ScriptedStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            if name == "00/object-0":
+                await asyncio.sleep(1.5)
+                raise Unavailable("reset")
+            return await super().put(name, data, if_absent=if_absent)
 
-        store = FirstFails([3.0])
-        up = uploader(store, max_attempts=1)
-        stored = await up.upload(name_of, BODY)
-        assert (stored.name, now()) == ("01/object-1", pytest.approx(4.0))
-        await up.close()
-
-    run_in_virtual_time(work())
+    store = FirstFails([3.0])
+    up = uploader(store, max_attempts=1)
+    stored = await up.upload(name_of, BODY)
+    assert (stored.name, now()) == ("01/object-1", pytest.approx(4.0))
+    await up.close()
 
 
-def test_timeout_of_the_last_attempt_fails_the_upload_flink_26396():
-    async def work() -> None:
-        store = ScriptedStore([1e6])
-        up = uploader(store, max_attempts=2, attempt_timeout_s=3.0, enabled=False)
-        with pytest.raises(Unavailable, match="2 attempts failed"):
-            await up.upload(name_of, BODY)
-        assert 6.0 <= now() < 7.0
-        await up.close()
-        assert store.deleted == ["00/object-0", "01/object-1"]
-
-    run_in_virtual_time(work())
+@virtual
+async def test_timeout_of_the_last_attempt_fails_the_upload_flink_26396():
+    store = ScriptedStore([1e6])
+    up = uploader(store, max_attempts=2, attempt_timeout_s=3.0, enabled=False)
+    with pytest.raises(Unavailable, match="2 attempts failed"):
+        await up.upload(name_of, BODY)
+    assert 6.0 <= now() < 7.0
+    await up.close()
+    assert store.deleted == ["00/object-0", "01/object-1"]
 
 
+@virtual
 @pytest.mark.parametrize("fault", [Unavailable("reset"), OutcomeUnknown("no answer"), SlowDown("503")])
-def test_fault_is_retried_under_a_new_name(fault):
-    async def work() -> None:
-        store, recorder = ScriptedStore([fault, fault, 0.02]), MemoryRecorder()
-        up = uploader(store, recorder)
-        stored = await up.upload(name_of, BODY)
-        assert (stored.name, stored.attempts, stored.hedged) == ("02/object-2", 3, False)
-        assert recorder.samples["attemptsPerUpload"][0] == recorder.samples["totalAttemptsPerUpload"][0] == 3
-        assert recorder.counters["slowDowns"] == (2 if isinstance(fault, SlowDown) else 0)
-        await up.close()
-        left = [] if isinstance(fault, SlowDown) else ["00/object-0", "01/object-1"]
-        assert store.deleted == left
-
-    run_in_virtual_time(work())
+async def test_fault_is_retried_under_a_new_name(fault):
+    store, recorder = ScriptedStore([fault, fault, 0.02]), MemoryRecorder()
+    up = uploader(store, recorder)
+    stored = await up.upload(name_of, BODY)
+    assert (stored.name, stored.attempts, stored.hedged) == ("02/object-2", 3, False)
+    assert recorder.samples["attemptsPerUpload"][0] == recorder.samples["totalAttemptsPerUpload"][0] == 3
+    assert recorder.counters["slowDowns"] == (2 if isinstance(fault, SlowDown) else 0)
+    await up.close()
+    left = [] if isinstance(fault, SlowDown) else ["00/object-0", "01/object-1"]
+    assert store.deleted == left
 
 
-def test_attempts_exhausted_is_unavailable_and_counted():
-    async def work() -> None:
-        store, recorder = ScriptedStore([Unavailable("reset")]), MemoryRecorder()
-        up = uploader(store, recorder, max_attempts=4)
-        with pytest.raises(Unavailable, match="reset") as caught:
-            await up.upload(name_of, BODY)
-        assert isinstance(caught.value.__cause__, Unavailable)
-        assert len(store.asked) == 4
-        assert recorder.counters["numberOfUploadRequests"] == recorder.counters["numberOfUploadFailures"] == 1
-        await up.close()
-
-    run_in_virtual_time(work())
+@virtual
+async def test_attempts_exhausted_is_unavailable_and_counted():
+    store, recorder = ScriptedStore([Unavailable("reset")]), MemoryRecorder()
+    up = uploader(store, recorder, max_attempts=4)
+    with pytest.raises(Unavailable, match="reset") as caught:
+        await up.upload(name_of, BODY)
+    assert isinstance(caught.value.__cause__, Unavailable)
+    assert len(store.asked) == 4
+    assert recorder.counters["numberOfUploadRequests"] == recorder.counters["numberOfUploadFailures"] == 1
+    await up.close()
 
 
-def test_deadline_ends_it_whatever_is_active():
-    async def work() -> None:
-        store = ScriptedStore([1e6])
-        up = uploader(store, deadline_s=25.0, max_attempts=100)
-        with pytest.raises(Unavailable, match="within 25 s"):
-            await up.upload(name_of, BODY)
-        assert now() == pytest.approx(25.0)
-        await up.close()
-        assert sorted(store.deleted) == sorted(name for _, name in store.asked)
-
-    run_in_virtual_time(work())
+@virtual
+async def test_deadline_ends_it_whatever_is_active():
+    store = ScriptedStore([1e6])
+    up = uploader(store, deadline_s=25.0, max_attempts=100)
+    with pytest.raises(Unavailable, match="within 25 s"):
+        await up.upload(name_of, BODY)
+    assert now() == pytest.approx(25.0)
+    await up.close()
+    assert sorted(store.deleted) == sorted(name for _, name in store.asked)
 
 
+@virtual
 @pytest.mark.parametrize("fault", [AccessDenied("no"), Invalid("no such bucket")])
-def test_what_cannot_get_better_fails_at_once(fault):
-    async def work() -> None:
-        store = ScriptedStore([fault])
-        up = uploader(store)
-        with pytest.raises(type(fault)):
-            await up.upload(name_of, BODY)
-        assert len(store.asked) == 1
-        await up.close()
-
-    run_in_virtual_time(work())
+async def test_what_cannot_get_better_fails_at_once(fault):
+    store = ScriptedStore([fault])
+    up = uploader(store)
+    with pytest.raises(type(fault)):
+        await up.upload(name_of, BODY)
+    assert len(store.asked) == 1
+    await up.close()
 
 
-def test_slow_down_is_answered_by_back_off_and_never_by_a_hedge():
-    async def work() -> None:
-        class Slow503(ScriptedStore):
-            async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-                if len(self.asked) >= 1:
-                    return await super().put(name, data, if_absent=if_absent)
-                self.asked.append((now(), name))
-                await asyncio.sleep(0.9)
-                raise SlowDown("503")
+@virtual
+async def test_slow_down_is_answered_by_back_off_and_never_by_a_hedge():
+    class Slow503(ScriptedStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            if len(self.asked) >= 1:
+                return await super().put(name, data, if_absent=if_absent)
+            self.asked.append((now(), name))
+            await asyncio.sleep(0.9)
+            raise SlowDown("503")
 
-        store, recorder = Slow503([0.0, 1.6, 0.1]), MemoryRecorder()
-        up = uploader(store, recorder)
-        throttled = up.submit(name_of, BODY)
-        late = up.submit(lambda a: f"x{a}/late", BODY)  # would be hedged at 1 s
-        assert (await throttled).hedged is False
-        assert (await late).hedged is False
-        assert recorder.counters["hedgesSent"] == 0
-        assert recorder.counters["hedgesDenied.throttled"] >= 1
-        await up.close()
-
-    run_in_virtual_time(work())
+    store, recorder = Slow503([0.0, 1.6, 0.1]), MemoryRecorder()
+    up = uploader(store, recorder)
+    throttled = up.submit(name_of, BODY)
+    late = up.submit(lambda a: f"x{a}/late", BODY)  # would be hedged at 1 s
+    assert (await throttled).hedged is False
+    assert (await late).hedged is False
+    assert recorder.counters["hedgesSent"] == 0
+    assert recorder.counters["hedgesDenied.throttled"] >= 1
+    await up.close()
 
 
-def test_success_needs_the_confirmed_length():
-    async def work() -> None:
-        class Truncating(ScriptedStore):
-            async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-                whole = name.startswith("01")
-                return await super().put(name, data if whole else data[:3], if_absent=if_absent)
+@virtual
+async def test_success_needs_the_confirmed_length():
+    class Truncating(ScriptedStore):
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            whole = name.startswith("01")
+            return await super().put(name, data if whole else data[:3], if_absent=if_absent)
 
-        store = Truncating([0.01])
-        up = uploader(store)
-        stored = await up.upload(name_of, BODY)
-        assert stored.name == "01/object-1"
-        await up.close()
-        assert await store.names() == ["01/object-1"]
-
-    run_in_virtual_time(work())
+    store = Truncating([0.01])
+    up = uploader(store)
+    stored = await up.upload(name_of, BODY)
+    assert stored.name == "01/object-1"
+    await up.close()
+    assert await store.names() == ["01/object-1"]
 
 
-def test_close_settles_everything():
-    async def work() -> None:
-        store = ScriptedStore([1e6])
-        up = uploader(store)
-        handles = [up.submit(lambda a, i=i: f"{i}-{a}/z", BODY, critical=i % 2 == 0) for i in range(10)]
-        await asyncio.sleep(0.5)
-        await up.close()
-        for handle in handles:
-            with pytest.raises(Closed):
-                await handle
+@virtual
+async def test_close_settles_everything():
+    store = ScriptedStore([1e6])
+    up = uploader(store)
+    handles = [up.submit(lambda a, i=i: f"{i}-{a}/z", BODY, critical=i % 2 == 0) for i in range(10)]
+    await asyncio.sleep(0.5)
+    await up.close()
+    for handle in handles:
         with pytest.raises(Closed):
-            up.submit(name_of, BODY)
-        assert len(store.deleted) == 10
-        await up.close()
+            await handle
+    with pytest.raises(Closed):
+        up.submit(name_of, BODY)
+    assert len(store.deleted) == 10
+    await up.close()
 
-    run_in_virtual_time(work())
 
-
-def test_cancelled_waiter_gives_the_upload_up_but_a_cancelled_await_of_a_handle_does_not():
-    async def work() -> None:
-        store = ScriptedStore([0.5])
-        up = uploader(store)
-        waiter = asyncio.get_running_loop().create_task(up.upload(name_of, BODY))
-        handle = up.submit(lambda a: f"h{a}/z", BODY)
-        other = asyncio.ensure_future(_await(handle))
-        await asyncio.sleep(0.1)
-        waiter.cancel()
-        other.cancel()
-        await asyncio.wait([waiter, other])
-        assert (await handle).name == "h0/z"
-        await up.close()
-        assert store.deleted == ["00/object-0"]
-
-    run_in_virtual_time(work())
+@virtual
+async def test_cancelled_waiter_gives_the_upload_up_but_a_cancelled_await_of_a_handle_does_not():
+    store = ScriptedStore([0.5])
+    up = uploader(store)
+    waiter = asyncio.get_running_loop().create_task(up.upload(name_of, BODY))
+    handle = up.submit(lambda a: f"h{a}/z", BODY)
+    other = asyncio.ensure_future(_await(handle))
+    await asyncio.sleep(0.1)
+    waiter.cancel()
+    other.cancel()
+    await asyncio.wait([waiter, other])
+    assert (await handle).name == "h0/z"
+    await up.close()
+    assert store.deleted == ["00/object-0"]
 
 
 async def _await(handle: object) -> object:
@@ -303,40 +279,36 @@ def test_make_critical_brings_the_hedge_forward():
     assert promoted < 0.3
 
 
-def test_busy_loop_is_not_blamed_on_the_store():
-    async def work() -> None:
-        store, recorder = ScriptedStore([0.9]), MemoryRecorder()
-        up = uploader(store, recorder)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        handle = up.submit(name_of, BODY)
-        loop.call_later(0.5, loop.advance, 3.0)  # the loop is blocked past answer and timer
-        stored = await handle
-        assert (stored.attempts, stored.hedged) == (1, False)
-        assert recorder.counters["hedgesSent"] == 0
-        await up.close()
-
-    run_in_virtual_time(work())
+@virtual
+async def test_busy_loop_is_not_blamed_on_the_store():
+    store, recorder = ScriptedStore([0.9]), MemoryRecorder()
+    up = uploader(store, recorder)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    handle = up.submit(name_of, BODY)
+    loop.call_later(0.5, loop.advance, 3.0)  # the loop is blocked past answer and timer
+    stored = await handle
+    assert (stored.attempts, stored.hedged) == (1, False)
+    assert recorder.counters["hedgesSent"] == 0
+    await up.close()
 
 
-def test_hedge_uses_the_other_pool():
-    async def work() -> None:
-        first, second = ScriptedStore([30.0]), ScriptedStore([30.0])
-        up = Uploader(
-            first,
-            runtime=Runtime.seeded(1, LoopClock()),
-            options=UploadOptions(),
-            hedging=HedgingOptions(),
-            hedge_store=second,
-        )
-        handle = up.submit(name_of, BODY)
-        await asyncio.sleep(1.5)
-        assert (len(first.asked), len(second.asked)) == (1, 1)
-        await up.close()
-        with pytest.raises(Closed):
-            await handle
-
-    run_in_virtual_time(work())
+@virtual
+async def test_hedge_uses_the_other_pool():
+    first, second = ScriptedStore([30.0]), ScriptedStore([30.0])
+    up = Uploader(
+        first,
+        runtime=seeded_runtime(1),
+        options=UploadOptions(),
+        hedging=HedgingOptions(),
+        hedge_store=second,
+    )
+    handle = up.submit(name_of, BODY)
+    await asyncio.sleep(1.5)
+    assert (len(first.asked), len(second.asked)) == (1, 1)
+    await up.close()
+    with pytest.raises(Closed):
+        await handle
 
 
 def test_known_checksum_is_taken_as_given():

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from dstl.checkpoint.savepoint.creation import create_savepoint
-from dstl.checkpoint.savepoint.verification import verify_savepoint
-from dstl.checkpoint.upkeep.verification import verify_location
+from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
 from dstl.errors import DstlError
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
@@ -66,7 +65,6 @@ class EagerDriver(Driver):
     materialization = MaterializationOptions(
         interval_s=0.001,
         min_pause_s=0.0,
-        start_jitter_s=0.0,
         min_log_bytes=0,
         backoff_base_s=0.01,
         tolerated_failures=99,

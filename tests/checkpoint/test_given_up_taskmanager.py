@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from dstl.checkpoint.service import CoordinatorService
+from dstl.checkpoint.fleet.members import Member
+from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.errors import DstlError, TaskManagerLost
 from dstl.options import (
     BatchingOptions,
@@ -21,15 +22,16 @@ from dstl.options import (
     S3Options,
     UploadOptions,
 )
+from dstl.process import launch_spec
+from dstl.process.launch_spec import LaunchSpec, launch_detached
 from dstl.rpc.codec import Call
 from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.protocol import Secret
-from dstl.runtime import Runtime, SystemClock
+from dstl.runtime import SystemClock
 from dstl.store import open_store
-from dstl.taskmanager import launcher
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.launcher import Invitation, launch_detached
-from worlds.service import MAX_PARALLELISM, Driver, resolve_states
+from tests.simulation.virtual_time import seeded_runtime
+from worlds.service import MAX_PARALLELISM, Driver, query_directory, resolve_states
 
 
 class ProcessDriver(Driver):
@@ -56,30 +58,37 @@ class ProcessDriver(Driver):
         )
         self.service = CoordinatorService(
             self.store,
-            Runtime.seeded(seed, SystemClock()),
+            seeded_runtime(seed, SystemClock()),
             self.secret,
-            options=CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=2.0),
-            max_parallelism=MAX_PARALLELISM,
-            task_managers=1,
-            host="127.0.0.1",
-            allow_non_restored_state=False,
-            on_event=lambda _: None,
-            on_task_manager_lost=self.lost.append,
-            task_manager_config=config.to_json(),
+            CoordinatorSettings(
+                options=CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=2.0),
+                max_parallelism=MAX_PARALLELISM,
+                task_managers=1,
+                host="127.0.0.1",
+                allow_non_restored_state=False,
+                task_manager_config=config.to_json(),
+            ),
+            DriverHooks(
+                on_event=lambda _: None,
+                on_task_manager_lost=self.lost.append,
+            ),
         )
+        self.directory = query_directory(self.service, self.store, seed)
 
     def launch(self) -> int:
         name = f"by-hand-{len(self.pids)}"
         where = self.service.address
-        invitation = Invitation(name, where, self.secret, listen_tcp=True, detached=True, retry_s=self._retry_s)
-        self.pids.append(launch_detached(invitation))
+        spec = LaunchSpec(name, where, self.secret, bind="127.0.0.1", detached=True, retry_s=self._retry_s)
+        self.pids.append(launch_detached(spec))
         return self.pids[-1]
 
-    async def batch(self, run: str, number: int, before: dict[bytes, bytes], *, stop: bool = False) -> str:
+    async def batch(self, run: str, number: int, before: dict[bytes, bytes], *, stop: bool = False) -> None:
+        await self.plan(run, number)
         async with self.attempt(self.who(run, "op", number, 0), {b"k": b"%d" % number}, before) as attempt:
-            if stop:
-                os.kill(self.pids[-1], signal.SIGSTOP)
-            return await attempt.acknowledge()
+            await attempt.acknowledge()
+        if stop:
+            os.kill(self.pids[-1], signal.SIGSTOP)
+        await self.commit(run, number)
 
     async def members(self, count: int) -> None:
         await until(lambda: len(self.service.fleet.pids) == count, "members")
@@ -100,11 +109,12 @@ async def process_driver(where: Path, seed: int, retry_s: float) -> AsyncIterato
             if not has_ended(pid):
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda pid=pid: has_ended(pid), "its end")
+        await driver.directory.close()
         await driver.store.close()
 
 
 def has_ended(pid: int) -> bool:
-    return all(process.pid != pid or process.poll() is not None for process in launcher._detached)
+    return all(process.pid != pid or process.poll() is not None for process in launch_spec._detached)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -116,7 +126,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dstl.checkpoint.fleet.fleet._ANSWER_S", 2.0)
+    monkeypatch.setattr("dstl.checkpoint.fleet.members.ANSWER_S", 2.0)
 
 
 @pytest.mark.parametrize("retry_s", [0.0, 60.0], ids=["launched", "a service"])
@@ -138,7 +148,7 @@ async def test_a_process_that_was_given_up_during_a_persist_ends_or_is_a_member_
             driver.launch()
             await driver.members(1)
         for number in (1, 2):
-            assert await driver.batch("run-2", number, {b"k": b"%d" % (number - 1)}) == "WAIT"
+            await driver.batch("run-2", number, {b"k": b"%d" % (number - 1)})
 
 
 async def test_a_service_ends_with_its_application(tmp_path: Path, seed: int) -> None:
@@ -150,7 +160,7 @@ async def test_a_service_ends_with_its_application(tmp_path: Path, seed: int) ->
 
 @pytest.mark.parametrize("during", ["resume", "restore"])
 async def test_a_process_that_hangs_while_it_is_prepared_is_given_up_and_holds_nothing_up(
-    tmp_path: Path, seed: int, during: str
+    tmp_path: Path, seed: int, during: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the query waited for it for ever, and every later task waited for the query to be opened."""
     async with process_driver(tmp_path, seed, 0.0) as driver:
@@ -160,14 +170,14 @@ async def test_a_process_that_hangs_while_it_is_prepared_is_given_up_and_holds_n
             await driver.members(0)
             driver.launch()
             await driver.members(1)
-            call = driver.service.fleet._call
+            call = Member.call
 
-            async def stopped(member: object, message: Call[Any]) -> object:
+            async def stopped(member: Member, message: Call[Any], timeout: float | None = 0.0) -> object:
                 if isinstance(message, Restore):
                     os.kill(driver.pids[-1], signal.SIGSTOP)
-                return await call(member, message)  # type: ignore[arg-type]
+                return await call(member, message, timeout)
 
-            driver.service.fleet._call = stopped  # type: ignore[method-assign]
+            monkeypatch.setattr(Member, "call", stopped)
         else:
             os.kill(driver.pids[0], signal.SIGSTOP)
         async with asyncio.timeout(40):

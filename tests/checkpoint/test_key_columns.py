@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dstl.checkpoint.key_columns import check_key_columns
+from dstl.checkpoint.state_catalogue import check_key_columns
 from dstl.errors import Invalid
 from handles.checkpoint import OperatorEntry
 

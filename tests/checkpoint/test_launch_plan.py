@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from dstl.checkpoint.fleet.launch_plan import LaunchPlan
-from dstl.testing.manual_clock import ManualClock
+from dstl.checkpoint.fleet.resource_manager import LaunchPlan
+from tests.simulation.manual_clock import ManualClock
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 

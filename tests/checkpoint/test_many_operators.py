@@ -46,14 +46,16 @@ async def one_checkpoint(operators: int, parallelism: int, batches: int = 2) -> 
                 try:
                     begun = await coordinator.call(Begin(who.task, pid=who.attempt))
                     await state.call(OpenAttempt(operator, who.attempt, batch, begun.parent, parallelism))
-                    await coordinator.call(Acknowledgement(who.task, None, b""))
+                    await coordinator.call(Acknowledgement(who.task, None))
                 finally:
                     workers.put_nowait(worker)
 
             for batch in range(batches):
+                await driver.plan("run", batch)
                 started = time.process_time()
                 await asyncio.gather(*(run(name, slot, batch) for name in names for slot in range(parallelism)))
                 seconds = time.process_time() - started
+                await driver.commit("run", batch)
                 tasks = operators * parallelism
                 print(f"batch {batch}: {tasks} tasks, {1e6 * seconds / tasks:.0f} us of CPU each")
     finally:

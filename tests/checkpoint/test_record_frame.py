@@ -90,13 +90,23 @@ def test_damage_is_named(data: bytes, what: str) -> None:
         FRAME.unpack(data, damaged)
 
 
-def test_every_flipped_bit_is_found() -> None:
-    data = FRAME.pack(RECORD)
-    for at in range(8 * len(data)):
-        flipped = bytearray(data)
-        flipped[at // 8] ^= 1 << at % 8
+def test_every_flipped_bit_truncation_and_extension_is_found() -> None:
+    for frame, data in ((FRAME, FRAME.pack(RECORD)), (ROOMY, ROOMY.pack(RECORD, [b"one", b"two"]))):
+        wrong = [data[:length] for length in range(len(data))] + [data + b"\0", data + data, data + b"TESTDONE"]
+        for at in range(8 * len(data)):
+            flipped = bytearray(data)
+            flipped[at // 8] ^= 1 << at % 8
+            wrong.append(bytes(flipped))
+        for each in wrong:
+            with pytest.raises(CorruptData):
+                frame.unpack(each, damaged)
+
+
+def test_nothing_may_stand_behind_the_body() -> None:
+    body = zstandard.compress(b"{}")
+    for extra in (b"\0", body):
         with pytest.raises(CorruptData):
-            FRAME.unpack(bytes(flipped), damaged)
+            ROOMY.unpack(framed(body + extra, 2), damaged)
 
 
 def test_a_complaint_is_the_first_field_and_what_is_wrong_with_it() -> None:

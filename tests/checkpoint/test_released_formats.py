@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dstl.checkpoint.savepoint.verification import verify_savepoint
-from dstl.checkpoint.upkeep.verification import verify_location
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
+from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
 from dstl.runtime import system_runtime
 from dstl.spark.saved_state import reader
 from dstl.store import LocalStore
@@ -33,7 +33,7 @@ async def test_a_location_of_a_release_restores(name: str, tmp_path: Path) -> No
         assert not checked.problems
         assert len(checked.checkpoints) == 3
         assert not (await verify_savepoint(store, runtime, "kept")).problems
-        latest = await reader.find_checkpoint(store, runtime)
+        latest = await choose_checkpoint(store, runtime)
         assert latest.materialized, "a restore reads bases as well as log"
         for held in (latest, await reader.find_savepoint(store, runtime, "kept")):
             for (operator, state), rows in EXPECTED.items():

@@ -1,7 +1,6 @@
 """The bytes of a savepoint: what is written is read, every flipped bit is found, version 1 stays readable."""
 
 import json
-import random
 import struct
 from pathlib import Path
 
@@ -20,10 +19,10 @@ from dstl.checkpoint.savepoint.format import (
     parse_savepoint_location,
 )
 from dstl.errors import CorruptData, Invalid
-from dstl.testing.table_changes import changes, content, put
 from handles.checkpoint import OperatorEntry
 from materializer.bases.key_group_file import decode_key_group, encode_key_group
 from materializer.tables import HeapStateTable
+from worlds.table_changes import changes, content, put
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ROWS = {(1, 0, b"aa", b""): b"one", (1, 0, b"ab", b""): b"two", (3, 7, b"list", b"\x00\x01"): b"x" * 300}
@@ -108,52 +107,22 @@ def test_the_golden_savepoint_of_version_1_stays_readable() -> None:
     assert content(table.snapshot(), range(4)) == ROWS
 
 
-def test_every_flipped_bit_and_every_truncation_is_found() -> None:
+def test_a_damaged_descriptor_is_named() -> None:
+    """Which damage is found is the frame's own matter: ``test_record_frame.py``."""
     data = encode_record(full_savepoint())
     assert decode_savepoint(data, "golden", "here") == full_savepoint()
-    for at in range(len(data)):
-        for bit in range(8):
-            bad = data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
-            with pytest.raises(CorruptData, match=r"'golden' in here: savepoints/golden/savepoint\.dstl is damaged"):
-                decode_savepoint(bad, "golden", "here")
-    for length in range(len(data)):
-        with pytest.raises(CorruptData):
-            decode_savepoint(data[:length], "golden", "here")
-    with pytest.raises(CorruptData):
-        decode_savepoint(data + b"\0", "golden", "here")
-
-
-def test_random_bytes_are_never_a_savepoint(seed: int) -> None:
-    rng = random.Random(seed)
-    for _ in range(200):
-        with pytest.raises(CorruptData):
-            decode_savepoint(b"DSTLSAV1" + rng.randbytes(rng.randrange(200)), "x", "here")
-
-
-def sealed(body: bytes, raw_length: int | None = None) -> bytes:
-    """Any body under right checksums."""
-    raw_length = len(zstandard.ZstdDecompressor().decompress(body)) if raw_length is None else raw_length
-    front = b"DSTLSAV1" + body + struct.pack("<II", len(body), raw_length)
-    return front + struct.pack("<I8s", google_crc32c.value(front), b"1VASLTSD")
+    with pytest.raises(CorruptData, match=r"'golden' in here: savepoints/golden/savepoint\.dstl is damaged"):
+        decode_savepoint(data[:50] + bytes([data[50] ^ 1]) + data[51:], "golden", "here")
 
 
 def test_a_newer_format_is_refused_naming_both_versions() -> None:
     plain = {**full_savepoint().model_dump(mode="json"), "version": 2, "new": "thing"}
-    data = sealed(zstandard.compress(json.dumps(plain).encode()))
+    raw = json.dumps(plain).encode()
+    body = zstandard.compress(raw)
+    front = b"DSTLSAV1" + body + struct.pack("<II", len(body), len(raw))
+    data = front + struct.pack("<I8s", google_crc32c.value(front), b"1VASLTSD")
     with pytest.raises(Invalid, match="has format 2, this DSTL reads up to 1: upgrade it"):
         decode_savepoint(data, "golden", "here")
-
-
-def test_a_frame_that_lies_about_its_size_is_not_unpacked() -> None:
-    bomb = zstandard.compress(bytes(64 << 20))
-    for claimed in (10, 64 << 20, 0xFFFFFFFF):
-        with pytest.raises(CorruptData):
-            decode_savepoint(sealed(bomb, claimed), "x", "here")
-
-
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(CorruptData):
-        decode_savepoint(sealed(zstandard.compress(b"[" * 100_000 + b"]" * 100_000)), "x", "here")
 
 
 def test_a_swapped_descriptor_is_found_with_both_names() -> None:

@@ -4,24 +4,23 @@ import random
 
 import pytest
 
-from dstl.checkpoint.manifest.format import encode_record, manifest_name
+from dstl.checkpoint.manifest.format import MANIFEST_VERSION, encode_record, manifest_name
 from dstl.checkpoint.upkeep.verification import LocationVerification, verify_location
 from dstl.errors import Invalid, Unavailable
 from dstl.rpc.fleet_messages import PersistedSegment
-from dstl.runtime import LoopClock, Runtime
 from dstl.store import MemoryStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from dstl.testing.virtual_time import run_in_virtual_time
 from handles.checkpoint import referenced_objects
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 from worlds.manifest_samples import names
 from worlds.real_location import ALL, GROUPS, Location, fill, piece, segment
 
 
 def verified(store: MemoryStore | FaultyStore) -> LocationVerification:
     async def run() -> LocationVerification:
-        return await verify_location(store, Runtime.seeded(1, LoopClock()))
+        return await verify_location(store, seeded_runtime(1))
 
     return run_in_virtual_time(run())
 
@@ -30,7 +29,7 @@ def filled() -> tuple[MemoryStore, Location]:
     store = MemoryStore()
 
     async def run() -> Location:
-        return await fill(store, Runtime.seeded(7, LoopClock()))
+        return await fill(store, seeded_runtime(7))
 
     return store, run_in_virtual_time(run())
 
@@ -144,7 +143,7 @@ def test_swapped_objects_are_noticed() -> None:
 
 async def begun(store: MemoryStore) -> Location:
     """A location that a driver has taken over."""
-    location = Location(store, Runtime.seeded(3, LoopClock()))
+    location = Location(store, seeded_runtime(3))
     await location.log.fence("real-query")
     return location
 
@@ -255,7 +254,12 @@ def test_a_record_of_a_newer_version_asks_for_an_upgrade() -> None:
             manifest_name(location.log.next_sequence),
             encode_record(
                 record.model_copy(
-                    update={"version": 6, "sequence": location.log.next_sequence, "kind": "fence", "checkpoint": None}
+                    update={
+                        "version": MANIFEST_VERSION + 1,
+                        "sequence": location.log.next_sequence,
+                        "kind": "fence",
+                        "checkpoint": None,
+                    }
                 )
             ),
         )
@@ -263,7 +267,7 @@ def test_a_record_of_a_newer_version_asks_for_an_upgrade() -> None:
     run_in_virtual_time(run())
     (problem,) = verified(store).problems
     assert (problem.kind, problem.next_step) == ("unsupported", "upgrade DSTL here")
-    assert "format 6" in problem.detail
+    assert f"format {MANIFEST_VERSION + 1}" in problem.detail
 
 
 def test_a_store_that_does_not_answer_is_no_damage() -> None:

@@ -1,7 +1,5 @@
 """What every command of ``dstl`` has: a version, JSON, exit codes in its help."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -21,26 +21,26 @@ from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile
-from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
+from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.state_catalogue import StateCatalogue
 from dstl.cli.savepoint import app as savepoint_app
 from dstl.cli.state import app
 from dstl.errors import CorruptData
 from dstl.runtime import Runtime, system_runtime
-from dstl.spark.saved_state.reader import find_checkpoint
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import StateKind
 from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.timers import expiry_user_key
+from dstl.store.base import ObjectStore
 from dstl.store.local import LocalStore
-from dstl.testing.table_changes import changes, put
 from handles.checkpoint import OperatorEntry
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from worlds.ddl import parse_ddl
+from worlds.table_changes import changes, put
 
 RUNNER = CliRunner()
 GROUPS = 8
@@ -100,6 +100,37 @@ def table_of(registry: StateRegistry, runtime: Runtime) -> HeapStateTable:
     return table
 
 
+async def saved(
+    store: ObjectStore, table: HeapStateTable, entry: OperatorEntry, groups: int, query_id: str = "q"
+) -> Savepoint:
+    """Store a savepoint "mine" of one operator."""
+    data, parts = b"", []
+    for group in range(groups):
+        part = encode_key_group(table.snapshot(), group)
+        parts.append((group, len(data), len(part.data), part.rows))
+        data += part.data
+    checksum = google_crc32c.value(data)
+    name = f"{'0' * 32}/000000.base"
+    file = SavepointFile(operator=entry.uid, name=name, size=len(data), checksum=checksum, parts=tuple(parts))
+    savepoint = Savepoint(
+        name="mine",
+        put_id="p",
+        created_at=1.0,
+        source=query_id,
+        query_id=query_id,
+        checkpoint_id=2,
+        batch_id=0,
+        sequence_base=2,
+        max_parallelism=groups,
+        operators=(entry,),
+        files=(file,),
+    )
+    objects = SavepointObjects(store, system_runtime())
+    await objects.put(savepoint.object_name(file), data)
+    assert await objects.win(savepoint, "mine")
+    return savepoint
+
+
 def made_location(tmp_path: Path, forge: Callable[[dict[str, Any]], None] = lambda registry: None) -> str:
     """Make a location with a savepoint and a checkpoint of the same state; ``forge`` changes its stored registry."""
 
@@ -108,34 +139,11 @@ def made_location(tmp_path: Path, forge: Callable[[dict[str, Any]], None] = lamb
         first = StateRegistry(KEY)
         first.declare("evolved", StateKind.MAP, parse_ddl(OLD_VERSION), parse_ddl("u string"))
         registry = StateRegistry.from_wire(first.to_wire())
-        snapshot = table_of(registry, runtime).snapshot()
-        data, parts = b"", []
-        for group in range(GROUPS):
-            part = encode_key_group(snapshot, group)
-            parts.append((group, len(data), len(part.data), part.rows))
-            data += part.data
-        file = SavepointFile(
-            operator="op", name="00/000000.base", size=len(data), checksum=google_crc32c.value(data), parts=tuple(parts)
-        )
+        table = table_of(registry, runtime)
         stored = registry.to_wire()
         forge(stored)
         entry = OperatorEntry(uid="op", parallelism=2, key_types="string,int", registry=stored)
-        savepoint = Savepoint(
-            name="mine",
-            put_id="p",
-            created_at=1.0,
-            source="here",
-            query_id="q",
-            checkpoint_id=2,
-            batch_id=0,
-            sequence_base=2,
-            max_parallelism=GROUPS,
-            operators=(entry,),
-            files=(file,),
-        )
-        objects = SavepointObjects(store, runtime)
-        await objects.put(savepoint.object_name(file), data)
-        assert await objects.win(savepoint, "mine")
+        savepoint = await saved(store, table, entry, GROUPS)
         log = ManifestLog(store, runtime)
         await log.fence("q")
         checkpoint = savepoint_as_checkpoint(
@@ -274,7 +282,7 @@ def test_a_table_shows_what_is_stored_and_sends_no_control_to_the_terminal(tmp_p
     texts = [*AS_STORED, *ESCAPED]
 
     async def fill() -> None:
-        store, runtime = LocalStore(str(tmp_path / "[b]")), system_runtime()
+        store = LocalStore(str(tmp_path / "[b]"))
         key = parse_ddl("name string")
         registry = StateRegistry(key)
         schema = StructType().add("[/red]\x1b[2J", "string")
@@ -284,31 +292,8 @@ def test_a_table_shows_what_is_stored_and_sends_no_control_to_the_terminal(tmp_p
         table.apply(
             changes(*(put(0, state.state_id, keys.encode((each,)), b"", values.encode((each,))) for each in texts))
         )
-        part = encode_key_group(table.snapshot(), 0)
-        file = SavepointFile(
-            operator="op",
-            name=f"{'0' * 32}/000000.base",
-            size=len(part.data),
-            checksum=google_crc32c.value(part.data),
-            parts=((0, 0, len(part.data), part.rows),),
-        )
         entry = OperatorEntry(uid="op", parallelism=1, key_types="string", registry=registry.to_wire())
-        savepoint = Savepoint(
-            name="mine",
-            put_id="p",
-            created_at=1.0,
-            source="[/b]\x1b[2J",
-            query_id="[/b]",
-            checkpoint_id=2,
-            batch_id=0,
-            sequence_base=2,
-            max_parallelism=1,
-            operators=(entry,),
-            files=(file,),
-        )
-        objects = SavepointObjects(store, runtime)
-        await objects.put(savepoint.object_name(file), part.data)
-        assert await objects.win(savepoint, "mine")
+        await saved(store, table, entry, 1, "[/b]\x1b[2J")
 
     asyncio.run(fill())
     location = str(tmp_path / "[b]")
@@ -390,10 +375,5 @@ def test_a_forged_schema_of_a_checkpoint_or_savepoint_runs_nothing(
 
 async def opened(catalogue: StateCatalogue, location: str) -> None:
     """Open the catalogue with the location's latest checkpoint, as a driver that starts does."""
-    found = await find_checkpoint(LocalStore(location), system_runtime(), None)
+    found = await choose_checkpoint(LocalStore(location), system_runtime(), None)
     catalogue.open(found)
-
-
-def test_help_documents_the_exit_codes() -> None:
-    for words in (["--help"], ["read", "--help"]):
-        assert "Exit codes: 0 done" in " ".join(RUNNER.invoke(app, words).output.split())

@@ -161,7 +161,7 @@ def test_what_is_none_is_refused_and_gc_takes_what_no_file_needs(place: Path, tm
         ("--conf", "spark.x", "NAME=VALUE"),
         ("--aggregate", "total=sum(v)", "ID:COLUMN"),
         ("--aggregate", "0:total", "NAME=VALUE"),
-        ("--aggregate", "0:total=median(v)", "no aggregate"),
+        ("--aggregate", "0:total=median(v)", "not an aggregate"),
         ("--key", "day", "ID:COLUMN"),
     ],
 )

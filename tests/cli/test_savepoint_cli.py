@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from dstl.checkpoint.savepoint.format import descriptor_name
-from dstl.cli.console import age_text, size_text
 from dstl.cli.savepoint import app
 from dstl.store.local import LocalStore
 from dstl.store.location import open_store
@@ -143,23 +142,3 @@ def test_foreign_files_are_listed_as_foreign_and_never_deleted(tmp_path: Path) -
     assert "foreign" in call("list", str(tmp_path))
     assert "photos/a.jpg" in call("delete", str(tmp_path), "photos", "--commit", "--grace", "0s", code=2)
     assert (photos / "a.jpg").read_bytes() == b"precious"
-
-
-def test_help_documents_the_exit_codes() -> None:
-    for words in ([], ["create"], ["list"], ["verify"], ["delete"]):
-        assert "Exit codes: 0 done" in " ".join(call(*words, "--help").split())
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (3_240_000, "3.2 MB"), (512e9, "512 GB"), (2e12, "2.0 TB")],
-)
-def test_sizes_are_written_for_people(count: float, text: str) -> None:
-    assert size_text(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-3, "0 s"), (41, "41 s"), (600, "10 min"), (12_000, "3 h 20 min"), (1_036_800, "12 d")]
-)
-def test_ages_are_written_for_people(seconds: float, text: str) -> None:
-    assert age_text(seconds) == text

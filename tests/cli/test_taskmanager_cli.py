@@ -15,14 +15,15 @@ from typing import Any
 import pytest
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
-from dstl.checkpoint.service import CoordinatorService
+from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.errors import Invalid
 from dstl.options import CheckpointOptions
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
-from dstl.runtime import Runtime, SystemClock
+from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
+from tests.simulation.virtual_time import seeded_runtime
 
 CANARY = "canary-0123456789abcdef"
 
@@ -35,17 +36,21 @@ async def one_host() -> ExecutorHosts:
 async def coordinating(location: Path, seed: int) -> AsyncIterator[CoordinatorService]:
     service = CoordinatorService(
         MemoryStore(),
-        Runtime.seeded(seed, SystemClock()),
+        seeded_runtime(seed, SystemClock()),
         Secret(CANARY.encode()),
-        options=CheckpointOptions(),
-        max_parallelism=128,
-        task_managers=1,
-        host="127.0.0.1",
-        allow_non_restored_state=False,
-        on_event=lambda _: None,
-        on_task_manager_lost=lambda _: None,
-        task_manager_config=TaskManagerConfig(str(location)).to_json(),
-        executor_hosts=one_host,
+        CoordinatorSettings(
+            options=CheckpointOptions(),
+            max_parallelism=128,
+            task_managers=1,
+            host="127.0.0.1",
+            allow_non_restored_state=False,
+            task_manager_config=TaskManagerConfig(str(location)).to_json(),
+        ),
+        DriverHooks(
+            on_event=lambda _: None,
+            on_task_manager_lost=lambda _: None,
+            executor_hosts=one_host,
+        ),
     )
     await service.start()
     try:
@@ -58,6 +63,7 @@ def start(coordinator: object, *arguments: str, **environment: str) -> "subproce
     return subprocess.Popen(
         [sys.executable, "-m", "dstl.cli", "taskmanager", "--coordinator", str(coordinator), *arguments],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **environment},
@@ -68,15 +74,24 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-async def ended(process: "subprocess.Popen[str]", given: str | None = None) -> tuple[int, str]:
-    def wait() -> tuple[int, str]:
+async def ended(process: "subprocess.Popen[str]", given: str | None = None) -> tuple[int, str, str]:
+    """Wait for the end; return its code, and what it has written on standard output and error."""
+
+    def wait() -> tuple[int, str, str]:
         try:
-            _, said = process.communicate(given, timeout=60)
+            told, said = process.communicate(given, timeout=60)
         finally:
             process.kill()
-        return process.returncode, said
+        return process.returncode, told, said
 
     return await asyncio.to_thread(wait)
+
+
+async def registered(service: CoordinatorService, ending: "asyncio.Future[tuple[int, str, str]] | None" = None) -> None:
+    async with asyncio.timeout(60):
+        while not service.fleet.is_complete:
+            await service.fleet.changed(0.1)
+            assert ending is None or not ending.done(), ending.result()
 
 
 @pytest.fixture
@@ -90,7 +105,7 @@ def secret_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("how", ["file", "environment", "stdin"])
 async def test_it_serves_until_its_application_ends(how: str, tmp_path: Path, secret_file: Path, seed: int) -> None:
     given: dict[str, tuple[list[str], dict[str, str], str | None]] = {
-        "file": (["--secret-file", str(secret_file)], {}, None),
+        "file": (["--secret-file", str(secret_file), "--json"], {}, None),
         "environment": (["--host", "127.0.0.7"], {"DSTL_SECRET": CANARY}, None),
         "stdin": (["--secret-file", "-"], {}, f"{CANARY}\n"),
     }
@@ -98,34 +113,33 @@ async def test_it_serves_until_its_application_ends(how: str, tmp_path: Path, se
     async with coordinating(tmp_path, seed) as service:
         process = start(f"127.0.0.1:{service.address.port}", *arguments, **environment)
         ending = asyncio.ensure_future(ended(process, line))
-        async with asyncio.timeout(60):
-            while not service.fleet.is_complete:
-                await service.fleet.changed(0.1)
-                assert not ending.done(), ending.result()
+        await registered(service, ending)
         assert list(service.fleet.member_hosts) == ["127.0.0.7" if how == "environment" else "127.0.0.1"]
         assert list(service.fleet.pids) == [process.pid]
         assert CANARY not in command_line(process.pid)
-    code, said = await ending
+    code, told, said = await ending
     assert code == 0, said
     assert "Traceback" not in said
     assert CANARY not in said
+    if how == "file":
+        started, done = map(json.loads, told.splitlines())
+        assert (started["event"], done["event"], started["pid"]) == ("started", "ended", process.pid)
+        assert started["member"] == done["member"]
 
 
 async def test_a_signal_ends_it_well(tmp_path: Path, secret_file: Path, seed: int) -> None:
     async with coordinating(tmp_path, seed) as service:
         process = start(f"127.0.0.1:{service.address.port}", "--secret-file", str(secret_file))
-        async with asyncio.timeout(60):
-            while not service.fleet.is_complete:
-                await service.fleet.changed(0.1)
+        await registered(service)
         process.send_signal(signal.SIGTERM)
-        code, said = await ended(process)
+        code, _, said = await ended(process)
         assert code == 0, said
 
 
 async def test_another_applications_secret_is_refused_and_not_repeated(tmp_path: Path, seed: int) -> None:
     async with coordinating(tmp_path, seed) as service:
         other = start(f"127.0.0.1:{service.address.port}", DSTL_SECRET="another-canary-0123456789")
-        code, said = await ended(other)
+        code, _, said = await ended(other)
         assert code == 2
         assert "AccessDenied" in said
         assert "canary" not in said
@@ -134,9 +148,9 @@ async def test_another_applications_secret_is_refused_and_not_repeated(tmp_path:
 async def test_without_a_coordinator_it_says_so_after_its_wait() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    code, said = await ended(start(f"127.0.0.1:{port}", "--wait", "1s", DSTL_SECRET=CANARY))
+    code, _, said = await ended(start(f"127.0.0.1:{port}", "--wait", "1s", DSTL_SECRET=CANARY))
     assert code == 3
-    assert f"nobody answers at 127.0.0.1:{port}" in said
+    assert f"nothing answers at 127.0.0.1:{port}" in said
 
 
 @pytest.mark.parametrize(
@@ -151,7 +165,7 @@ async def test_without_a_coordinator_it_says_so_after_its_wait() -> None:
 async def test_what_is_wrong_is_refused_without_a_secret_in_sight(
     arguments: list[str], environment: dict[str, Any], reason: str
 ) -> None:
-    code, said = await ended(start("127.0.0.1:1", *arguments, **{"DSTL_SECRET": "", **environment}))
+    code, _, said = await ended(start("127.0.0.1:1", *arguments, **{"DSTL_SECRET": "", **environment}))
     assert code == 2
     assert reason in said
     assert "canary" not in said
@@ -185,24 +199,3 @@ def test_addresses_are_read_as_people_write_them(text: str, host: str, port: int
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(Invalid, match="write HOST:PORT"):
         Address.parse(text)
-
-
-async def test_json_says_when_it_starts_and_ends(tmp_path: Path, secret_file: Path, seed: int) -> None:
-    async with coordinating(tmp_path, seed) as service:
-        where = f"127.0.0.1:{service.address.port}"
-        process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "dstl.cli", "taskmanager", "--coordinator", where],
-            *["--secret-file", str(secret_file), "--json"],
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        ending = asyncio.ensure_future(process.communicate())
-        async with asyncio.timeout(60):
-            while not service.fleet.is_complete:
-                await service.fleet.changed(0.1)
-                assert not ending.done(), ending.result()
-    out, said = await ending
-    assert process.returncode == 0, said
-    started, done = map(json.loads, out.splitlines())
-    assert (started["event"], done["event"], started["pid"]) == ("started", "ended", process.pid)
-    assert started["member"] == done["member"]

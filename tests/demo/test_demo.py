@@ -1,7 +1,5 @@
 """The main job in its short form: few batches, every kind of kill, and a verdict that can fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -74,7 +72,7 @@ def test_a_kill_that_does_not_exist_and_too_few_batches_are_refused() -> None:
     ):
         done = dstl("demo", *wrong)
         assert done.returncode == 2
-        assert "refused" in done.stderr
+        assert "Invalid: " in done.stderr
         assert "Traceback" not in done.stderr
 
 
@@ -136,7 +134,6 @@ def test_the_expected_result_on_a_hand_made_year() -> None:
 
 def test_a_wrong_state_or_a_missing_row_is_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The verdict itself must be able to fail.
-    from dstl.demo import verdict
     from dstl.demo.job import JobConfig
 
     table = pa.table(
@@ -153,11 +150,11 @@ def test_a_wrong_state_or_a_missing_row_is_a_difference(monkeypatch: pytest.Monk
     async def held(_: JobConfig) -> tuple[int, dict[Any, Any]]:
         return 8, dict(states)
 
-    monkeypatch.setattr(verdict, "_states", held)
-    monkeypatch.setattr(verdict, "_alerts", lambda _: Counter(alerts))
+    monkeypatch.setattr(main_job, "_states", held)
+    monkeypatch.setattr(main_job, "_alerts", lambda _: Counter(alerts))
     config = JobConfig(str(tmp_path), str(tmp_path), None, 1)
-    assert verdict.judge(config, table) == verdict.Verdict(8, 1, 1, 0, 0)
+    sound = {"keys": 1, "rows": 1, "batches": 8, "state_differences": 0, "output_differences": 0}
+    assert main_job.judge(config, table) == sound
     states["N1"] = ("EWR", 9, 9, 9, 9, 9)
     alerts.clear()
-    assert verdict.judge(config, table).state_differences == 1
-    assert verdict.judge(config, table).output_differences == 1
+    assert main_job.judge(config, table) == sound | {"state_differences": 1, "output_differences": 1}

@@ -3,8 +3,6 @@
 ``tests/spark/test_documentation.py`` runs the blocks.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -17,13 +15,14 @@ import pytest
 import dstl.spark
 import dstl.testing
 from dstl import errors
-from dstl.changelog.segment.frame import FORMAT_MAJOR
+from dstl.changelog.segment.index import FORMAT_MAJOR
 from dstl.checkpoint.manifest.format import MANIFEST_VERSION
 from dstl.checkpoint.savepoint.format import SAVEPOINT_VERSION
+from dstl.docs.markdown import write_markdown
 from dstl.docs.references import command_reference, metric_reference, option_reference, with_references
 from dstl.option_sources import SECTIONS
 from dstl.rpc.protocol import PROTOCOL_VERSION
-from materializer.bases import table_index
+from materializer.bases import table_directory
 from materializer.bases.key_group_file import FORMAT_VERSION
 from worlds.pages import DOCS, PAGES, ROOT, RUN, Reader, blocks
 
@@ -33,7 +32,7 @@ FORMATS = {
     "manifest": MANIFEST_VERSION,
     "savepoint": SAVEPOINT_VERSION,
     "base file": FORMAT_VERSION,
-    "index of a table's files": table_index.FORMAT_VERSION,
+    "index of a table's files": table_directory.FORMAT_VERSION,
 }
 """The newest version of each format; all before it are read."""
 
@@ -91,7 +90,7 @@ def test_the_reference_has_every_option_with_both_its_sides() -> None:
         assert f"## {section}\n" in found
         for name in kind.model_fields:
             assert f"\n`{name}`\n: *" in found, f"{section}.{name}"
-    assert "default `0.01`" in found
+    assert "default `0.05`" in found
     assert "``" not in found
     assert ":class:" not in found
 
@@ -130,6 +129,27 @@ def test_the_page_of_compatibility_says_what_the_code_writes_and_reads() -> None
     assert f"now protocol {PROTOCOL_VERSION}" in page
 
 
+def test_every_page_is_there_as_markdown_and_all_but_the_decisions_in_one_file(tmp_path: Path) -> None:
+    write_markdown(DOCS, tmp_path)
+    made = {str(each.relative_to(tmp_path)): each.read_text() for each in tmp_path.rglob("*.md")}
+    assert sorted(made) == PAGES
+    assert "segment_size" in made["reference/options.md"]
+    for wanted in ("#### StateBackend.groupBy", "parallelism: 'int | None'", "### dstl.errors", "#### errors.Fenced"):
+        assert wanted in made["reference/api.md"], wanted
+    assert "## 12. Spark's own checkpoint directories" in made["explanation/design.md"]
+    whole = (tmp_path / "llms-full.txt").read_text()
+    for name, text in made.items():
+        assert (text in whole) == (not name.startswith("decisions")), name
+        for mark in ("eval-rst", "toctree", "<!-- setup", "<!-- not run"):
+            assert mark not in text, (name, mark)
+
+
+def test_the_readme_is_read_in_a_minute() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    assert len(text.split()) <= 900
+
+
 def test_links_of_the_readme_and_of_pages_lead_to_files() -> None:
     missing = []
     for path in (ROOT / "README.md", *(DOCS / page for page in PAGES)):
@@ -146,4 +166,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     index = (tmp_path / "site" / "reference" / "options.html").read_text()
-    assert "persist_delay_s" in index
+    assert "preemptive_persist_threshold" in index

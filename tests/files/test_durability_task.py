@@ -6,19 +6,10 @@ import pytest
 
 from dstl.errors import AccessDenied, Fenced
 from dstl.store.base import ObjectInfo, ObjectStore
-from dstl.testing.faulty_store import FaultyStore
-from worlds.files import BIG, application, noise
+from tests.simulation.faulty_store import FaultyStore
+from worlds.files import BIG, application, changelog, noise
 
 HOST = "127.0.0.2"
-
-
-@pytest.fixture
-def stores() -> dict[str, ObjectStore]:
-    return {}
-
-
-def changelog(partition: int, version: int) -> str:
-    return f"state/0/{partition}/{version}.changelog"
 
 
 @pytest.mark.parametrize("commit", ["now", "with-next"])

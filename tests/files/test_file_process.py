@@ -1,44 +1,22 @@
-"""``python -m dstl.files`` as Spark's plugin starts it: told on a pipe, ending with it, telling nobody the secret."""
+"""``python -m dstl.process`` as Spark's plugin starts it: told on a pipe, ending with it, telling nobody the secret."""
 
 import asyncio
 import base64
+import contextlib
 import signal
 import subprocess
-import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 
-from dstl.jvm.build import own_version
+from dstl.errors import TaskManagerLost
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.file_messages import PlaceFiles
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
-from worlds.files import Jvm
-
-SECRET = b"an application's secret of 32 by"
-
-
-def line(**changed: Any) -> bytes:
-    told = {"kind": "coordinator", "version": own_version(), "secret": SECRET, "host": "127.0.0.1", "options": {}}
-    return base64.b64encode(msgpack.packb(told | changed)) + b"\n"
-
-
-def started(first: bytes) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dstl.files"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert process.stdin is not None
-    process.stdin.write(first)
-    process.stdin.flush()
-    return process
-
-
-def said(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    assert process.stdout is not None
-    told: dict[str, Any] = msgpack.unpackb(base64.b64decode(process.stdout.readline()))
-    return told
+from worlds.file_processes import SECRET, hang, line, said, started
+from worlds.files import Application, Jvm, application
 
 
 def test_it_serves_until_its_input_closes_and_leaves_no_socket(tmp_path: Path) -> None:
@@ -74,8 +52,8 @@ def test_a_host_s_process_hands_its_files_over_at_sigterm(tmp_path: Path) -> Non
         ask = await AsyncConnection.open(Address("h", path=socket), Secret(SECRET))
         placed = await ask.call(PlaceFiles("127.0.0.2", ""))
         ask.close()
-        where = {"coordinator_host": placed.coordinator_host, "coordinator_port": placed.coordinator_port}
-        host = started(line(kind="host", host="127.0.0.2", member=placed.member, **where))
+        where = [placed.coordinator_host, placed.coordinator_port]
+        host = started(line(host="127.0.0.2", bind="127.0.0.2", member_id=placed.member, coordinator=where))
         task = await jvm(said(host)["socket"])
         await driver.offsets(0)
         await task.put("state/0/0/1.changelog", b"of a task")
@@ -93,6 +71,56 @@ def test_a_host_s_process_hands_its_files_over_at_sigterm(tmp_path: Path) -> Non
     assert errors.count(b"\n") == 1, "that the service is gone"
 
 
+@pytest.mark.parametrize("commit", ["now", "with-next"])
+async def test_a_host_that_hangs_is_lost_within_the_commits_time_and_the_next_run_goes_on(
+    commit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, its directory was blocked until somebody killed it: the commit, and every later run's first call."""
+    monkeypatch.setattr("dstl.checkpoint.fleet.members.ANSWER_S", 1.0)
+    root, host = f"dstl://{tmp_path}/query", "127.0.0.2"
+    async with (
+        application({}, **{"commit": commit, "checkpoints.timeout_s": "1"}) as app,
+        host_process(app, host) as (process, socket),
+    ):
+        driver = await app.driver("run", root)
+        task = Jvm(await AsyncConnection.open(Address("h", path=socket), app.secret), "run", root)
+        await driver.offsets(0)
+        await task.put("state/0/0/1.changelog", b"of a task")
+        await driver.commit(0)
+        await driver.offsets(1)
+        await task.put("state/0/0/2.changelog", b"lost with its host")
+        hang(process)
+
+        async def make_it_durable() -> None:
+            await driver.commit(1)
+            await driver.offsets(2)
+
+        async with asyncio.timeout(20):
+            with pytest.raises(TaskManagerLost, match=f"{host} does not answer persist: restart the query"):
+                await make_it_durable()
+            again = await app.driver("next", root)
+            assert await again.names("commits") == ["0"]
+            await again.put("state/0/0/2.changelog", b"again")
+            await again.commit(1)
+            assert await again.read("state/0/0/2.changelog") == b"again"
+        process.send_signal(signal.SIGCONT)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+        assert (process.returncode, errors) == (0, b""), "it does not end, though it was given up"
+        task.close()
+
+
+@contextlib.asynccontextmanager
+async def host_process(app: Application, host: str) -> AsyncIterator[tuple[subprocess.Popen[bytes], str]]:
+    """The service of a host in a process of its own, and where it listens."""
+    placed = await app.place(host)
+    where, secret = [placed.coordinator_host, placed.coordinator_port], app.secret.reveal()
+    with started(line(host=host, bind=host, member_id=placed.member, coordinator=where, secret=secret)) as process:
+        try:
+            yield process, (await asyncio.to_thread(said, process))["socket"]
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(
     ("changed", "wrong"),
     [
@@ -101,8 +129,8 @@ def test_a_host_s_process_hands_its_files_over_at_sigterm(tmp_path: Path) -> Non
         ({"options": {"spark.dstl.commit": "with_next"}}, "with-next"),
         ({"options": {"spark.dstl.batchng.byte_budget": "1"}}, "did you mean batching?"),
         ({"bind": "192.0.2.1"}, "spark.driver.bindAddress"),
-        ({"kind": "broker"}, "no invitation"),
-        ({"secret": b"short"}, "no invitation"),
+        ({"kind": "broker"}, "not a launch spec"),
+        ({"secret": b"short"}, "not a launch spec"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line_without_the_secret(changed: dict[str, Any], wrong: str) -> None:

@@ -170,7 +170,7 @@ async def test_a_fork_takes_over_no_directory_that_only_a_record_names(tmp_path:
 def test_a_path_in_a_record_is_bounded(path: str, field: str) -> None:
     row = [path, 1, 0, 0, 0, 0] if field == "added" else path
     plain = {"barrier": "offsets/0", "run_id": "r", "segments": [["x", 1, 0, 0]], "logs": ["l"], "added": []}
-    with pytest.raises(ValueError, match="no path of a file"):
+    with pytest.raises(ValueError, match="not a path of a file"):
         FileRecord.model_validate(plain | {field: [row]})
     assert FileRecord.model_validate(plain | {"removed": ["a" * MAX_PATH]}).removed
 

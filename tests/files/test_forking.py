@@ -15,11 +15,6 @@ FORK, SECOND = "dstl:///jobs/fork", "dstl:///jobs/second"
 OLD, NEW = "/jobs/query/_dstl", "/jobs/fork/_dstl"
 
 
-@pytest.fixture
-def stores() -> dict[str, ObjectStore]:
-    return {}
-
-
 def opener(stores: dict[str, ObjectStore]) -> Callable[[str], ObjectStore]:
     return lambda location: kept(stores.setdefault(location, MemoryStore()))
 

@@ -11,7 +11,7 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.jvm import build
-from dstl.spark.jar import jar_path
+from dstl.spark import jar_path
 
 needs_javac = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar cannot be built")
 

@@ -1,9 +1,8 @@
 """The JVM's connection: whom it believes, what it says of servers that are none, and what its decoder takes."""
 
-from __future__ import annotations
-
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -16,6 +15,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from dstl.rpc.protocol import PROTOCOL_VERSION
+from worlds import file_processes
 from worlds.java import compiled
 
 pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar cannot be built")
@@ -104,3 +105,29 @@ def test_new_bytes_are_decoded_or_refused_in_little_memory(classes: str, seed: i
     (said,) = trial(classes, "decode", seed, count)
     assert int(said.split()[0]) > 1000
     assert said.endswith("refused")
+
+
+def test_a_service_that_hangs_is_not_asked_again(classes: str, tmp_path: Path) -> None:
+    """Prevents that each task of an executor waits for a process that the coordinator has given up long ago."""
+    services = [file_processes.started(file_processes.line()) for _ in range(2)]
+    try:
+        sockets = [file_processes.said(each)["socket"] for each in services]
+        arguments = ["late", *sockets, file_processes.SECRET.decode(), str(PROTOCOL_VERSION)]
+        command = ["java", "-cp", classes, "dstl.fs.ConnectionTrial", *arguments]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as jvm:
+            assert jvm.stdin is not None
+            assert jvm.stdout is not None
+            lines = []
+            for number in range(3):
+                if number == 1:
+                    file_processes.hang(services[0])
+                jvm.stdin.write(f"dstl://{tmp_path}/query/metadata\n")
+                jvm.stdin.flush()
+                lines.append(jvm.stdout.readline().strip())
+            jvm.stdin.close()
+    finally:
+        services[0].send_signal(signal.SIGCONT)
+        for each in services:
+            each.communicate(timeout=30)
+    assert lines[0] == lines[2] == "answered", lines
+    assert "gave no answer within 2 s (during stat_file)" in lines[1]

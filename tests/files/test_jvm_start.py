@@ -1,7 +1,5 @@
 """A JVM starts the coordinator, or says in one line why it cannot; nothing is written before."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dstl.jvm import build
-from dstl.spark.jar import jar_path
+from dstl.spark import jar_path
 from worlds.java import compiled
 
 pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar cannot be built")
@@ -77,7 +75,7 @@ def test_a_driver_whose_name_is_no_address_of_its_host_listens_where_spark_binds
     for line in (lines[0], lines[2]):
         assert "cannot listen at 192.0.2.1" in line
         assert "spark.driver.bindAddress" in line
-    assert "spark.dstl.durabilty is no option" in lines[4]
+    assert "spark.dstl.durabilty is not an option" in lines[4]
     assert "did you mean durability?" in lines[4]
 
 

@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from dstl.errors import Fenced, Invalid, TaskManagerLost
+from dstl.errors import Invalid, TaskManagerLost
 from dstl.files.file_run import FileRun
 from dstl.files.namespace import StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
-from dstl.files.riders import Rider, Riders
 from dstl.files.rules import check_complete, is_ahead, is_final, needs_snapshots, next_version
-from dstl.rpc.file_messages import PersistedFile, PersistedFiles
 
 
 def test_a_location_is_beside_the_plain_files() -> None:
@@ -100,69 +98,6 @@ def test_a_commit_that_leads_to_missing_state_is_refused() -> None:
                 check_complete("commits/3", plain, [*after[: max(i, 0)], *after[i + 1 :]], before, is_rewrite=True)
 
 
-def _rider(path: str, run: str = "r", attempt: int = -1, size: int = 1, sqn: int = 0) -> Rider:
-    return Rider(path, run, attempt, size, 0, "log", sqn)
-
-
-def test_of_two_attempts_the_higher_is_kept_whichever_comes_first() -> None:
-    for order in ([3, 8], [8, 3]):
-        riders = Riders()
-        assert [riders.add(_rider("p", attempt=each)) for each in order] == [True, order == [3, 8]]
-        assert [each.attempt for each in riders.of("r")] == [8]
-    riders = Riders()
-    riders.add(_rider("p", sqn=1))
-    riders.add(_rider("p", sqn=2))
-    assert [each.sqn for each in riders.of("r")] == [2]
-
-
-def test_a_reader_sees_its_own_run_and_no_run() -> None:
-    riders = Riders()
-    for run in ("r", "s", ""):
-        riders.add(_rider(f"of-{run}", run))
-    assert {each.path for each in riders.of("r")} == {"of-r", "of-"}
-    assert riders.find("of-s", "r") is None
-    assert riders.keep_only("r") == ["s"]
-    assert len(riders) == 2
-
-
-def _part(*files: tuple[str, int], seal: str = "s", size: int = 10) -> PersistedFiles:
-    told = tuple(PersistedFile(path, attempt, 1, 0, f"log-{seal}", i, 0) for i, (path, attempt) in enumerate(files))
-    return PersistedFiles(told, ((seal, "", size, 0, 0),), False, bytes(size))
-
-
-def test_the_highest_attempt_of_all_hosts_is_committed() -> None:
-    run = FileRun()
-    run.begin("r")
-    parts = [_part(("state/0/0/1.changelog", 5), seal="a"), _part(("state/0/0/1.changelog", 4), seal="b", size=7)]
-    for order in (parts, parts[::-1]):
-        step = run.step("commits/0", b"", order, 4, 1)
-        (entry,) = step.record.entries()
-        assert entry.log_id == "log-a"
-        assert entry.segment == step.located["a"]
-        assert sorted(map(len, step.inlined)) == [7, 10]
-
-
-def test_a_zombie_behind_the_commit_replaces_nothing() -> None:
-    run = FileRun()
-    run.begin("r")
-    run.index.apply(
-        run.step("commits/0", b"", [_part(("state/0/0/1.changelog", 5), ("commits/0", -1))], 2, 0).record, 2
-    )
-    late = run.step("commits/1", b"", [_part(("state/0/0/1.changelog", 9), ("state/0/0/2.changelog", 9))], 3, 2)
-    assert [each.path for each in late.record.entries()] == ["state/0/0/2.changelog"]
-
-
-def test_a_run_that_was_followed_is_over() -> None:
-    run = FileRun()
-    run.begin("a")
-    run.begin("b")
-    for call in (run.admit, run.begin):
-        with pytest.raises(Fenced, match="run a"):
-            call("a")
-    with pytest.raises(Fenced):
-        run.serve("host", "a")
-
-
 def test_a_host_that_is_gone_fails_the_commit_that_it_had_a_part_in_and_no_other() -> None:
     run = FileRun()
     run.serve("one", "r")
@@ -185,17 +120,3 @@ def test_a_host_that_is_gone_fails_the_commit_that_it_had_a_part_in_and_no_other
     run.begin("r")
     run.begin("s")
     assert not run.take_hosts("commits/2")
-
-
-def test_every_hundredth_record_holds_the_whole_index() -> None:
-    run = FileRun()
-    boundary = 0
-    whole = []
-    for sequence in range(1, 302):
-        step = run.step(f"offsets/{sequence}", b"", [_part((f"offsets/{sequence}", -1))], sequence, boundary)
-        run.index.apply(step.record, sequence)
-        if step.record.is_whole:
-            boundary = sequence
-            whole.append(sequence)
-            assert len(step.record.added) == sequence
-    assert whole == [1, 101, 201, 301]

@@ -37,11 +37,6 @@ def roots_of(seed: int, count: int) -> list[str]:
     return [each for each in found if each.rpartition("/state/")[2].partition("/")[2] != "_metadata"]
 
 
-@pytest.fixture
-def stores() -> dict[str, ObjectStore]:
-    return {}
-
-
 async def test_whatever_a_checkpoint_is_called_its_query_finds_its_files_again(seed: int) -> None:
     for root in roots_of(seed, 300):
         roots = CheckpointRoots()

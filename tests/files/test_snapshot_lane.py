@@ -8,16 +8,11 @@ import pytest
 from dstl.files.riders import Rider
 from dstl.files.rules import in_order
 from dstl.store.base import ObjectInfo, ObjectStore
-from dstl.testing.faulty_store import FaultyStore
-from worlds.files import BIG, application, noise
+from tests.simulation.faulty_store import FaultyStore
+from worlds.files import BIG, application, changelog, noise, until
 
 HOST = "127.0.0.2"
 ZIP, SST = "state/0/0/1.zip", "state/0/0/SSTs/1-aa.sst"
-
-
-@pytest.fixture
-def stores() -> dict[str, ObjectStore]:
-    return {}
 
 
 class Gated(FaultyStore):
@@ -36,18 +31,6 @@ class Gated(FaultyStore):
 @pytest.fixture
 def gated() -> type[Gated]:
     return type("_Gated", (Gated,), {"gate": asyncio.Event(), "waiting": deque()})
-
-
-def changelog(partition: int, version: int) -> str:
-    return f"state/0/{partition}/{version}.changelog"
-
-
-async def until(condition: object) -> None:
-    for _ in range(4000):
-        if condition():  # type: ignore[operator]
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("it never came to that")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
@@ -100,7 +83,11 @@ async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(
         await far.put(SST, noise(BIG))
         await far.put(ZIP, b"names the file")
         commit = asyncio.ensure_future(driver.commit(0))
-        await until(lambda: gated.waiting)
+
+        async def has_begun() -> bool:
+            return bool(gated.waiting)
+
+        await until(has_begun)
         await asyncio.sleep(0.1)
         assert not commit.done()
         gated.gate.set()

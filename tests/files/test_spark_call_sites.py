@@ -5,8 +5,6 @@ that the streaming code of PySpark 4.1.4 and 4.3.0 names. A new one may be a fil
 one that is read before its barrier: look at it, then add it with ``python tests/files/test_spark_call_sites.py JARS``.
 """
 
-from __future__ import annotations
-
 import struct
 import sys
 import zipfile

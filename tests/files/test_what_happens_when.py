@@ -1,26 +1,17 @@
-"""Rows of the table of failures in ``dstl/DESIGN.md`` for ``dstl://``, each on the real services."""
+"""Rows of the table of failures of ``dstl://`` (``spark-directory-failures.md``), each on the real services."""
 
 import asyncio
 
 import pytest
 
-from dstl.errors import AccessDenied, Fenced, Invalid, OutcomeUnknown, TaskManagerLost, Unavailable
-from dstl.files import barriers, service
+from dstl.errors import AccessDenied, Fenced, OutcomeUnknown, TaskManagerLost, Unavailable
+from dstl.files import barriers
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.memory import MemoryStore
-from dstl.testing.faulty_store import FaultyStore
-from worlds.files import BIG, Application, application, noise
+from tests.simulation.faulty_store import FaultyStore
+from worlds.files import BIG, Application, application, changelog, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
-
-
-@pytest.fixture
-def stores() -> dict[str, ObjectStore]:
-    return {}
-
-
-def changelog(partition: int, version: int) -> str:
-    return f"state/0/{partition}/{version}.changelog"
 
 
 async def test_of_attempts_on_several_hosts_the_highest_one_is_kept(stores: dict[str, ObjectStore]) -> None:
@@ -64,8 +55,9 @@ async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: dict[
         await far.put(changelog(0, 1), b"of the old run", attempt=9)
         await fresh.put(changelog(0, 1), b"of the new run", attempt=1)
         await new.commit(0)
-        with pytest.raises(Fenced, match="run old"):
-            await far.put(changelog(0, 2), b"zombie")
+        for call in (far.put(changelog(0, 2)), old.put(changelog(0, 2)), old.offsets(1), old.delete("offsets/0")):
+            with pytest.raises(Fenced, match="run old"):
+                await call
         assert await new.read(changelog(0, 1)) == b"of the new run"
 
 
@@ -109,30 +101,19 @@ async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(
         assert await driver.read(changelog(0, 1)) == b"first half, second half"
 
 
-async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(
-    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(service, "_MOST_STAGED", 100)
+async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(stores: dict[str, ObjectStore]) -> None:
     async with application(stores) as app:
-        driver, dying = await app.driver("run"), await app.executor(HOST, "run")
+        driver, dying, task = [await app.driver("run"), *[await app.executor(HOST, "run") for _ in range(2)]]
         await driver.offsets(0)
         await dying.stage("first", bytes(80))
-        with pytest.raises(Invalid, match="100 bytes"):
-            await dying.stage("second", bytes(80))
         dying.close()
-        task = await app.executor(HOST, "run")
-
-        async def room() -> None:
+        async with asyncio.timeout(10):
             while True:
-                try:
-                    return await task.stage("third", bytes(80))
-                except Invalid:
-                    await asyncio.sleep(0.01)  # the service has not heard of the end yet
-
-        await asyncio.wait_for(room(), 10)
-        await task.put(changelog(0, 1), b"end", token="third", staged=80)
-        await driver.commit(0)
-        assert await driver.read(changelog(0, 1)) == bytes(80) + b"end"
+                await asyncio.sleep(0.01)  # the service has to hear of the end first
+                with pytest.raises(TaskManagerLost, match="of 84 bytes") as error:
+                    await task.put(changelog(0, 1), b"end", token="first", staged=81)
+                if "3 of 84" in str(error.value):
+                    break
 
 
 @pytest.mark.parametrize("commit", ["now", "with-next"])
@@ -408,11 +389,37 @@ async def test_a_job_whose_files_went_with_its_coordinator_is_not_committed(stor
         await main.put("state/0/0/2.zip", b"lost")
         async with application(stores) as app:
             main = await app.driver("")
-            with pytest.raises(TaskManagerLost, match="nobody has put"):
+            with pytest.raises(TaskManagerLost, match="was never put"):
                 await main.commit(1)
             await main.put("state/0/0/2.zip", b"kept")
             await main.commit(1)
             assert await (await app.driver("next")).names("commits") == ["0", "1"]
+
+
+async def test_a_run_that_looked_before_another_driver_rolled_back_writes_nothing(
+    stores: dict[str, ObjectStore],
+) -> None:
+    """Of two drivers that start at once the later one must not go on behind batches that are no longer there."""
+    async with application(stores) as app, application(stores) as other:
+        driver, stale = await app.driver("run"), await other.driver("stale")
+        for batch in range(4):
+            await driver.batch(batch, {changelog(0, batch + 1): b"state"})
+        assert await stale.names("commits") == ["0", "1", "2", "3"]
+        for path in ("commits/3", "offsets/3", "commits/2", "offsets/2"):
+            await driver.delete(path, run="")
+        again = await app.driver("again")
+        await again.batch(2, {changelog(0, 3): b"anew"})
+        # What another run has just seen is not what a new one begins with.
+        fresh = await other.driver("fresh")
+        assert await fresh.names("commits") == ["0", "1", "2"]
+        await again.batch(3, {changelog(0, 4): b"anew"})
+        # The stale one has seen such batches, and not these.
+        for each in (stale, fresh):
+            with pytest.raises(TaskManagerLost, match="restart it: another driver has written"):
+                await each.offsets(4)
+        last = await other.driver("last")
+        assert await last.names("offsets") == ["0", "1", "2", "3"]
+        await last.batch(4, {changelog(0, 5): b"on"})
 
 
 async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: dict[str, ObjectStore]) -> None:

@@ -9,8 +9,8 @@ import pytest
 from dstl.errors import AccessDenied, Fenced, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo, ObjectStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import BIG, application, noise
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.files import BIG, RefusesThird, application, changelog, noise, until
 
 HOST = "127.0.0.2"
 LONGER = 0.2
@@ -18,18 +18,9 @@ LONGER = 0.2
 
 
 @pytest.fixture
-def stores() -> dict[str, ObjectStore]:
-    return {}
-
-
-@pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit waits as long as it takes for the next offsets, however slow the machine."""
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)
-
-
-def changelog(partition: int, version: int) -> str:
-    return f"state/0/{partition}/{version}.changelog"
 
 
 @pytest.mark.usefixtures("patient")
@@ -100,15 +91,6 @@ async def test_another_run_sees_a_commit_when_it_is_durable(stores: dict[str, Ob
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_driver_that_ends_leaves_nothing_behind(stores: dict[str, ObjectStore]) -> None:
-    async with application(stores, commit="with-next") as app:
-        driver = await app.driver("run")
-        await driver.batch(0, {changelog(0, 1): b"a"})
-    async with application(stores) as app:
-        assert await (await app.driver("next")).names("commits") == ["0"]
-
-
-@pytest.mark.usefixtures("patient")
 async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[str, ObjectStore]) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
@@ -117,10 +99,11 @@ async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[s
         await far.put(changelog(1, 1), noise(BIG, 1))
         before = app.puts
         await driver.commit(0)
-        for _ in range(4000):
-            if app.puts - before >= 2:
-                break
-            await asyncio.sleep(0.005)
+
+        async def are_stored() -> bool:
+            return app.puts - before >= 2
+
+        await until(are_stored)
         assert app.puts - before == 2, "both hosts' segments, before anybody asks for a record"
         await driver.offsets(1)
         assert app.puts - before == 3
@@ -150,25 +133,13 @@ async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept too"]
 
 
-class _Refusing(FaultyStore):
-    """Refuses PUTs of these numbers for good; the first one is the fence."""
-
-    refused: tuple[int, ...] = (3,)
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        if self.calls["put"] + 1 in self.refused:
-            self.calls["put"] += 1
-            raise AccessDenied("the role may not write today")
-        return await super().put(name, data, if_absent=if_absent)
-
-
 async def test_a_commit_that_was_told_and_is_lost_ends_its_run(
     stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for waits in (False, True):
         stores.clear()
         monkeypatch.setattr(barriers, "LINGER_S", 0.01 if waits else 60.0)
-        async with application(stores, _Refusing, commit="with-next") as app:
+        async with application(stores, RefusesThird, commit="with-next") as app:
             driver = await app.driver("run")
             await driver.batch(0, {changelog(0, 1): b"lost"})
             if waits:
@@ -265,7 +236,7 @@ async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_o
 
 @pytest.mark.usefixtures("patient")
 async def test_offsets_that_are_lost_while_their_batch_runs_end_its_tasks(stores: dict[str, ObjectStore]) -> None:
-    async with application(stores, _Refusing, commit="with-next", sources="keep") as app:
+    async with application(stores, RefusesThird, commit="with-next", sources="keep") as app:
         driver = await app.driver("run")
         await driver.batch(0, {changelog(0, 1): b"lost"})
         await driver.offsets(1)

@@ -12,9 +12,9 @@ import google_crc32c
 import msgpack
 from fuzz.mutator import NUMBERS, mutate
 
-from dstl.testing.table_changes import changes, put
 from materializer.bases.file_reader import TableFileReader
 from materializer.tables import RocksDBOptions, RocksDBStateTable
+from worlds.table_changes import changes, put
 
 GROUPS = range(4)
 _FOOTER = 53

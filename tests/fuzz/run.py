@@ -19,7 +19,7 @@ from pathlib import Path
 from fuzz.targets import CORPUS, TARGETS, Target
 
 from dstl.errors import DstlError
-from dstl.testing.simulation.journal import code_digest
+from tests.simulation.journal import code_digest
 
 CHUNK = 10_000
 MOST_SECONDS = 1.0

@@ -17,9 +17,17 @@ import zstandard
 from fuzz import rocksdb_files
 from fuzz.mutator import mutate, mutate_json, to_text
 
-from dstl.changelog.segment.decoder import decode_segment, parse_index
-from dstl.changelog.segment.frame import pack_trailer
-from dstl.changelog.segment.index import BLOCK, CODEC_MASK, CODEC_STORED, CODEC_ZSTD, HEADER_SIZE, TRAILER_SIZE
+from dstl.changelog.change_set import CHANGE_SCHEMA
+from dstl.changelog.segment.index import (
+    BLOCK,
+    CODEC_MASK,
+    CODEC_STORED,
+    CODEC_ZSTD,
+    HEADER_SIZE,
+    TRAILER_SIZE,
+    pack_trailer,
+)
+from dstl.changelog.segment.reader import decode_segment, parse_index
 from dstl.checkpoint.manifest import format as manifest_format
 from dstl.checkpoint.manifest.format import (
     ManifestRecord,
@@ -40,9 +48,8 @@ from dstl.files.index import FileIndex
 from dstl.files.origins import Origins
 from dstl.rpc import fleet_messages, messages
 from dstl.rpc.codec import CALL, Call, decode_call, decode_reply, encode_call, reply_of
-from dstl.rpc.frame_columns import VALUE_COLUMN, read_columns, write_columns
-from dstl.rpc.framing import FrameMac, Framing
-from dstl.rpc.protocol import decode_body, encode_frame, frame_length, raise_for
+from dstl.rpc.messages import VALUE_COLUMN, read_columns, write_columns
+from dstl.rpc.protocol import FrameMac, Framing, decode_body, encode_frame, frame_length, raise_for
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.stored_schema import schema_from_json, schema_to_json
 from dstl.state.codec.value_codec import ValueCodec
@@ -54,8 +61,8 @@ from dstl.store.location import split_locations
 from handles.file_record import FileEntry, FileRecord, elsewhere, place_elsewhere
 from handles.segment_handle import SegmentHandle
 from materializer.bases import key_group_file as base_file
-from materializer.bases import table_index as base_index
-from materializer.bases.table_index import decode_index
+from materializer.bases import table_directory as base_index
+from materializer.bases.table_directory import decode_index
 from worlds.ddl import parse_ddl
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -131,16 +138,23 @@ def _segment() -> Target:
         raw = data[begin:end]
         if int(entry["flags"][0]) & CODEC_MASK == CODEC_ZSTD:
             raw = zstandard.ZstdDecompressor().decompress(raw)
-        raw = mutate(rng, raw, [raw]) or b"\0"
-        entry["flags"] = int(entry["flags"][0]) & ~CODEC_MASK | CODEC_STORED
-        entry["length"], entry["raw_length"], entry["checksum"] = len(raw), len(raw), google_crc32c.value(raw)
+        raw = stored = mutate(rng, raw, [raw]) or b"\0"
+        codec, raw_length = CODEC_STORED, len(raw)
+        if rng.random() < 0.4:
+            codec, stored = CODEC_ZSTD, zstandard.ZstdCompressor().compress(raw)
+            if rng.random() < 0.5:
+                stored = mutate(rng, stored, [stored]) or b"\0"
+                raw_length = rng.choice((1, raw_length, 80 << 20))
+        entry["flags"] = int(entry["flags"][0]) & ~CODEC_MASK | codec
+        entry["length"], entry["raw_length"], entry["checksum"] = len(stored), raw_length, google_crc32c.value(stored)
         if rng.random() < 0.2:
             entry["records"] = rng.choice((1, 2, 1 << 20, int(entry["records"][0]) + 1))
         foot = foot[: len(foot) - count * BLOCK.itemsize] + table.tobytes()
-        return data[:begin] + raw + data[end:start] + foot + pack_trailer(foot)
+        return data[:begin] + stored + data[end:start] + foot + pack_trailer(foot)
 
     def decode(data: bytes) -> None:
         for *_, batch in decode_segment(data, "fuzz"):
+            assert batch.schema == CHANGE_SCHEMA
             batch.validate(full=True)
 
     return Target("segment", decode, samples, footer, block, block)
@@ -285,7 +299,7 @@ def _calls() -> dict[str, type[Call[Any]]]:
     found = {}
     for module in (messages, fleet_messages):
         for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, Call) and value is not Call and hasattr(value, "name"):
+            if isinstance(value, type) and issubclass(value, Call) and value not in (Call, messages.AttemptCall):
                 found[value.name] = value
     return found
 
@@ -293,7 +307,7 @@ def _calls() -> dict[str, type[Call[Any]]]:
 def _message() -> Target:
     calls = _calls()
     task = messages.TaskAttempt("q", "r", "op", 1, 0, 1, 1)
-    known = [messages.Begin(task, 4, "host"), messages.Acknowledgement(task, 3, b"digest", 12)]
+    known = [messages.Begin(task, 4, "host"), messages.Acknowledgement(task, 3, 12, broadcast=b"digest")]
     plain = [encode_call(call)[0] for call in known]
     plain += [{CALL: name, **dict.fromkeys(kind.__dataclass_fields__, 0)} for name, kind in calls.items()]  # type: ignore[attr-defined]
     samples = [msgpack.packb(header) for header in plain]

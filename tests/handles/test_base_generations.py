@@ -3,10 +3,18 @@
 import pytest
 from pydantic import ValidationError
 
-from dstl.checkpoint.truncation import Bases, RecoveryWork, kept_log, recovery_work, with_reports
-from handles.base_generations import advance, generations_of, handles_of, live_bytes, reusable_files
+from dstl.checkpoint.assembly import Bases, RecoveryWork, kept_log, recovery_work, with_reports
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, TruncatedEntry
-from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, TableFile
+from handles.materialized_handle import (
+    MaterializationReport,
+    MaterializedStateHandle,
+    TableFile,
+    advance,
+    generations_of,
+    handles_of,
+    live_bytes,
+    reusable_files,
+)
 
 
 def _handle(number: int, checkpoint: int, groups: range, operator: str = "op") -> MaterializedStateHandle:

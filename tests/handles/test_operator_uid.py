@@ -9,8 +9,7 @@ from pydantic import ValidationError
 from dstl.errors import CorruptData
 from dstl.taskmanager.task_manager import table_directory
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
-from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
-from handles.operator_uid import is_operator_uid
+from handles.materialized_handle import MaterializationReport, MaterializedStateHandle, is_operator_uid
 
 BAD = [
     "",
@@ -92,7 +91,7 @@ def test_no_operator_is_listed_twice() -> None:
 def test_a_table_lies_below_its_directory_whatever_its_operator_is_called(name: str, tmp_path: Path) -> None:
     """A worker may name one too, and no manifest is asked then."""
     assert not is_operator_uid(name)
-    with pytest.raises(CorruptData, match="is no operator's name"):
+    with pytest.raises(CorruptData, match="is not an operator's name"):
         table_directory(tmp_path, name, 0)
 
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from handles.shared_state_registry import SharedStateRegistry
+from dstl.checkpoint.retained_objects import SharedStateRegistry
 
 NAMES = [f"object-{n}" for n in range(12)]
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from dstl.metrics import MemoryRecorder
 from dstl.options import MaterializationOptions
 from materializer.bases.base_cache import BaseCache
+from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import restore_tables
 from worlds.materialization import EAGER, World
+from worlds.memory_recorder import MemoryRecorder
 
 DATA = os.urandom(5000)
 CRC = google_crc32c.value(DATA)
@@ -164,12 +165,9 @@ async def test_a_restart_on_the_host_reads_no_base_from_the_store(
     if table == "rocksdb":
         pytest.importorskip("rocksdict")
     options = EAGER.model_copy(update={"cache_directory": str(tmp_path / "cache")})
-    world = World(seed, options=options, table=table, directory=tmp_path / "tables", partitions=1)
-    try:
+    async with World(seed, options=options, table=table, directory=tmp_path / "tables", partitions=1) as world:
         await world.start(1)
-        for _ in range(4):
-            await world.batch_of(60)
-            await world.materialized()
+        await world.batches(4, 60)
         newest = world.newest
         names = {name for handle in newest.materialized for name in handle.objects()}
         files = list((tmp_path / "cache" / "dstl-bases").iterdir())
@@ -191,9 +189,10 @@ async def test_a_restart_on_the_host_reads_no_base_from_the_store(
         assert cache is not None
         for attempt in range(2):
             fetched.clear()
-            restored = await restore_tables(
-                newest, world.memory, world.members[0].owned, world.open_table, world.runtime, cache=cache
-            )
+            async with FileBases(world.memory, world.runtime, cache) as files:
+                restored = await restore_tables(
+                    newest, world.memory, world.members[0].owned, world.open_table, world.runtime, files=files
+                )
             await asyncio.sleep(0)
             for each in restored.tables.values():
                 each.close()
@@ -201,5 +200,3 @@ async def test_a_restart_on_the_host_reads_no_base_from_the_store(
             from_store = set(fetched) & names - indexes
             assert bool(from_store) == (damaged and attempt == 0)
         await world.check(newest)
-    finally:
-        await world.close()

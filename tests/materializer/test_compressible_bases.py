@@ -7,13 +7,13 @@ import google_crc32c
 
 from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
-from dstl.testing.table_changes import changes, put
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
 from materializer.bases.key_group_file import encode_key_group
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, RocksDBStateTable
+from worlds.table_changes import changes, put
 
 GROUPS, ROWS, VALUE = 8, 40, 1 << 20
 

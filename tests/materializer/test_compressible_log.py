@@ -12,10 +12,10 @@ from dstl.changelog.change_set import OP_PUT, ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
 from materializer.restore.log_replay import decoding_turn, replay, replay_steps
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.segment_samples import batch_of
 
 SEGMENTS, ROWS, VALUE = 12, 24, 1 << 20

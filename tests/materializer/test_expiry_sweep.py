@@ -12,18 +12,17 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from dstl.runtime import LoopClock
-from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.testing.table_changes import Change, changes, put
 from handles.checkpoint import CompletedCheckpoint
-from materializer.expiry import ExpiredAt
-from materializer.expiry_sweep import ExpirySweep
+from materializer.expiry import ExpiredAt, ExpirySweep
 from materializer.tables import HeapStateTable, RocksDBStateTable, StateTable
+from tests.simulation.virtual_time import LoopClock
 from worlds.ddl import parse_ddl, schemas_of_tests
 from worlds.materialization import EAGER, GROUPS, Model, World
+from worlds.memory_source import MemorySource
+from worlds.table_changes import Change, changes, put
 
 TTL = json.dumps({"states": [{"id": 0, "ttl_ms": 1000}, {"id": 1, "ttl_ms": 0}]}).encode()
 KINDS = ["heap", "rocksdb"]
@@ -41,12 +40,11 @@ def row(group: int, key: bytes, value: bytes, state: int = 0) -> Change:
 async def world_of(seed: int, kind: str, directory: Path, **options: object) -> AsyncIterator[World]:
     if kind == "rocksdb":
         pytest.importorskip("rocksdict")
-    world = World(seed, options=EAGER.model_copy(update=options), table=kind, directory=directory, partitions=1)
-    try:
+    async with World(
+        seed, options=EAGER.model_copy(update=options), table=kind, directory=directory, partitions=1
+    ) as world:
         await world.start(1)
         yield world
-    finally:
-        await world.close()
 
 
 async def write(world: World, *rows: Change, metadata: bytes = TTL) -> None:
@@ -192,9 +190,7 @@ async def test_dropping_makes_no_idle_operator_materialize(seed: int, tmp_path: 
         await write(world, *[row(g, b"k", timed(born)) for g in range(GROUPS)])
         world.time_ms = born + 5000
         await write(world, row(0, b"young", timed(world.time_ms)))
-        for _ in range(3):
-            await world.batch_of(0)
-            await world.materialized()
+        await world.batches(3, 0)
         counters = world.members[0].recorder.counters
         assert counters["expiredEntriesDropped"] == GROUPS
         started = counters["startedMaterialization"]
@@ -229,7 +225,7 @@ async def test_any_schedule_loses_nothing_that_lives_and_changes_nothing_that_is
             assert seen(found, now) == seen(model, now)
             assert set(found) <= set(model), "something came back that was deleted"
 
-        for _ in range(20):
+        for _ in range(20 if kind == "heap" else 12):
             slowly(world, rng.choice((1, 3, 8)))
             for _ in range(rng.randrange(1, 5)):
                 world.time_ms += rng.choice((0, 100, 600, 2500))
@@ -261,8 +257,7 @@ class _Endless(ExpirySweep):
 
 
 async def test_a_sweep_that_takes_too_long_is_given_up_and_the_next_materialization_starts(seed: int) -> None:
-    world = World(seed, options=EAGER.model_copy(update={"timeout_s": 0.3}), partitions=1)
-    try:
+    async with World(seed, options=EAGER.model_copy(update={"timeout_s": 0.3}), partitions=1) as world:
         await world.start(1)
         member = world.members[0]
         member.manager._sweep = _Endless(world.runtime.clock, share=1 << 20, pieces=0)
@@ -278,8 +273,6 @@ async def test_a_sweep_that_takes_too_long_is_given_up_and_the_next_materializat
                 break
         assert counters["completedMaterialization"] >= 4
         assert counters["failedMaterialization"] == 0
-    finally:
-        await world.close()
 
 
 class _Clock(LoopClock):
@@ -383,18 +376,20 @@ async def test_a_processor_never_sees_an_expired_entry_that_a_restored_base_or_i
 
     registry = StateRegistry(parse_ddl("k string")).to_wire()
 
-    def run(source: MemoryStateSource, n: int, now: int) -> tuple[list[Any], list[Change]]:
+    def run(source: MemorySource, n: int, now: int) -> tuple[list[Any], list[Change]]:
         nonlocal registry
         declared = StateRegistry.from_wire(registry)
         runner = ProcessorRunner(
             _Reader(),
-            operator="left",
-            key_schema=parse_ddl("k string"),
-            input_schema=parse_ddl("k string, n long"),
-            output_schema=parse_ddl("k string, what string"),
-            schemas=schemas_of_tests(),
-            registry=declared,
-            time_mode="processingTime",
+            ProcessorOperator(
+                name="left",
+                key_schema=parse_ddl("k string"),
+                input_schema=parse_ddl("k string, n long"),
+                output_schema=parse_ddl("k string, what string"),
+                time_mode="processingTime",
+            ),
+            declared,
+            schemas_of_tests(),
         )
         batch = pa.record_batch(
             [["a", "b"], [n, n], pa.array([1, 2], pa.int32())], ["k", "n", "__dstl_key_group"]
@@ -407,7 +402,7 @@ async def test_a_processor_never_sees_an_expired_entry_that_a_restored_base_or_i
         return out, rows  # type: ignore[return-value]
 
     async with world_of(seed, kind, tmp_path) as world:
-        _, rows = run(MemoryStateSource(), 7, world.time_ms)
+        _, rows = run(MemorySource(), 7, world.time_ms)
         metadata = json.dumps(registry).encode()
         await write(world, *rows, metadata=metadata)
         await write(world, row(9, b"other", b"\x01", 99), metadata=metadata)
@@ -418,7 +413,7 @@ async def test_a_processor_never_sees_an_expired_entry_that_a_restored_base_or_i
                 # Written again, and in the log only: replay puts it back over whatever the base has.
                 await write(world, *rows, metadata=metadata)
             await world.start(1)
-            source = MemoryStateSource()
+            source = MemorySource()
             found = (await stored(world))["left"]
             source.apply(changes(*[put(g, s, key, user, value) for (g, s, key, user), value in found.items()]))
             assert len([1 for g, _, _, _ in found if g in (1, 2)]) == 4
@@ -430,7 +425,7 @@ async def test_a_run_whose_program_has_raised_a_time_to_live_loses_nothing_to_th
     """The checkpoint's registry, and a TaskManager that lives on, still say the shorter one."""
     world = World(seed, partitions=1)
     longer = json.dumps({"states": [{"id": 0, "ttl_ms": 60_000}]}).encode()
-    try:
+    async with world:
         await world.start(1)
         born = world.time_ms
         await write(world, row(3, b"k", timed(born)))
@@ -442,14 +437,10 @@ async def test_a_run_whose_program_has_raised_a_time_to_live_loses_nothing_to_th
         assert member.backend.tracker.expired("left")
         member.backend.resume(world.newest.checkpoint_id)
         await write(world, row(4, b"other", timed(world.time_ms)), metadata=longer)
-        for _ in range(4):
-            await world.batch_of(0)
-            await world.materialized()
+        await world.batches(4, 0)
         assert (3, 0, b"k", b"") in (await stored(world))["left"]
         member.backend.replace_tables(
             {}, world.newest.checkpoint_id, member.owned, registries={"left": json.loads(TTL)}
         )
         member.backend.tracker.base_time_ms = world.time_ms
         assert not member.backend.tracker.expired("left")
-    finally:
-        await world.close()

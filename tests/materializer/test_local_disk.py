@@ -15,18 +15,19 @@ import pytest
 
 from dstl.errors import DstlError, Unavailable
 from dstl.store.memory import MemoryStore
-from dstl.testing.table_changes import content
-from dstl.testing.virtual_time import run_in_virtual_time
 from handles.checkpoint import CompletedCheckpoint
 from materializer.bases import table_directory
 from materializer.bases.base_cache import BaseCache
+from materializer.bases.table_directory import FileBases
 from materializer.local_disk import Access, listen
 from materializer.restore.restore import restore_tables
 from materializer.tables import RocksDBOptions, RocksDBStateTable
+from tests.simulation.virtual_time import run_in_virtual_time
 from worlds import service
 from worlds.backend import rows
 from worlds.materialization import EAGER, World
 from worlds.service import Driver, Model
+from worlds.table_changes import content
 
 FULL, BROKEN = errno.ENOSPC, errno.EIO
 DATA = os.urandom(3000)
@@ -68,9 +69,10 @@ def test_a_restore_on_a_disk_that_fails_is_right_or_ends_with_an_error_of_ours(
     async def restored(checkpoint: CompletedCheckpoint) -> bool:
         cache = BaseCache.of(options, world.store.location)
         try:
-            found = await restore_tables(
-                checkpoint, world.store, world.members[0].owned, world.open_table, world.runtime, cache=cache
-            )
+            async with FileBases(world.store, world.runtime, cache) as files:
+                found = await restore_tables(
+                    checkpoint, world.store, world.members[0].owned, world.open_table, world.runtime, files=files
+                )
         except DstlError as error:
             if table == "rocksdb" and type(error) is Unavailable:
                 return False
@@ -88,9 +90,7 @@ def test_a_restore_on_a_disk_that_fails_is_right_or_ends_with_an_error_of_ours(
 
     async def live() -> None:
         await world.start(1)
-        for _ in range(3):
-            await world.batch_of(12)
-            await world.materialized()
+        await world.batches(3, 12)
         newest = world.newest
         assert newest is not None
         rng = random.Random(seed)
@@ -164,9 +164,10 @@ def test_a_cached_base_that_cannot_be_read_any_more_is_read_from_the_store(seed:
         assert cached
         listen(disk)
         cache = BaseCache.of(options, world.store.location)
-        found = await restore_tables(
-            newest, world.store, world.members[0].owned, world.open_table, world.runtime, cache=cache
-        )
+        async with FileBases(world.store, world.runtime, cache) as files:
+            found = await restore_tables(
+                newest, world.store, world.members[0].owned, world.open_table, world.runtime, files=files
+            )
         assert set(failed) & cached
         for each in found.tables.values():
             each.close()

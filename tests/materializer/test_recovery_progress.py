@@ -2,7 +2,6 @@
 
 import itertools
 
-from dstl.metrics import MemoryRecorder
 from materializer.restore.progress import (
     LogLine,
     ProgressBar,
@@ -13,6 +12,7 @@ from materializer.restore.progress import (
     describe,
 )
 from worlds.materialization import EAGER, World
+from worlds.memory_recorder import MemoryRecorder
 
 
 def test_rate_and_time_to_go_follow_the_last_seconds() -> None:
@@ -67,12 +67,9 @@ def test_a_bar_shows_every_operator() -> None:
 
 
 async def test_a_restore_reports_every_byte_it_expects(seed: int) -> None:
-    world = World(seed, options=EAGER)
-    try:
+    async with World(seed, options=EAGER) as world:
         await world.start(1)
-        for _ in range(5):
-            await world.batch_of(40)
-            await world.materialized()
+        await world.batches(5, 40)
         seen: list[RestoreStatus] = []
         await world.content_of(world.newest, 1, seen.append)
         assert len(seen) > 2
@@ -80,8 +77,6 @@ async def test_a_restore_reports_every_byte_it_expects(seed: int) -> None:
         assert seen[-1].done == seen[-1].total > 0
         assert all(a.done <= b.done for a, b in itertools.pairwise(seen))
         assert set(seen[-1].operators) == {"left", "right"}
-    finally:
-        await world.close()
 
 
 def test_several_restores_together_end_with_the_last() -> None:

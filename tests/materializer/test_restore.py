@@ -11,17 +11,16 @@ import pytest
 from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.errors import Closed, CorruptData, DstlError, MissingState, ObjectNotFound, Unavailable
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.memory import MemoryStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from dstl.testing.table_changes import Change, changes, clear, delete, put
-from dstl.testing.virtual_time import run_in_virtual_time
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
 from handles.key_group import KeyGroupRange
 from materializer.bases.table_directory import UnusableObject
 from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
 from materializer.tables import HeapStateTable, StateTable
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.virtual_time import LoopClock, seeded_runtime, virtual
+from worlds.table_changes import Change, changes, clear, delete, put
 
 GROUPS = 16
 ALL = KeyGroupRange.all(GROUPS)
@@ -111,10 +110,9 @@ def restore(
     store: ObjectStore,
     owned: KeyGroupRange = ALL,
     open_table: Callable[[str], StateTable] = lambda _: HeapStateTable(),
-    log_sizes: LogSizes = LogSizes(),
 ) -> "asyncio.Future[RestoredTables]":
-    runtime = Runtime.seeded(1, LoopClock())
-    return asyncio.ensure_future(restore_tables(checkpoint, store, owned, open_table, runtime, log_sizes=log_sizes))
+    runtime = seeded_runtime(1)
+    return asyncio.ensure_future(restore_tables(checkpoint, store, owned, open_table, runtime))
 
 
 async def some_history(log: Log, rng: random.Random, segments: int = 30) -> State:
@@ -158,23 +156,14 @@ async def test_segments_are_applied_in_the_order_of_the_checkpoint(seed: int) ->
         assert restored.bytes == sum(s.segment[1] for s in log.segments)
 
 
-def test_the_order_holds_when_later_segments_arrive_first(seed: int) -> None:
-    async def run() -> None:
-        rng = random.Random(seed)
-        inner = MemoryStore(clock=LoopClock())
-        log = Log(inner)
-        expected = await some_history(log, rng)
-        store = FaultyStore(inner, seed=seed, clock=LoopClock(), latency=lambda *_: rng.uniform(0, 5))
-        assert content(await restore(log.checkpoint(), store)) == expected
-
-    run_in_virtual_time(run())
-
-
-async def test_restoring_twice_gives_the_same(seed: int) -> None:
-    log = Log(MemoryStore())
-    expected = await some_history(log, random.Random(seed))
-    for _ in range(2):
-        assert content(await restore(log.checkpoint(), log.store)) == expected
+@virtual
+async def test_the_order_holds_when_later_segments_arrive_first(seed: int) -> None:
+    rng = random.Random(seed)
+    inner = MemoryStore(clock=LoopClock())
+    log = Log(inner)
+    expected = await some_history(log, rng)
+    store = FaultyStore(inner, seed=seed, clock=LoopClock(), latency=lambda *_: rng.uniform(0, 5))
+    assert content(await restore(log.checkpoint(), store)) == expected
 
 
 @pytest.mark.parametrize("owned", [KeyGroupRange(0, 0), KeyGroupRange(3, 9), KeyGroupRange(15, 15)])
@@ -218,73 +207,67 @@ async def test_what_a_segment_holds_of_losers_is_not_applied() -> None:
     assert list(content(restored).values()) == [b"right"]
 
 
-def test_a_store_that_fails_now_and_then_is_asked_again(seed: int) -> None:
-    async def run() -> None:
-        inner = MemoryStore(clock=LoopClock())
-        log = Log(inner)
-        expected = await some_history(log, random.Random(seed))
-        rules = [
-            # No read by chance: one that fails six times, or is damaged twice, is rightly given up.
-            FaultRule(Fault.CORRUPT_GET, "get", nth=(1,), only="segments/0003"),
-            FaultRule(Fault.SHORT_GET, "get", nth=(1,), only="segments/0007"),
-            FaultRule(Fault.UNAVAILABLE, "get", nth=tuple(range(2, 99, 4))),
-            FaultRule(Fault.SLOW_DOWN, "get", nth=tuple(range(5, 99, 7))),
-        ]
-        store = FaultyStore(inner, rules, seed=seed, clock=LoopClock())
-        assert content(await restore(log.checkpoint(), store)) == expected
-        assert {Fault.UNAVAILABLE, Fault.SLOW_DOWN, Fault.CORRUPT_GET, Fault.SHORT_GET} <= {
-            each.fault for each in store.fired
-        }
-
-    run_in_virtual_time(run())
+@virtual
+async def test_a_store_that_fails_now_and_then_is_asked_again(seed: int) -> None:
+    inner = MemoryStore(clock=LoopClock())
+    log = Log(inner)
+    expected = await some_history(log, random.Random(seed))
+    rules = [
+        # No read by chance: one that fails six times, or is damaged twice, is rightly given up.
+        FaultRule(Fault.CORRUPT_GET, "get", nth=(1,), only="segments/0003"),
+        FaultRule(Fault.SHORT_GET, "get", nth=(1,), only="segments/0007"),
+        FaultRule(Fault.UNAVAILABLE, "get", nth=tuple(range(2, 99, 4))),
+        FaultRule(Fault.SLOW_DOWN, "get", nth=tuple(range(5, 99, 7))),
+    ]
+    store = FaultyStore(inner, rules, seed=seed, clock=LoopClock())
+    assert content(await restore(log.checkpoint(), store)) == expected
+    assert {Fault.UNAVAILABLE, Fault.SLOW_DOWN, Fault.CORRUPT_GET, Fault.SHORT_GET} <= {
+        each.fault for each in store.fired
+    }
 
 
-def test_a_store_that_stays_away_is_unavailable_and_nothing_is_left_running(seed: int) -> None:
-    async def run() -> None:
-        inner = MemoryStore(clock=LoopClock())
-        log = Log(inner)
-        await some_history(log, random.Random(seed))
-        store = FaultyStore(inner, [FaultRule(Fault.UNAVAILABLE, "get", chance=1.0)], clock=LoopClock())
-        with pytest.raises(Unavailable, match=r"checkpoint 30 \(batch 4\) cannot be restored: .*injected"):
-            await restore(log.checkpoint(), store)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run_in_virtual_time(run())
+@virtual
+async def test_a_store_that_stays_away_is_unavailable_and_nothing_is_left_running(seed: int) -> None:
+    inner = MemoryStore(clock=LoopClock())
+    log = Log(inner)
+    await some_history(log, random.Random(seed))
+    store = FaultyStore(inner, [FaultRule(Fault.UNAVAILABLE, "get", chance=1.0)], clock=LoopClock())
+    with pytest.raises(Unavailable, match=r"checkpoint 30 \(batch 4\) cannot be restored: .*injected"):
+        await restore(log.checkpoint(), store)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@virtual
 @pytest.mark.parametrize("damage", ["missing", "truncated", "flipped", "swapped"])
-def test_a_bad_segment_is_named_with_its_checkpoint_and_the_next_step(damage: str, seed: int) -> None:
-    async def run() -> None:
-        store = MemoryStore(clock=LoopClock())
-        log = Log(store)
-        await some_history(log, random.Random(seed))
-        name = log.segments[17].segment[0]
-        body = await store.get(name)
-        await store.delete([name])
-        if damage == "truncated":
-            await store.put(name, body[:-1])
-        elif damage == "flipped":
-            await store.put(name, body[:40] + bytes([body[40] ^ 1]) + body[41:])
-        elif damage == "swapped":
-            await store.put(name, await store.get(log.segments[3].segment[0]))
-        kind: type[DstlError] = ObjectNotFound if damage == "missing" else CorruptData
-        opened: list[HeapStateTable] = []
+async def test_a_bad_segment_is_named_with_its_checkpoint_and_the_next_step(damage: str, seed: int) -> None:
+    store = MemoryStore(clock=LoopClock())
+    log = Log(store)
+    await some_history(log, random.Random(seed))
+    name = log.segments[17].segment[0]
+    body = await store.get(name)
+    await store.delete([name])
+    if damage == "truncated":
+        await store.put(name, body[:-1])
+    elif damage == "flipped":
+        await store.put(name, body[:40] + bytes([body[40] ^ 1]) + body[41:])
+    elif damage == "swapped":
+        await store.put(name, await store.get(log.segments[3].segment[0]))
+    kind: type[DstlError] = ObjectNotFound if damage == "missing" else CorruptData
+    opened: list[HeapStateTable] = []
 
-        def open_table(_: str) -> StateTable:
-            opened.append(HeapStateTable())
-            return opened[-1]
+    def open_table(_: str) -> StateTable:
+        opened.append(HeapStateTable())
+        return opened[-1]
 
-        with pytest.raises((CorruptData, MissingState)) as raised:
-            await restore(log.checkpoint(), store, ALL, open_table)
-        assert isinstance(raised.value, kind)
-        for word in (name, "checkpoint 30 (batch 4)", "older checkpoint"):
-            assert word in str(raised.value)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        for table in opened:
-            with pytest.raises(Closed):
-                table.get_many(0, [0], [b"k"])
-
-    run_in_virtual_time(run())
+    with pytest.raises((CorruptData, MissingState)) as raised:
+        await restore(log.checkpoint(), store, ALL, open_table)
+    assert isinstance(raised.value, kind)
+    for word in (name, "checkpoint 30 (batch 4)", "older checkpoint"):
+        assert word in str(raised.value)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    for table in opened:
+        with pytest.raises(Closed):
+            table.get_many(0, [0], [b"k"])
 
 
 async def test_a_checkpoint_that_names_change_sets_the_segment_does_not_have_is_refused() -> None:
@@ -325,7 +308,7 @@ class SlowTable(HeapStateTable):
         super().apply(changes)
 
 
-async def test_only_a_bounded_number_of_segments_is_fetched_ahead() -> None:
+async def test_only_a_bounded_number_of_segments_is_fetched_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the log's size: here every segment is a piece of its own, and two are all that fits in memory."""
     store = GatedStore(MemoryStore())
     log = Log(store.inner)
@@ -333,9 +316,9 @@ async def test_only_a_bounded_number_of_segments_is_fetched_ahead() -> None:
     for n in range(60):
         await log.add({"log-a": [put(1, 0, b"k", b"", b"%d" % n)]})
     size = changes(put(1, 0, b"k", b"", b"59")).nbytes
-    sizes = LogSizes(piece=1, ahead=2 * size)
+    monkeypatch.setattr("materializer.restore.restore.LOG_SIZES", LogSizes(piece=1, ahead=2 * size))
     ahead: list[int] = []
-    await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(ahead, store), sizes)  # type: ignore[arg-type]
+    await restore(log.checkpoint(), store, ALL, lambda _: SlowTable(ahead, store))  # type: ignore[arg-type]
     assert len(ahead) == 60
     # Sixteen that are fetched, one that waits for room, and the two.
     assert 1 <= max(ahead) <= 16 + 1 + 2
@@ -357,7 +340,7 @@ async def test_many_small_segments_are_applied_together() -> None:
     ]
 
 
-async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int) -> None:
+async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log(MemoryStore())
     await some_history(log, random.Random(seed))
     store = FaultyStore(log.store, [FaultRule(Fault.STUCK, "get", nth=(5,))])
@@ -367,7 +350,8 @@ async def test_a_restore_that_is_cancelled_leaves_nothing_behind(seed: int) -> N
         opened.append(HeapStateTable())
         return opened[-1]
 
-    running = restore(log.checkpoint(), store, ALL, open_table, LogSizes(piece=1))
+    monkeypatch.setattr("materializer.restore.restore.LOG_SIZES", LogSizes(piece=1))
+    running = restore(log.checkpoint(), store, ALL, open_table)
     await asyncio.sleep(0.05)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from materializer.scratch_directory import ScratchDirectory, sweep_scratch_directories
+from materializer.local_disk import ScratchDirectory, sweep_scratch_directories
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_one_that_is_in_use_is_left_alone_and_a_closed_one_is_gone(place: Path) 
 def test_one_whose_process_was_killed_is_swept_with_its_content(place: Path, prefix: str) -> None:
     code = (
         "import os, signal, sys\n"
-        "from materializer.scratch_directory import ScratchDirectory\n"
+        "from materializer.local_disk import ScratchDirectory\n"
         "held = ScratchDirectory(sys.argv[1])\n"
         "(held.path / 'deep').mkdir()\n"
         "(held.path / 'deep' / 'file').write_bytes(b'x' * 1000)\n"

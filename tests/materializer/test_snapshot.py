@@ -13,9 +13,9 @@ from hypothesis import given, settings
 
 import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
-from dstl.testing.table_changes import changes, content, put
 from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group
 from materializer.tables import ENTRY_SCHEMA, HeapStateTable, RocksDBOptions, StateTable, open_table
+from worlds.table_changes import changes, content, put
 
 KINDS = ["heap", "rocksdb"]
 SMALL = RocksDBOptions(block_cache_bytes=1 << 20, write_buffer_bytes=1 << 20)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from dstl.errors import Invalid
-from dstl.testing.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 from materializer.restore.restore import LogSizes
 from materializer.tables import RocksDBOptions, RocksDBStateTable, StagedChanges
 from worlds.materialization import EAGER, World
+from worlds.table_changes import AWKWARD, Change, changes, clear, content, delete, put
 
 pytest.importorskip("rocksdict")
 
@@ -103,6 +103,7 @@ class Counted:
             self.taken += 1
             take(table, *staged)
 
+        monkeypatch.setattr("materializer.restore.restore.LOG_SIZES", LogSizes(piece=300, staged=0))
         monkeypatch.setattr(RocksDBStateTable, "stage", counting_stage)
         monkeypatch.setattr(RocksDBStateTable, "take", counting_take)
 
@@ -111,7 +112,6 @@ async def a_world(seed: int, directory: Path) -> World:
     """A base, and log after it whose segments have puts, deletes and clears."""
     options = EAGER.model_copy(update={"interval_s": 1e9, "max_segments": None, "log_to_state_ratio": None})
     world = World(seed, options=options, table="rocksdb", directory=directory, partitions=1)
-    world.log_sizes = LogSizes(piece=300, staged=0)
     await world.start(1)
     await world.batch_of(300)
     for _ in range(3):

@@ -17,20 +17,18 @@ from dstl.checkpoint.savepoint.creation import save_checkpoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CorruptData, Invalid, Unavailable
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
 from dstl.store.sealed import SealedStore
-from dstl.testing.table_changes import changes, clear, put
-from handles.base_generations import generations_of
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
+from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile, generations_of
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.loading import load_bases
 from materializer.bases.operator_bases import OperatorBases
-from materializer.bases.table_directory import FileBases, write_table_files
-from materializer.bases.table_index import TableIndex, decode_index, encode_index
+from materializer.bases.table_directory import FileBases, TableIndex, decode_index, encode_index, write_table_files
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
+from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
+from worlds.table_changes import changes, clear, put
 
 pytest.importorskip("rocksdict")
 
@@ -39,17 +37,10 @@ crc = google_crc32c.value
 
 @asynccontextmanager
 async def rocksdb_world(seed: int, directory: Path, **options: object) -> AsyncIterator[World]:
-    world = World(seed, options=EAGER.model_copy(update=options), table="rocksdb", directory=directory, partitions=1)
-    try:
+    async with World(
+        seed, options=EAGER.model_copy(update=options), table="rocksdb", directory=directory, partitions=1
+    ) as world:
         yield world
-    finally:
-        await world.close()
-
-
-async def _batches(world: World, count: int, size: int = 30) -> None:
-    for _ in range(count):
-        await world.batch_of(size)
-        await world.materialized()
 
 
 def _files(world: World) -> dict[str, list[set[str]]]:
@@ -67,9 +58,9 @@ async def test_a_file_is_stored_once_per_generation_and_named_by_many_bases(seed
         await world.batch_of(3000)
         await world.materialized()
         large = world.newest
-        await _batches(world, 3, 5)
+        await world.batches(3, 5)
         uploaded = [sum(member.recorder.counters["materializedBytes"] for member in world.members)]
-        await _batches(world, 4, 5)
+        await world.batches(4, 5)
         uploaded.append(sum(member.recorder.counters["materializedBytes"] for member in world.members))
         state = sum(handle.total_size for handle in world.newest.materialized) / 2
         assert uploaded[1] - uploaded[0] < 4 * state, "each base holds all files anew"
@@ -90,7 +81,7 @@ async def test_the_two_generations_have_no_object_in_common(seed: int, tmp_path:
         shared = 0
         seen: set[str] = set()
         for _ in range(7):
-            await _batches(world, 1, 60)
+            await world.batches(1, 60)
             for bases in _files(world).values():
                 assert len(bases) <= 2
                 assert len(bases) < 2 or not bases[0] & bases[1]
@@ -104,11 +95,11 @@ async def test_a_restart_goes_on_with_the_stored_files(seed: int, tmp_path: Path
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
         await world.batch_of(8000)
-        await _batches(world, 4, 4)
+        await world.batches(4, 4)
         before = {name for bases in _files(world).values() for names in bases for name in names}
         await world.start(1)
         await world.check(world.newest)
-        await _batches(world, 3, 4)
+        await world.batches(3, 4)
         after = _files(world)
         assert all(before & names for bases in after.values() for names in bases)
         for bases in after.values():
@@ -122,7 +113,7 @@ async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
 ) -> None:
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await _batches(world, 5, 80)
+        await world.batches(5, 80)
         newest = max((h for h in world.newest.materialized if h.operator == "left"), key=lambda h: h.checkpoint)
         victim = newest.name if kind == "index" else newest.files[0].name
         data = bytearray(await world.memory.get(victim))
@@ -133,7 +124,7 @@ async def test_a_damaged_file_costs_the_newest_base_and_is_not_named_again(
         await world.check(world.newest)
         reports = await world.start(1)
         assert reports[0].fallbacks == (victim,)
-        await _batches(world, 3, 5)
+        await world.batches(3, 5)
         assert victim not in {n for h in world.newest.materialized for n in h.objects()}
         await world.check(world.newest, 3)
 
@@ -170,15 +161,13 @@ async def test_files_that_kill_who_reads_them_cost_their_base_and_no_process(
     store = MemoryStore()
     good = await _base_of(rocksdb_files.sample(), 1, store)
     hostile = await _base_of(rocksdb_files.unpack(hostile_bytes), 2, store)
-    runtime, told = Runtime.seeded(seed, LoopClock()), []
+    runtime, told = seeded_runtime(seed), []
     with closing(open_table(kind, tmp_path / "table")) as table:
         async with FileBases(store, runtime) as files:
             loaded = await load_bases(
                 {group: (hostile[group], good[group]) for group in good},
                 KeyGroupRange(0, 3),
                 table,
-                store,
-                runtime,
                 files,
                 told.append,
                 asyncio.Semaphore(1),
@@ -209,12 +198,12 @@ async def test_a_heap_table_opens_no_file_of_a_base_itself_and_a_sealed_one_is_o
         base = await _base_of(files, 1, store)
         for kind in ("heap", "rocksdb"):
             asked.clear()
-            runtime = Runtime.seeded(seed, LoopClock())
+            runtime = seeded_runtime(seed)
             with closing(open_table(kind, tmp_path / f"{kind}{sealed}")) as table:
                 async with FileBases(store, runtime) as fetching:
                     generations = {group: (each,) for group, each in base.items()}
                     owned, turn = KeyGroupRange(0, 3), asyncio.Semaphore(1)
-                    await load_bases(generations, owned, table, store, runtime, fetching, lambda _: None, turn)
+                    await load_bases(generations, owned, table, fetching, lambda _: None, turn)
                 assert len(table.key_groups()) == 4
             own = f"open {kind}{sealed}"
             assert [each for each in asked if each == own] == [own] * (0 if kind == "heap" else 2)
@@ -245,7 +234,7 @@ async def test_rescaling_one_to_three_to_two_in_files(seed: int, tmp_path: Path)
     async with rocksdb_world(seed, tmp_path) as world:
         for size in (1, 3, 2):
             await world.start(size)
-            await _batches(world, 3, 40)
+            await world.batches(3, 40)
             assert any(h.files for h in world.newest.materialized)
             await world.check(world.newest, size)
         await world.check(world.newest, 3)
@@ -267,7 +256,7 @@ async def test_the_base_of_a_table_without_any_key_is_restored(seed: int, tmp_pa
         await world.check(world.newest)
         reports = await world.start(1)
         assert reports[0].fallbacks == ()
-        await _batches(world, 4)
+        await world.batches(4)
         assert any(handle.files for handle in world.newest.materialized)
         await world.check(world.newest, 2)
 
@@ -276,7 +265,7 @@ async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: P
     """Savepoints and the state reader read it so."""
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await _batches(world, 4, 60)
+        await world.batches(4, 60)
         assert any(handle.files for handle in world.newest.materialized)
         world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
         await world.check(world.newest)
@@ -289,7 +278,7 @@ async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_e
     """Also where its key groups are rebuilt range by range, out of files that are fetched once."""
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await _batches(world, 4, 60)
+        await world.batches(4, 60)
         saved = world.newest
         assert any(handle.files for handle in saved.materialized)
         elsewhere = MemoryStore()
@@ -301,7 +290,6 @@ async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_e
             batch_id=-1,
             query_id="other",
             run_id="",
-            created_at=0.0,
         )
         assert not any(handle.files for handle in of_savepoint.materialized)
         for size in (1, 3):
@@ -318,7 +306,7 @@ async def test_a_restore_that_is_cancelled_leaves_no_file_behind(
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     async with rocksdb_world(seed, tmp_path / "tables") as world:
         await world.start(1)
-        await _batches(world, 4, 60)
+        await world.batches(4, 60)
         assert list(scratch.iterdir()) == []
         for ticks in (1, 5, 20, 60):
             running = asyncio.ensure_future(world.content_of(world.newest))
@@ -366,9 +354,10 @@ async def test_a_manifest_says_that_it_names_table_files_and_others_stay_as_they
     """Prevents that an older DSTL takes a table's index for a base file, or refuses a manifest without any."""
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await _batches(world, 3)
+        await world.batches(3)
         fields = {"kind": "checkpoint", "epoch": 1, "put_id": "p", "query_id": "query", "created_at": 0.0}
-        with_files = ManifestRecord(sequence=world.newest.checkpoint_id, checkpoint=world.newest, **fields)
+        newest = world.newest.model_copy(update={"logged_at": ()})
+        with_files = ManifestRecord(sequence=newest.checkpoint_id, checkpoint=newest, **fields)
         without = ManifestRecord(sequence=1, checkpoint=None, **{**fields, "kind": "fence"})
         assert decode_record(encode_record(with_files), "m").version == 2
         assert decode_record(encode_record(without), "m").version == 1
@@ -378,7 +367,7 @@ async def test_verification_reads_index_and_files_once_each(seed: int, tmp_path:
     """Prevents that ``dstl verify`` calls a checkpoint sound whose table files are not."""
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await _batches(world, 5, 60)
+        await world.batches(5, 60)
         handle = world.newest.materialized[0]
         assert not set(await _problems(world)) & set(handle.objects())
         for victim in (handle.name, handle.files[0].name):
@@ -399,7 +388,7 @@ async def _problems(world: World) -> list[str]:
 async def test_key_groups_share_a_base_for_estimates_only(seed: int, tmp_path: Path) -> None:
     async with rocksdb_world(seed, tmp_path) as world:
         await world.start(1)
-        await _batches(world, 3)
+        await world.batches(3)
         for handle in world.newest.materialized:
             assert sum(length for _, _, length in handle.parts) == handle.total_size
         for groups in generations_of(world.newest.materialized).values():

@@ -5,11 +5,11 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from dstl.testing.table_changes import changes, clear, content, delete, put
-from dstl.testing.table_contract import TableContract
 from materializer.bases.key_group_file import decode_key_group, encode_key_group
 from materializer.tables import HeapStateTable, StateTable
 from materializer.tables.value_slots import ValueSlots
+from worlds.table_changes import changes, clear, content, delete, put
+from worlds.table_contract import TableContract
 
 
 class TestHeapStateTable(TableContract):

@@ -7,9 +7,9 @@ import random
 import pyarrow as pa
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_DELETE, OP_PUT
-from dstl.testing.table_changes import content
 from materializer.tables import HeapStateTable
 from materializer.tables.heap import HeapTableSnapshot
+from worlds.table_changes import content
 
 Row = tuple[int, int, int, bytes, bytes, bytes]
 

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
-from dstl.testing.table_changes import changes, content
 from materializer.bases.key_group_file import decode_key_group, encode_key_group
 from materializer.tables import RocksDBOptions, StateTable, TableSnapshot, open_table
+from worlds.table_changes import changes, content
 
 GROUPS = range(4)
 STATES = [0, 1, 300]

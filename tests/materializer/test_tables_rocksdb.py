@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
-import google_crc32c
 import pytest
 
 from dstl.errors import Closed, CorruptData, Invalid, Unavailable
-from dstl.testing.table_changes import changes, clear, content, put
-from dstl.testing.table_contract import TableContract
 from materializer.tables import RocksDBOptions, RocksDBStateTable, StateTable, open_table
+from worlds.table_changes import changes, clear, content, put
+from worlds.table_contract import TableContract
 
 SMALL = RocksDBOptions(block_cache_bytes=8 << 20, write_buffer_bytes=1 << 20)
 
@@ -116,15 +115,6 @@ def test_only_new_files_need_to_be_uploaded(tmp_path: Path) -> None:
             assert all((second.path / file.name).stat().st_size == file.size for file in files)
             with pytest.raises(Closed):
                 first.files()
-
-
-def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
-    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
-        _large(table, 0, 500, b"x")
-        for _ in range(2):
-            with closing(table.snapshot()) as snapshot:
-                for file in snapshot.files():
-                    assert google_crc32c.value((snapshot.path / file.name).read_bytes()) == file.checksum
 
 
 def test_a_table_opens_on_the_files_of_a_snapshot(tmp_path: Path) -> None:
@@ -230,15 +220,6 @@ def test_large_entries_are_looked_at_a_few_at_a_time(tmp_path: Path) -> None:
         assert sum(pieces) == 20
         assert max(pieces) <= 3
         assert table.scan(0, 1) == []
-
-
-def test_preparing_takes_the_flush_out_of_the_snapshot(tmp_path: Path) -> None:
-    with closing(RocksDBStateTable(tmp_path / "t", SMALL)) as table:
-        _large(table, 0, 1_000, b"x")
-        table.prepare_snapshot()
-        _large(table, 1_000, 10, b"x")
-        with closing(table.snapshot()) as snapshot:
-            assert len(content(snapshot, range(8))) == 1_010
 
 
 def test_memory_stays_within_the_options(tmp_path: Path) -> None:

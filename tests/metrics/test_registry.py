@@ -101,12 +101,12 @@ def test_a_set_keeps_sums_levels_and_buckets() -> None:
     metrics = MetricSet()
     metrics.increment("hedgesSent", 2)
     metrics.increment("hedgesSent")
-    metrics.gauge("uploadQueueSize", 4)
+    metrics.gauge("segmentsInFlight", 4)
     for seconds in (0.0005, 0.002, 0.002, 4000):
         metrics.observe("checkpointSeconds", seconds)
     sample = metrics.sample({"taskManagers": 2}, {"processCpuSeconds": 1.5})
     assert sample.counters == {"hedgesSent": 3, "processCpuSeconds": 1.5}
-    assert sample.gauges == {"uploadQueueSize": 4, "taskManagers": 2}
+    assert sample.gauges == {"segmentsInFlight": 4, "taskManagers": 2}
     found = sample.distributions["checkpointSeconds"]
     assert (found.count, found.total) == (4, 4000.0045)
     assert (found.buckets[0], found.buckets[1], found.buckets[-1]) == (1, 2, 1)

@@ -20,15 +20,14 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from dstl.errors import Invalid
+from dstl.errors import DstlError, Invalid
 from dstl.metrics import MetricSet
 from dstl.metrics.registry import METRICS, Kind
-from dstl.monitoring.driver_metrics import DriverMetrics
-from dstl.monitoring.exposition import CONTENT_TYPE, Exposition, Labelled
+from dstl.monitoring.exposition import CONTENT_TYPE, DriverMetrics, Exposition, Labelled
 from dstl.monitoring.server import PageServer, Reply, Route
 from dstl.spark.listener import CheckpointMetrics
 from dstl.store.memory import MemoryStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.service import Driver, Model
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "monitoring"
@@ -109,8 +108,8 @@ async def test_a_failed_checkpoint_is_counted_and_told(seed: int) -> None:
     try:
         model: Model = {}
         await driver.run_batch("run-1", 0, {"counts": {b"a": b"1"}}, model)
-        store.rules.append(FaultRule(Fault.UNAVAILABLE, "put", chance=1.0))
-        with pytest.raises(Exception, match="failed"):
+        store.rules.append(FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only=".seg"))
+        with pytest.raises(DstlError, match="failed"):
             await driver.run_batch("run-1", 1, {"counts": {b"a": b"2"}}, model)
         found = await scrape(driver)
         assert [sample.value for sample in found["dstl_checkpoints_failed_total"]] == [1]

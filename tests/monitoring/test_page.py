@@ -15,10 +15,11 @@ from dstl.monitoring.members import quantile
 from dstl.monitoring.page import Page, assets
 from dstl.monitoring.skew import operator_sizes
 from dstl.monitoring.store_reader import StoreReader
-from dstl.monitoring.text import seconds_text, size_text, time_text
+from dstl.monitoring.text import age_text, seconds_text, size_text, time_text
 from dstl.options import CheckpointOptions
-from dstl.runtime import Runtime, SystemClock
+from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
+from tests.simulation.virtual_time import seeded_runtime
 from worlds.overviews import GROUPS, NASTY, SCENES, newest
 from worlds.service import Driver, Model
 
@@ -166,8 +167,8 @@ def test_quantiles_are_bounds_of_buckets() -> None:
 
 
 def test_numbers_are_written_as_people_write_them() -> None:
-    assert [size_text(n) for n in (0, 999, 1000, 99_949, 99_951, 999_499, 999_501)] == [
-        "0 B", "999 B", "1.0 kB", "99.9 kB", "100 kB", "999 kB", "1.0 MB",
+    assert [size_text(n) for n in (0, 999, 1000, 99_949, 99_951, 999_499, 999_501, 512e9, 2e12)] == [
+        "0 B", "999 B", "1.0 kB", "99.9 kB", "100 kB", "999 kB", "1.0 MB", "512 GB", "2.0 TB",
     ]  # fmt: skip
     assert [time_text(s) for s in (0, 253_402_300_799, 253_402_300_800)] == [
         "1970-01-01 00:00:00Z", "9999-12-31 23:59:59Z", "253402300800 s",
@@ -175,6 +176,7 @@ def test_numbers_are_written_as_people_write_them() -> None:
     assert [seconds_text(s) for s in (None, 0.0, 0.0051, 0.24, 1.25, 31.4, 300)] == [
         "-", "0 ms", "5.1 ms", "240 ms", "1.25 s", "31.4 s", "5 min",
     ]  # fmt: skip
+    assert [age_text(s) for s in (-3, 41, 600, 12_000, 1_036_800)] == ["0 s", "41 s", "10 min", "3 h 20 min", "12 d"]
 
 
 def test_the_history_is_bounded_and_a_partial_entry_is_replaced() -> None:
@@ -200,19 +202,22 @@ async def test_the_store_alone_tells_what_a_driver_before_has_seen(seed: int) ->
         driver = Driver(store, seed=seed + batch, operators={"counts": 2}, checkpoints=options)
         await driver.start()
         try:
-            for _ in range(4):
+            for _ in range(12):
                 await driver.run_batch(run, batch, {"counts": {b"a": str(batch).encode()}}, model)
                 batch += 1
         finally:
             await driver.close()
-    overview = await StoreReader(store, Runtime.seeded(seed, SystemClock())).overview()
+    overview = await StoreReader(store, seeded_runtime(seed, SystemClock())).overview()
     kinds = [(entry.kind, entry.batch_id) for entry in overview.history]
-    before = [("restore", 0), *(("checkpoint", n) for n in range(4))]
-    assert kinds == [*before, ("restore", 4), *(("checkpoint", n) for n in range(4, 8))]
-    assert [entry.batch_id for entry in overview.completed][-len(overview.retained) :] == [6, 7]
+    before = [("restore", 0), *(("checkpoint", n) for n in range(12))]
+    assert kinds == [*before, ("restore", 12), *(("checkpoint", n) for n in range(12, 24))]
+    # Those from the newest record with the whole index of Spark's files on: it is written every ten batches.
+    assert 2 <= len(overview.retained) <= 12
+    retained = [entry.batch_id for entry in overview.completed][-len(overview.retained) :]
+    assert retained == list(range(24 - len(retained), 24))
     *told, last = overview.completed
     # What a driver's last checkpoint took in all, nobody has written.
-    assert [entry.batch_id for entry in told if entry.seconds is None] == [3]
+    assert [entry.batch_id for entry in told if entry.seconds is None] == [11]
     for entry in told:
         if entry.seconds is None:
             continue
@@ -224,7 +229,7 @@ async def test_the_store_alone_tells_what_a_driver_before_has_seen(seed: int) ->
 
 
 async def test_an_empty_store_is_an_empty_page(seed: int) -> None:
-    overview = await StoreReader(MemoryStore(), Runtime.seeded(seed, SystemClock())).overview()
+    overview = await StoreReader(MemoryStore(), seeded_runtime(seed, SystemClock())).overview()
     assert (overview.query_id, overview.history, overview.newest) == ("", [], None)
     assert "Nothing here yet" in Page(2.0).render(overview, {}).body.decode()
 

@@ -58,6 +58,27 @@ class Bug:
                 asyncio.run(asyncio.wait_for(result, LONGEST_S))
 
 
+class Bugs(list[Bug]):
+    """Bugs in the order of the functions that build them in."""
+
+    def built_in(
+        self,
+        number: str,
+        seen_by: str,
+        fails_with: type[BaseException] = AssertionError,
+        saying: str | None = None,
+        /,
+        **arguments: Any,
+    ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+        """Add what the decorated function builds in; the arguments are those of :class:`Bug`."""
+
+        def add(build_in: Callable[[Patch], None]) -> Callable[[Patch], None]:
+            self.append(Bug(number, build_in, seen_by, fails_with, saying, arguments))
+            return build_in
+
+        return add
+
+
 @functools.cache
 def load_tests(path: str) -> ModuleType:
     """Import a file of tests under a name of its own, so that pytest's own copy stays as it is."""

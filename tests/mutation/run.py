@@ -30,17 +30,15 @@ MODULES: dict[str, list[str]] = {
         "tests/changelog/test_storage.py",
         "tests/changelog/test_flink_defects.py",
     ],
-    "dstl/checkpoint/truncation.py": ["tests/handles/test_base_generations.py"],
     "dstl/checkpoint/record_frame.py": ["tests/checkpoint/test_record_frame.py"],
     "dstl/checkpoint/finished_attempts.py": ["tests/checkpoint/test_finished_attempts.py"],
     "dstl/checkpoint/assembly.py": ["tests/checkpoint/test_assembly.py", "tests/handles/test_base_generations.py"],
-    "dstl/changelog/batcher.py": ["tests/changelog/test_batcher.py"],
     "dstl/changelog/throttle.py": ["tests/changelog/test_throttle.py"],
     "handles/key_group.py": ["tests/handles/test_ranges.py"],
-    "handles/base_generations.py": ["tests/handles/test_base_generations.py"],
-    "handles/shared_state_registry.py": ["tests/handles/test_shared_state_registry.py"],
+    "handles/materialized_handle.py": ["tests/handles/test_base_generations.py"],
+    "dstl/checkpoint/retained_objects.py": ["tests/handles/test_shared_state_registry.py"],
     "materializer/trigger.py": ["tests/materializer/test_trigger.py"],
-    "dstl/changelog/upload/hedge_budget.py": ["tests/changelog/test_hedge_budget.py"],
+    "dstl/changelog/upload/hedge_limits.py": ["tests/changelog/test_hedge_limits.py"],
 }
 OURS = {"dstl", "handles", "materializer", "worlds", "tests", "conftest", "bench", "mutation", "fuzz"}
 TIMEOUT_S = 90

@@ -34,7 +34,7 @@ def test_each_mutant_has_one_change_and_messages_and_annotations_have_none() -> 
 PROGRAM = """
 import sys
 from mutation.run import ROOT, try_mutant
-module, test = "handles/sequence_number.py", sys.argv[1]
+module, test = "handles/segment_handle.py", sys.argv[1]
 source = (ROOT / module).read_text()
 for more in ("UNUSED = 1", "del SequenceNumberRange"):
     print(try_mutant(module, source + more, [test, "--rootdir=" + sys.argv[2]]))
@@ -44,7 +44,7 @@ for more in ("UNUSED = 1", "del SequenceNumberRange"):
 def test_a_mutant_that_a_test_notices_is_killed_and_another_survives(tmp_path: Path) -> None:
     test = tmp_path / "test_range.py"
     test.write_text(
-        "from handles.sequence_number import SequenceNumberRange\n"
+        "from handles.segment_handle import SequenceNumberRange\n"
         "def test_it():\n    assert SequenceNumberRange(from_sqn=1, to_sqn=3).to_sqn == 3\n"
     )
     # In a process of its own, which has imported nothing and has no threads.

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -19,10 +18,9 @@ from dstl.errors import AccessDenied, CorruptData, DstlError, Invalid, Unavailab
 from dstl.rpc import handshake, protocol
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.codec import Call, Message, Payload
-from dstl.rpc.framing import FrameMac, Framing
 from dstl.rpc.handshake import Role, ServerHandshake, socket_address
 from dstl.rpc.messages import Done
-from dstl.rpc.protocol import Secret, encode_frame
+from dstl.rpc.protocol import FrameMac, Framing, Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
 
 SECRET = Secret.generate()
@@ -54,14 +52,13 @@ class Got(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class Put(Call[Got]):
-    name: ClassVar[str] = "write"
+class Put(Call[Got], name="write"):
     data: Payload
 
 
 @dataclass(frozen=True, slots=True)
-class Get(Call[Got]):
-    name: ClassVar[str] = "fetch"
+class Get(Call[Got], name="fetch"):
+    pass
 
 
 class Relay:
@@ -252,7 +249,7 @@ async def test_an_own_request_sent_back_is_no_reply() -> None:
 
         relay._changes["to server"] = reflect
         connection = await AsyncConnection.open(address, SECRET)
-        with pytest.raises(Unavailable, match="somebody changes the bytes"):
+        with pytest.raises(Unavailable, match="frames are being changed on the way"):
             await connection.call(Get())
 
 
@@ -264,7 +261,7 @@ async def test_a_reply_of_another_connection_is_none() -> None:
         recorded = relay.seen["to client"][0]
         relay._changes["to client"] = lambda n, frame: [recorded]
         second = await AsyncConnection.open(address, SECRET)
-        with pytest.raises(Unavailable, match="somebody changes the bytes"):
+        with pytest.raises(Unavailable, match="frames are being changed on the way"):
             await second.call(Get())
         first.close()
 
@@ -339,20 +336,18 @@ async def test_the_servers_proof_is_of_this_handshake_alone() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OfTaskManagers(Call[Done]):
-    name: ClassVar[str] = "register"
-    role: ClassVar[Role | None] = Role.TASK_MANAGER
+class OfTaskManagers(Call[Done], name="register", role=Role.TASK_MANAGER):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
-class OfWorkers(Call[Done]):
-    name: ClassVar[str] = "begin"
-    role: ClassVar[Role | None] = Role.WORKER
+class OfWorkers(Call[Done], name="begin", role=Role.WORKER):
+    pass
 
 
 @dataclass(frozen=True, slots=True)
-class OfAll(Call[Done]):
-    name: ClassVar[str] = "everybodys"
+class OfAll(Call[Done], name="everybodys"):
+    pass
 
 
 async def test_a_peer_may_call_only_what_is_for_its_role() -> None:

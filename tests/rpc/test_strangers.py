@@ -12,7 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from dstl.errors import AccessDenied, DstlError, Unavailable
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.protocol import Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
-from worlds.echo import Echo, Echoed
+from worlds.echo import Echo, Echoed, impostor
 
 SECRET = Secret.generate()
 EVIL = "\x1b[2Jyour state is fine"
@@ -170,27 +170,6 @@ async def test_refused_strangers_are_one_line_of_the_log_and_no_traceback(caplog
     assert [record.levelname for record in lines] == ["WARNING"]
     assert "does not know this application's secret" in lines[0].getMessage()
     assert not [record for record in caplog.records if record.exc_info]
-
-
-@contextlib.contextmanager
-def impostor(behave: Callable[[socket.socket], None]) -> Iterator[Address]:
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                peer, _ = listener.accept()
-                with peer, contextlib.suppress(OSError):
-                    behave(peer)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield Address("127.0.0.1", listener.getsockname()[1])
-    finally:
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join(5)
 
 
 @pytest.mark.parametrize(

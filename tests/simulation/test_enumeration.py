@@ -1,4 +1,4 @@
-"""One fault at places of a scenario; the long form, at each: ``python -m dstl.testing.simulate --enumerate 1``."""
+"""One fault at places of a scenario; the long form, at each: ``python -m tests.simulation --enumerate 1``."""
 
 import random
 from collections.abc import Iterator
@@ -7,29 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from dstl.testing import simulate
-from dstl.testing.simulation import FaultPlan, SeedResult, run_seed
-from dstl.testing.simulation.audit import Violation
-from dstl.testing.simulation.enumeration import SCENARIO_SEED, WAYS, strike_everywhere
-from dstl.testing.simulation.faults import FaultKind, Strike
+from tests.simulation import FaultPlan, SeedResult, run_seed
+from tests.simulation import __main__ as simulate
+from tests.simulation.audit import Violation
+from tests.simulation.enumeration import SCENARIO_SEED, WAYS, strike_everywhere
+from tests.simulation.faults import FaultKind, Strike
 
 EVERY = {"request": 40, "connection": 5, "world.savepoint-1": 5, "message": 150, "driver-1": 400, "driver-1.tm-1": 200}
 """Which places of a kind are struck: one in so many."""
 
 
-def check(where: str, what: FaultKind, every: int, first: int, *, one_commit: bool = False) -> int:
+def check(where: str, what: FaultKind, every: int, first: int) -> int:
     struck = 0
-    for nth, result in strike_everywhere(where, what, every=every, first=first, one_commit=one_commit):
+    for nth, result in strike_everywhere(where, what, every=every, first=first):
         struck += 1
         assert not result.violations, f"{what} at {where} {nth}: {result.violations[0]}"
         assert result.checkpoints >= 3
     return struck
 
 
-@pytest.mark.parametrize("one_commit", [False, True])
-def test_the_scenario_has_checkpoints_materializations_and_savepoints(one_commit: bool) -> None:
+def test_the_scenario_has_checkpoints_materializations_and_savepoints() -> None:
     plan = FaultPlan(strike=Strike("nowhere", 1, FaultKind.RESET), saves=1.0)
-    result = run_seed(SCENARIO_SEED, plan=plan, target_batches=3, one_commit=one_commit)
+    result = run_seed(SCENARIO_SEED, plan=plan, target_batches=3)
     assert result.violations == ()
     assert result.checkpoints >= 5
     assert result.materialized > 0
@@ -46,13 +45,10 @@ def test_a_fault_at_any_place_of_the_scenario_breaks_no_invariant(seed: int) -> 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("one_commit", [False, True])
 @pytest.mark.parametrize(("where", "what"), WAYS, ids=lambda each: str(each))
-def test_a_fault_at_every_place_of_the_scenario_breaks_no_invariant(
-    where: str, what: FaultKind, one_commit: bool
-) -> None:
+def test_a_fault_at_every_place_of_the_scenario_breaks_no_invariant(where: str, what: FaultKind) -> None:
     # A savepoint has seven places; some dozen connections are made.
-    assert check(where, what, 1, 1, one_commit=one_commit) > {"world.savepoint-1": 5, "connection": 10}.get(where, 20)
+    assert check(where, what, 1, 1) > {"world.savepoint-1": 5, "connection": 10}.get(where, 20)
 
 
 def test_an_enumeration_that_was_killed_goes_on_where_it_was(
@@ -61,7 +57,11 @@ def test_an_enumeration_that_was_killed_goes_on_where_it_was(
     struck: list[int] = []
 
     def strike(
-        where: str, what: FaultKind, *, every: int = 1, first: int = 1, one_commit: bool = False
+        where: str,
+        what: FaultKind,
+        *,
+        every: int = 1,
+        first: int = 1,
     ) -> Iterator[tuple[int, SeedResult]]:
         for nth in range(first, 5):
             if nth == 3 and not struck.count(3):

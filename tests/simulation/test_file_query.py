@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from dstl.files.options import FileOptions
-from dstl.testing.simulation.faults import FaultKind, FaultPlan
-from dstl.testing.simulation.file_query import run_file_seed
+from tests.simulation.faults import FaultKind, FaultPlan
+from tests.simulation.file_query import run_file_seed
 
 START = int.from_bytes(os.urandom(4), "big")
 

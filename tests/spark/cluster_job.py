@@ -19,7 +19,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from dstl.checkpoint.report import CheckpointReport
 from dstl.options import ClusterOptions
 from dstl.spark import StateBackend
-from dstl.testing.driver_process import session, tell, when_told_to_stop
+from worlds.driver_process import session, tell, when_told_to_stop
 
 
 class Totals(StatefulProcessor):
@@ -53,16 +53,13 @@ class Totals(StatefulProcessor):
                 time.sleep(60 if key[0].startswith("slow") else 3)
         yield Row(k=key[0], total=total)
 
-    def close(self) -> None:
-        pass
-
 
 def warm_up(spark: SparkSession, hosts: list[str]) -> None:
     """Run Python tasks until each host has had one: a host whose first task is late finds its TaskManager elsewhere."""
 
     def where(_: int) -> str:
         import dstl.spark.task  # noqa: F401 - what takes longest
-        from dstl.spark.executor_host import executor_host
+        from dstl.spark.worker_process import executor_host
 
         time.sleep(0.2)
         return executor_host()
@@ -95,14 +92,14 @@ def run(config: dict[str, Any]) -> None:
 
     backend.add_listener(on_event)
     rows = spark.readStream.schema("k string, v long").option("maxFilesPerTrigger", 1).json(str(work / "in"))
-    totals = backend.transform_with_state(
-        rows, by="k", processor=Totals(str(work / "marks")), output="k string, total long", name="totals"
+    totals = backend.groupBy(rows, "k").transformWithState(
+        Totals(str(work / "marks")), "k string, total long", "append", "none", name="totals"
     )
     totals.explain(True)
     query = (
         totals.writeStream.format("json")
         .option("path", str(work / "out"))
-        .option("checkpointLocation", str(work / "checkpoint"))
+        .option("checkpointLocation", backend.checkpoint_location)
         .trigger(processingTime="100 milliseconds")
         .start()
     )

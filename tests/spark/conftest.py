@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +12,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
 
-from dstl.spark import jar_path
+from dstl.cli.files import app as files_cli
+from dstl.spark import StateBackend, jar_path
+from worlds import driver_process
+from worlds.driver_process import LOCAL
 
 
 @pytest.fixture(autouse=True)
@@ -30,33 +33,28 @@ def random_materialization(seed: int, request: pytest.FixtureRequest, monkeypatc
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     work = tmp_path_factory.mktemp("spark")
-    # No retries: a task that fails without a fault fails its query, as it does for users.
-    builder = SparkSession.builder.master("local[2]")
-    if shutil.which("javac") is not None:
-        # For the tests of dstl://; the others do not notice.
-        builder = builder.config("spark.jars", jar_path()).config("spark.plugins", "dstl.spark.DstlPlugin")
-    session = (
-        builder.config("spark.dstl.python", sys.executable)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", "3")
-        .config("spark.sql.session.timeZone", "UTC")
+    conf = {
+        **LOCAL,
+        # For the tests of queries without a StateBackend; the others do not notice.
+        "spark.jars": jar_path(),
+        "spark.plugins": "dstl.spark.DstlPlugin",
+        "spark.dstl.python": sys.executable,
+        "spark.sql.shuffle.partitions": "3",
+        "spark.sql.session.timeZone": "UTC",
         # A query of a few rows costs more to compile than to interpret; of the two managers of Spark's own checkpoint
         # directory, this one starts no shell for each link that it looks for.
-        .config(
-            "spark.sql.streaming.checkpointFileManagerClass",
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
-        )
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.warehouse.dir", str(work / "warehouse"))
-        .config("spark.local.dir", str(work / "local"))
-        .getOrCreate()
-    )
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.warehouse.dir": str(work / "warehouse"),
+        "spark.local.dir": str(work / "local"),
+    }
+    # No retries: a task that fails without a fault fails its query, as it does for users.
+    session = driver_process.session("tests", {"master": "local[2]", "conf": conf})
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
@@ -84,30 +82,32 @@ class Stream:
         reader = self.spark.readStream.schema(self.schema).option("maxFilesPerTrigger", 1)
         return reader.json(str(self.directory / "in"))
 
-    def drain(self, df: DataFrame) -> None:
+    def drain(self, df: DataFrame, backend: StateBackend) -> None:
         """Process everything that is there, as one run of the query."""
-        query = self.writer(df).start()
+        query = self.writer(df, backend).start()
         query.awaitTermination()
 
-    def writer(self, df: DataFrame) -> Any:
+    def writer(self, df: DataFrame, backend: StateBackend) -> Any:
         return (
             df.writeStream.format("json")
             .option("path", str(self.directory / "out"))
-            .option("checkpointLocation", str(self.directory / "checkpoint"))
+            .option("checkpointLocation", backend.checkpoint_location)
             .trigger(availableNow=True)
         )
 
     def collect(
-        self, df: DataFrame, name: str, mode: str = "append", batches: int | None = None
+        self, df: DataFrame, place: str | StateBackend, mode: str = "append", batches: int | None = None
     ) -> list[tuple[Any, ...]]:
-        """Process everything that is there, with a checkpoint directory of its own; return (batch, column, ...).
+        """Process everything that is there; return (batch, column, ...).
 
-        With ``batches``, end after so many: Spark's own timers in processing time keep it making batches for ever.
+        The checkpoint directory is the backend's, or for a query of Spark's own one of this name. With ``batches``,
+        end after so many: Spark's own timers in processing time keep it making batches for ever.
         """
+        where = str(self.directory / place) if isinstance(place, str) else place.checkpoint_location
         got: list[tuple[Any, ...]] = []
         query = (
             df.writeStream.foreachBatch(lambda out, batch: got.extend((batch, *row) for row in out.collect()))
-            .option("checkpointLocation", str(self.directory / name))
+            .option("checkpointLocation", where)
             .outputMode(mode)
         )
         if batches is None:
@@ -119,24 +119,58 @@ class Stream:
             time.sleep(0.05)
             done = -1 if running.lastProgress is None else running.lastProgress.batchId
         running.stop()
-        assert done >= batches - 1, f"{name} has ended batch {done}, not {batches - 1}: {running.exception()}"
+        assert done >= batches - 1, f"{where} has ended batch {done}, not {batches - 1}: {running.exception()}"
         return sorted((row for row in got if row[0] < batches), key=repr)
+
+    @staticmethod
+    def carry_over(old: Path, new: Path) -> None:
+        """Put a copy of Spark's directory in the log of a stopped query where a new location takes it over."""
+        done = CliRunner().invoke(files_cli, ["export", f"dstl://{old}/_spark", f"{new}/_spark"])
+        assert done.exit_code == 0, done.output
 
     def output(self, schema: str) -> list[tuple[Any, ...]]:
         rows = self.spark.read.schema(schema).json(str(self.directory / "out")).collect()
         return sorted((tuple(row) for row in rows), key=repr)
 
 
+Options = Callable[[dict[str, str]], None]
+
+
 @pytest.fixture
-def rocksdb(spark: SparkSession) -> Iterator[None]:
+def set_conf(spark: SparkSession) -> Iterator[Options]:
+    """Sets options of the session, until the test ends."""
+    before: dict[str, str | None] = {}
+
+    def choose(values: dict[str, str]) -> None:
+        for name, value in values.items():
+            before.setdefault(name, spark.conf.get(name, None))
+            spark.conf.set(name, value)
+
+    yield choose
+    for name, earlier in before.items():
+        if earlier is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, earlier)
+
+
+@pytest.fixture
+def rocksdb(set_conf: Options) -> None:
     """Spark's own transformWithState needs its RocksDB store."""
-    prefix = "spark.sql.streaming.stateStore"
-    spark.conf.set(
-        f"{prefix}.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    )
-    yield
-    spark.conf.unset(f"{prefix}.providerClass")
-    spark.conf.unset(f"{prefix}.encodingFormat")
+    store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    set_conf({"spark.sql.streaming.stateStore.providerClass": store})
+
+
+@pytest.fixture
+def one_partition(set_conf: Options) -> None:
+    """Spark's own operators start a Python worker, and open a store, for each of their partitions."""
+    set_conf({"spark.sql.shuffle.partitions": "1"})
+
+
+@pytest.fixture
+def same_batches(set_conf: Options) -> None:
+    """Spark makes no batches of its own accord: where it has the same, everything else must be the same, too."""
+    set_conf({"spark.sql.streaming.noDataMicroBatches.enabled": "false"})
 
 
 @pytest.fixture(scope="session")

@@ -10,71 +10,60 @@ import sys
 from pathlib import Path
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
-from dstl.spark import StateBackend, count, jar_path
+from dstl.spark import StateBackend, jar_path
+from tests.worlds.driver_process import LOCAL, session
 
 STORE = "spark.sql.streaming.stateStore"
 RESTARTS = 8
 
 
 def main(directory: Path, version: str, master: str) -> int:
-    spark = (
-        SparkSession.builder.master(master)
-        .config("spark.jars", jar_path())
-        .config("spark.plugins", "dstl.spark.DstlPlugin")
-        .config("spark.dstl.python", sys.executable)
-        .config("spark.dstl.commit", os.environ.get("FILES_COMMIT", "now"))
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.local.dir", str(directory / "local"))
-        .config("spark.sql.shuffle.partitions", "3")
-        .config(f"{STORE}.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
-        .config(f"{STORE}.rocksdb.changelogCheckpointing.enabled", "true")
-        .config(f"{STORE}.checkpointFormatVersion", version if version != "0" else "1")
-        .config(f"{STORE}.minDeltasForSnapshot", "3")
-        .config(f"{STORE}.maintenanceInterval", "1s")
-        .getOrCreate()
-    )
+    conf = {
+        **LOCAL,
+        "spark.jars": jar_path(),
+        "spark.plugins": "dstl.spark.DstlPlugin",
+        "spark.dstl.python": sys.executable,
+        "spark.dstl.commit": os.environ.get("FILES_COMMIT", "now"),
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.shuffle.partitions": "3",
+        f"{STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+        f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+        f"{STORE}.checkpointFormatVersion": version if version != "0" else "1",
+        f"{STORE}.minDeltasForSnapshot": "3",
+        f"{STORE}.maintenanceInterval": "1s",
+    }
+    spark = session("files", {"master": master, "conf": conf})
     spark.sparkContext.setLogLevel("OFF")
     source = spark.readStream.schema("k long").option("maxFilesPerTrigger", 1).json(str(directory / "in"))
+    place = f"dstl://{directory}/query"
     if version == "0":
-        return count_in_backend(spark, source, directory)
-    writer = source.groupBy("k").count().writeStream.outputMode("update").format("noop")
-    writer = writer.option("checkpointLocation", f"dstl://{directory}/query").trigger(availableNow=True)
+        with StateBackend(str(directory / "query"), parallelism=3, spark=spark) as backend:
+            counts = backend.groupBy(source, "k").agg(F.count("*").alias("n"), name="counts")
+            run(counts, backend.checkpoint_location)
+            tell(backend.read_state(spark, "aggregates").selectExpr("key.k", "value.n"))
+    else:
+        run(source.groupBy("k").count(), place)
+        tell(spark.read.format("statestore").load(place).selectExpr("key.k", "value.count"))
+    spark.stop()
+    return 0
+
+
+def run(counts: DataFrame, place: str) -> None:
+    writer = counts.writeStream.outputMode("update").format("noop").option("checkpointLocation", place)
     for _ in range(RESTARTS):
         try:
             print("started", flush=True)
-            writer.start().awaitTermination()
-            break
+            writer.trigger(availableNow=True).start().awaitTermination()
+            return
         except StreamingQueryException as error:
             print(f"restarted: {str(error).splitlines()[0][:300]}", flush=True)
-    rows = (
-        spark.read.format("statestore").load(f"dstl://{directory}/query").selectExpr("key.k", "value.count").collect()
-    )
-    print("counted", sorted((row["k"], row["count"]) for row in rows), flush=True)
-    spark.stop()
-    return 0
 
 
-def count_in_backend(spark: SparkSession, source: DataFrame, directory: Path) -> int:
-    with StateBackend(str(directory / "query"), parallelism=3, spark=spark) as backend:
-        out = backend.aggregate(source, by="k", name="counts", n=count())
-        writer = out.writeStream.format("noop").trigger(availableNow=True)
-        writer = writer.option("checkpointLocation", backend.checkpoint_location)
-        for _ in range(RESTARTS):
-            try:
-                print("started", flush=True)
-                writer.start().awaitTermination()
-                break
-            except StreamingQueryException as error:
-                print(f"restarted: {str(error).splitlines()[0][:300]}", flush=True)
-        rows = backend.read_state(spark, "aggregates").selectExpr("key.k", "value.n").collect()
-        print("counted", sorted((row["k"], row["n"]) for row in rows), flush=True)
-    spark.stop()
-    return 0
+def tell(state: DataFrame) -> None:
+    print("counted", sorted(map(tuple, state.collect())), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
+from dstl.errors import Invalid
 from dstl.spark import StateBackend
 
 PAGES = (("a", "b", "a"), ("a", "c"), ("b",))
@@ -72,6 +73,11 @@ def main(master: str, sparks_own: bool, runs: int, home: Path) -> None:
     strategy = spark._jvm.py4j.reflection.ReflectionUtil.getClassLoadingStrategy().toString()  # type: ignore[union-attr]
     add(0)
     tell(first=visits(spark, home, "state", sparks_own))
+    if "cluster" in spark.sparkContext.master:
+        try:
+            visits(spark, home, "refused", True)
+        except Invalid as error:
+            tell(refused="only the driver can write" in str(error))
     if runs == 1:
         return
     add(1)

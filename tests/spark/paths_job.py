@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from bench._files_process import interpreter
-from dstl.spark import StateBackend, count, jar_path
+from dstl.spark import StateBackend, jar_path
+from tests.worlds.driver_process import LOCAL, session
 
 ODD = ["state/2024/11/job", "sources/1/x", "offsets/5/q", "state/0/0"]
 STOPPED = 8
@@ -30,21 +32,17 @@ class Application:
 
     def __init__(self, directory: Path, run: int) -> None:
         self.directory, self.run = directory, run
-        self.spark = (
-            SparkSession.builder.master("local[4]")
-            .config("spark.jars", jar_path())
-            .config("spark.plugins", "dstl.spark.DstlPlugin")
-            .config("spark.dstl.python", interpreter(directory))
-            .config("spark.ui.enabled", "false")
-            .config("spark.ui.showConsoleProgress", "false")
-            .config("spark.driver.host", "127.0.0.1")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.local.dir", str(directory / "local"))
-            .config("spark.sql.shuffle.partitions", "2")
-            .config("spark.sql.codegen.wholeStage", "false")
-            .config("spark.sql.streaming.queryEvolution.enableSourceEvolution", "true")
-            .getOrCreate()
-        )
+        conf = {
+            **LOCAL,
+            "spark.jars": jar_path(),
+            "spark.plugins": "dstl.spark.DstlPlugin",
+            "spark.dstl.python": interpreter(directory),
+            "spark.local.dir": str(directory / "local"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.streaming.queryEvolution.enableSourceEvolution": "true",
+        }
+        self.spark = session("paths", {"master": "local[4]", "conf": conf})
         self.spark.sparkContext.setLogLevel("OFF")
         self.seen: dict[str, Any] = {}
 
@@ -83,7 +81,7 @@ class Application:
             got.append([batch, sorted(map(list, out.select("k", "n").collect()))])
 
         with StateBackend(str(self.directory / "state/1/2/backend"), parallelism=2, spark=self.spark) as backend:
-            out = backend.aggregate(self.rows("clicks"), by="k", name="counts", n=count())
+            out = backend.groupBy(self.rows("clicks"), "k").agg(F.count("*").alias("n"), name="counts")
             writer = out.writeStream.foreachBatch(take).trigger(availableNow=True)
             writer.option("checkpointLocation", backend.checkpoint_location).start().awaitTermination()
         self.seen["backend"] = got

@@ -5,11 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dstl.testing import standalone_cluster
-from dstl.testing.driver_process import DriverProcess
-from dstl.testing.standalone_cluster import HOSTS, QUICK, wait_for
-
-__all__ = ["HOSTS", "Driver", "StandaloneCluster", "wait_for"]
+from worlds import standalone_cluster
+from worlds.driver_process import LOCAL, DriverProcess
+from worlds.standalone_cluster import QUICK
 
 PATIENCE_S = 150.0
 
@@ -22,14 +20,11 @@ class StandaloneCluster(standalone_cluster.StandaloneCluster):
 
     def driver(self, work: Path, **config: Any) -> "Driver":
         conf = {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
+            **LOCAL,
             "spark.driver.extraJavaOptions": QUICK,
             "spark.executor.cores": "1",
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": QUICK,
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": "4",
             "spark.python.unix.domain.socket.enabled": "true",
             "spark.speculation": "true",
@@ -51,7 +46,8 @@ class Driver(DriverProcess):
     """A driver process whose failure fails the test."""
 
     def __init__(self, config: dict[str, Any], environment: dict[str, str], log: Path) -> None:
-        super().__init__(Path(__file__).with_name("cluster_job.py"), config, environment, log)
+        tests = str(Path(__file__).parents[1])
+        super().__init__(Path(__file__).with_name("cluster_job.py"), config, {**environment, "PYTHONPATH": tests}, log)
         self.seen: list[dict[str, Any]] = []
 
     def until(self, event: str, **fields: Any) -> dict[str, Any]:

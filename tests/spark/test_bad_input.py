@@ -1,14 +1,11 @@
 """Nonsense is refused at the call, in our words, by a typed error that names it: not late, not raw, not in a task."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +17,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Closed, Invalid
-from dstl.options import BatchingOptions
-from dstl.spark import StateBackend, count
-from dstl.spark import sum as sum_of
+from dstl.options import BatchingOptions, CheckpointOptions
+from dstl.spark import StateBackend
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -41,9 +37,6 @@ class Counts(StatefulProcessor):
         self.n.update({"n": n})
         yield Row(k=key[0], n=n)
 
-    def close(self) -> None:
-        pass
-
 
 class Locked(Counts):
     """Cannot be copied nor pickled."""
@@ -55,7 +48,7 @@ class Locked(Counts):
 class Copied(Locked):
     """Can be copied, so that its init runs on the driver, and cannot be pickled."""
 
-    def __deepcopy__(self, memo: Any) -> Copied:
+    def __deepcopy__(self, memo: Any) -> "Copied":
         return Copied()
 
 
@@ -66,8 +59,11 @@ class Misspelt(Counts):
 
 
 class BadDeclaration(Counts):
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+
     def init(self, handle: Any) -> None:
-        self.n = handle.getValueState("n", 5)
+        self.n = handle.getValueState("n", self.schema)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +81,8 @@ class BadDeclaration(Counts):
         ({"location": "C:\\state"}, "drive of Windows"),
         ({"location": "MEMORY://x"}, "memory:// is this process's own memory"),
         ({"location": "/x,Memory://x"}, "memory:// is this process's own memory"),
+        ({"location": "/proc/nowhere/state"}, "cannot use /proc/nowhere/state: .*choose another location"),
+        ({"location": "s3://"}, "s3://"),
         ({"parallelism": 0}, r"parallelism=0 is not in \[1, 128\], the maximum parallelism"),
         ({"parallelism": -1}, r"parallelism=-1 is not in \[1, 128\]"),
         ({"parallelism": 129}, r"parallelism=129 is not in \[1, 128\]"),
@@ -97,13 +95,17 @@ class BadDeclaration(Counts):
         ({"task_managers": 0}, r"task_managers=0 is not in \[1, 128\]"),
         ({"task_managers": "2"}, "task_managers='2' is not a whole number"),
         ({"task_managers": True}, "task_managers=True is not a whole number"),
-        ({"table": "rocks"}, "table='rocks' is none of 'heap', 'rocksdb'; did you mean 'rocksdb'"),
-        ({"table": None}, "table=None is none of 'heap', 'rocksdb'"),
+        ({"table": "rocks"}, "table='rocks' is not one of 'heap', 'rocksdb'; did you mean 'rocksdb'"),
+        ({"table": None}, "table=None is not one of 'heap', 'rocksdb'"),
         ({"batching": {}}, r"batching= is dict: give BatchingOptions\(\.\.\.\)"),
         ({"s3": BatchingOptions()}, r"s3= is BatchingOptions: give S3Options\(\.\.\.\)"),
         ({"cluster": "driver:7078"}, r"cluster= is str: give ClusterOptions\(\.\.\.\)"),
-        ({"restore": "newest"}, "restore='newest' is none of 'latest', 'previous'"),
-        ({"restore_mode": "noclaim"}, "restore_mode='noclaim' is none of .*did you mean 'no_claim'"),
+        (
+            {"checkpoints": CheckpointOptions(clean_grace_s=60)},
+            r"clean_grace_s=60 is not above checkpoints\.timeout_s=600",
+        ),
+        ({"restore": "newest"}, "restore='newest' is not one of 'latest', 'previous'"),
+        ({"restore_mode": "noclaim"}, "restore_mode='noclaim' is not one of .*did you mean 'no_claim'"),
         ({"restore_from": "foo"}, "not a savepoint: 'foo'; write LOCATION/savepoints/NAME"),
         ({"restore_from": 5}, "not a savepoint: int"),
         ({"allow_non_restored_state": "no"}, "allow_non_restored_state='no' is neither True nor False"),
@@ -170,88 +172,113 @@ def test_every_operator_refuses_what_it_cannot_take(
     def nothing(rows: Any, keys: Any, states: Any) -> tuple[Any, Any]:
         return None, None
 
+    rows = F.count("*").alias("n")
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
 
-        def tws(df: Any = df, **given: Any) -> Any:
-            taken = {"by": "k", "processor": Counts(), "output": OUTPUT, "name": "op"} | given
-            return backend.transform_with_state(df, **taken)
+        def tws(df: Any = df, by: Any = "k", **given: Any) -> Any:
+            taken = {"statefulProcessor": Counts(), "outputStructType": OUTPUT, "outputMode": "append"}
+            taken |= {"timeMode": "none", "name": "op"} | given
+            return backend.groupBy(df, by).transformWithState(**taken)
 
-        def aggregate(df: Any = df, **given: Any) -> Any:
-            return backend.aggregate(df, **({"by": "k", "name": "op", "n": count()} | given))
+        def aggregate(df: Any = df, by: Any = "k", n: Any = rows, **given: Any) -> Any:
+            return backend.groupBy(df, by).agg(n, **({"name": "op"} | given))
 
-        def mapped(df: Any = df, **given: Any) -> Any:
-            taken = {"by": "k", "name": "op", "state": "n long", "output": "n long", "function": nothing} | given
-            return backend.map_states(df, **taken)
+        def mapped(df: Any = df, by: Any = "k", **given: Any) -> Any:
+            taken = {"name": "op", "stateStructType": "n long", "outputStructType": "n long", "func": nothing} | given
+            return backend.groupBy(df, by).mapStates(**taken)
 
         locks = threading.Lock()
         dotted, ticked = df.withColumn("a.b", F.col("v")), df.withColumn("a`b", F.col("v"))
         cased = df.select("k", "v", F.col("v").alias("V"))
         every: list[tuple[dict[str, Any], str]] = [
-            ({"by": 5}, "by=5 is int: give a column's name or a list of names"),
-            ({"by": None}, "by=None is NoneType"),
-            ({"by": ["k", 5]}, "by holds 5, which is int"),
-            ({"by": []}, "by names no column"),
-            ({"by": "zz"}, "no column 'zz' to group by"),
-            ({"df": None}, "the input is NoneType, not a DataFrame"),
-            ({"df": "clicks"}, "the input is str, not a DataFrame"),
+            ({"by": []}, r"groupBy\(\) names no column; there is no state without a key"),
             ({"parallelism": 0}, r"parallelism=0 is not in \[1, 128\]"),
             ({"parallelism": True}, "parallelism=True is not a whole number"),
             ({"parallelism": "4"}, "parallelism='4' is not a whole number"),
             ({"parallelism": 2.5}, r"parallelism=2\.5 is not a whole number"),
-            ({"df": cased}, "columns 'v' and 'V', which Spark takes for one"),
         ]
         whole: list[tuple[dict[str, Any], str]] = [
             ({"df": dotted}, r"column 'a\.b' has a dot or a backtick"),
             ({"df": ticked}, "column 'a`b' has a dot or a backtick"),
+            ({"df": cased}, "columns 'v' and 'V', which Spark takes for one"),
+            ({"by": "zz"}, "no column 'zz' to group by; there are k, v"),
         ]
         cases: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
             *((call, *one) for call in (tws, mapped) for one in (*every, *whole)),
-            *(
-                (aggregate, given | ({"n": count("v")} if given.get("df") is cased else {}), why)
-                for given, why in every
-            ),
-            (aggregate, {"df": spark.range(1)}, "the DataFrame is not streaming"),
+            *((aggregate, *one) for one in every),
+            (aggregate, {"by": "zz"}, "Spark does not take this aggregation.*zz"),
+            (aggregate, {"df": cased, "n": F.count("v")}, "Spark does not take this aggregation.*AMBIGUOUS"),
+            (aggregate, {"df": spark.range(1).withColumn("k", F.lit("a"))}, "the DataFrame is not streaming"),
             (mapped, {"df": spark.range(1)}, "the DataFrame is not streaming"),
-            (aggregate, {"df": dotted, "n": count("a.b")}, "has a dot or a backtick"),
-            (tws, {"processor": Counts}, r"the processor is the class Counts; pass an object of it: Counts\(\)"),
-            (tws, {"processor": 5}, "the processor is int, not a StatefulProcessor"),
-            (tws, {"processor": Locked()}, r"the processor cannot be sent to the workers.*make in init\(\)"),
-            (tws, {"processor": Copied()}, r"the processor cannot be sent to the workers.*make in init\(\)"),
             (
                 tws,
-                {"processor": BadDeclaration()},
+                {"statefulProcessor": Counts},
+                r"the processor is the class Counts; pass an object of it: Counts\(\)",
+            ),
+            (tws, {"statefulProcessor": 5}, "the processor is int, not a StatefulProcessor"),
+            (tws, {"statefulProcessor": Locked()}, r"the processor cannot be sent to the workers.*make in init\(\)"),
+            (tws, {"statefulProcessor": Copied()}, r"the processor cannot be sent to the workers.*make in init\(\)"),
+            (
+                tws,
+                {"statefulProcessor": BadDeclaration(5)},
                 "the schema of state 'n' cannot be used: it is int, not a StructType",
             ),
-            (tws, {"output": "page strng"}, "output schema cannot be used: .*'page strng'.*STRNG"),
-            (tws, {"output": 5}, "output schema cannot be used"),
-            (tws, {"output": None}, "output schema cannot be used"),
-            (tws, {"output_mode": None}, "output mode None is none of append, update"),
-            (tws, {"output_mode": "complete"}, "output mode 'complete' is none of"),
-            (tws, {"output_mode": 5}, "output mode 5 is none of"),
-            (tws, {"time_mode": None}, "time mode None is none of"),
-            (tws, {"time_mode": "processing"}, "time mode 'processing' is none of"),
-            (tws, {"style": "foo"}, "style='foo' is none of 'row', 'pandas'"),
-            (tws, {"style": None}, "style=None is none of 'row', 'pandas'"),
-            (tws, {"tick": 5, "time_mode": "processingTime"}, "tick=5 is not a time between batches"),
-            (tws, {"tick": "soon", "time_mode": "processingTime"}, "tick='soon' is not a time between batches"),
-            (tws, {"initial_state": 5}, "initial_state is a int"),
-            (aggregate, {"n": "count"}, "not an aggregate of dstl.spark"),
-            (aggregate, {"n": count(5)}, "count\\(\\) names column 5"),  # type: ignore[arg-type]
-            (aggregate, {"n": sum_of(None)}, r"sum\(\) names no column"),  # type: ignore[arg-type]
-            (aggregate, {"ttl_ms": "5"}, "ttl_ms='5' is no number"),
-            (aggregate, {"ttl_ms": True}, "ttl_ms=True is no number"),
-            (mapped, {"function": 5}, "function is int"),
-            (mapped, {"function": lambda rows, keys, states: locks}, "the function cannot be sent to the workers"),
-            (mapped, {"state": 5}, "the state schema cannot be used"),
+            (
+                tws,
+                {"statefulProcessor": BadDeclaration("n nosuchtype")},
+                "the schema of state 'n' cannot be used: .*NOSUCHTYPE",
+            ),
+            (tws, {"outputStructType": "page strng"}, "output schema cannot be used: .*'page strng'.*STRNG"),
+            (tws, {"outputStructType": 5}, "output schema cannot be used"),
+            (tws, {"outputStructType": None}, "output schema cannot be used"),
+            (tws, {"outputMode": None}, "output mode None is not one of append, update"),
+            (tws, {"outputMode": "complete"}, "output mode 'complete' is not one of"),
+            (tws, {"outputMode": 5}, "output mode 5 is not one of"),
+            (tws, {"timeMode": None}, "time mode None is not one of"),
+            (tws, {"timeMode": "processing"}, "time mode 'processing' is not one of"),
+            (tws, {"tick": 5, "timeMode": "processingTime"}, "tick=5 is not a time between batches"),
+            (tws, {"tick": "soon", "timeMode": "processingTime"}, "tick='soon' is not a time between batches"),
+            (tws, {"initialState": 5}, "initial_state is a int"),
+            (aggregate, {"ttlDurationMs": "5"}, "ttlDurationMs='5' is not a number"),
+            (aggregate, {"ttlDurationMs": True}, "ttlDurationMs=True is not a number"),
+            (aggregate, {"ttlDurationMs": 5, "outputMode": "complete"}, "ttlDurationMs=5 is for groups without"),
+            (aggregate, {"ttlDurationMs": 0}, "ttlDurationMs=0 is not a number of milliseconds above 0"),
+            (aggregate, {"n": F.first("nothing")}, "Spark does not take this aggregation.*nothing"),
+            (aggregate, {"n": F.max(F.array("v"))}, "a type with an order, not array<bigint>"),
+            (aggregate, {"n": F.approx_count_distinct("v", rsd=0.001)}, "rsd=0.001 is not in"),
+            (mapped, {"ttlDurationMs": "1 hour"}, "ttlDurationMs='1 hour' is not a number of milliseconds"),
+            (mapped, {"func": 5}, "function is int"),
+            (mapped, {"func": lambda rows: None}, r"called as function\(rows, keys, states\)"),
+            (mapped, {"stateStructType": "__exists boolean"}, "__exists is reserved by DSTL"),
+            (mapped, {"func": lambda rows, keys, states: locks}, "the function cannot be sent to the workers"),
+            (mapped, {"stateStructType": 5}, "the state schema cannot be used"),
         ]
         for call, given, why in cases:
             with pytest.raises(Invalid, match=r"(?s)operator 'op'.*" + why):
                 call(**given)
+        for wrong_group, why in (
+            (5, "positions go from 1 to 2"),
+            (None, "neither a column"),
+            (["k", 5], "positions go"),
+        ):
+            with pytest.raises(Invalid, match=r"groupBy\(.*" + why):
+                tws(by=wrong_group)
+        for wrong_function, cols in (("sum", [5]), ("max", [F.col("v")])):
+            with pytest.raises(Invalid, match=rf"{wrong_function}\(.*give names of columns"):
+                getattr(backend.groupBy(df, "k"), wrong_function)(*cols)
+        with pytest.raises(Invalid, match="there is nothing to aggregate"):
+            backend.groupBy(df.select("k"), "k").sum()
+        with pytest.raises(Invalid, match="not a numeric column"):
+            backend.groupBy(df, "k").sum("k")
+        with pytest.raises(Invalid, match="names no aggregate"):
+            backend.groupBy(df, "k").agg()
         for wrong in (5, "my op", "", "../x", "x" * 200, b"op"):
             with pytest.raises(Invalid, match="operator"):
                 tws(name=wrong)
         assert "operators=[]" in repr(backend)
         aggregate(df=dotted, name="free")  # a name that does not travel is nobody's business
+        with pytest.raises(Invalid, match="two operators are called 'free'"):
+            aggregate(name="free")
 
 
 def test_a_grouped_stream_says_what_takes_the_place_of_sparks_other_methods(
@@ -259,13 +286,14 @@ def test_a_grouped_stream_says_what_takes_the_place_of_sparks_other_methods(
 ) -> None:
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         grouped = backend.groupBy(stream().read(), "k")
-        for name in ("count", "sum", "applyInPandas", "applyInPandasWithState"):
-            with pytest.raises(Invalid, match=rf"groupBy\(\.\.\.\)\.{name} .*backend\.aggregate"):
+        for name in ("pivot", "applyInPandas", "applyInArrow"):
+            with pytest.raises(Invalid, match=rf"groupBy\(\.\.\.\)\.{name} .*; available are agg, count, .*mapStates"):
                 getattr(grouped, name)
         with pytest.raises(AttributeError, match="no attribute 'cuont'"):
             _ = grouped.cuont
-        with pytest.raises(Invalid, match="the input is int"):
-            backend.groupBy(5, "k")  # type: ignore[arg-type]
+        for wrong in (5, None, "clicks"):
+            with pytest.raises(Invalid, match=f"the input is {type(wrong).__name__}, not a DataFrame"):
+                backend.groupBy(wrong, "k")  # type: ignore[arg-type]
 
 
 def test_a_closed_backend_stays_closed(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
@@ -274,10 +302,10 @@ def test_a_closed_backend_stays_closed(spark: SparkSession, stream: Callable[...
     grouped = backend.groupBy(df, "k")
     backend.close()
     calls: list[Callable[[], Any]] = [
-        lambda: backend.transform_with_state(df, by="k", processor=Counts(), output=OUTPUT),
-        lambda: backend.transform_with_state_in_pandas(df, by="k", processor=Counts(), output=OUTPUT),
-        lambda: backend.aggregate(df, by="k", n=count()),
-        lambda: backend.map_states(df, by="k", state="n long", output="n long", function=lambda a, b, c: (None, None)),
+        lambda: backend.groupBy(df, "k").transformWithState(Counts(), OUTPUT, "append", "none"),
+        lambda: backend.groupBy(df, "k").transformWithStateInPandas(Counts(), OUTPUT, "append", "none"),
+        lambda: backend.groupBy(df, "k").agg(F.count("*").alias("n")),
+        lambda: backend.groupBy(df, "k").mapStates(lambda a, b, c: (None, None), "n long", "n long"),
         lambda: backend.groupBy(df, "k"),
         lambda: grouped.transformWithState(Counts(), OUTPUT, "update", "none"),
         lambda: backend.read_state(spark, "n"),
@@ -307,7 +335,10 @@ def test_a_comma_in_a_directorys_name_does_not_split_the_state(
         each.add([{"k": f"k{i}", "v": i} for i in range(50)])
         with StateBackend(location, parallelism=2, spark=spark) as backend:
             each.drain(
-                backend.transform_with_state(each.read(), by="k", processor=Counts(), output=OUTPUT, name=f"op{number}")
+                backend.groupBy(each.read(), "k").transformWithState(
+                    Counts(), OUTPUT, "append", "none", name=f"op{number}"
+                ),
+                backend,
             )
     assert sorted(os.listdir(here)) == ["rel,ative"]
     # Which of two directories a name goes to is its hash: few names may all go to one.
@@ -332,9 +363,9 @@ def test_a_dict_with_a_wrong_field_fails_the_batch_by_name(
     source = stream()
     source.add([{"k": "a", "v": 1}])
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        rows = backend.transform_with_state(source.read(), by="k", processor=Misspelt(), output=OUTPUT)
+        rows = backend.groupBy(source.read(), "k").transformWithState(Misspelt(), OUTPUT, "append", "none")
         with pytest.raises(Exception, match="state 'n': there is no field 'm'; there are n"):
-            source.drain(rows)
+            source.drain(rows, backend)
 
 
 def test_windows_and_duplicates_that_cannot_be_are_refused(
@@ -342,7 +373,7 @@ def test_windows_and_duplicates_that_cannot_be_are_refused(
 ) -> None:
     plain = stream("k string, t timestamp, v long, g string, m map<string,int>").read()
     df = plain.withWatermark("t", "1 minute")
-    window = F.window("t", "5 minutes")
+    window, session = F.window("t", "5 minutes"), plain.withColumn("s", F.session_window("t", "5 minutes"))
     n = F.count("*").alias("n")
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
 
@@ -352,31 +383,32 @@ def test_windows_and_duplicates_that_cannot_be_are_refused(
         cases: list[tuple[Callable[[], Any], str]] = [
             (lambda: agg(on=plain), r"append .* no grouping column has one: call df\.withWatermark\(column, delay\)"),
             (lambda: agg(by=("k",)), "append .* no grouping column has one"),
-            (lambda: agg(mode="replace"), "output mode 'replace' is none of append, update, complete"),
-            (lambda: agg(mode=None), "output mode None is none of"),
+            (lambda: agg(mode="replace"), "output mode 'replace' is not one of append, update, complete"),
+            (lambda: agg(mode=None), "output mode None is not one of"),
             (lambda: agg(by=(F.window("v", "5 minutes"), "k")), "Spark does not take this aggregation"),
             (lambda: agg(by=(F.window("t", "soon"), "k")), "Spark does not take this aggregation"),
             (lambda: agg(by=(F.window("t", "1 minute", "5 minutes"), "k")), "Spark does not take this aggregation"),
             (lambda: agg(by=("nowhere",)), "Spark does not take this aggregation.*nowhere"),
             (lambda: agg(by=(window, "t")), "'window' and 't' both have the watermark"),
             (lambda: agg(by=(window, "m")), "Spark does not take this aggregation|has no hash of maps"),
-            (lambda: agg(F.stddev("v")), r"the aggregate stddev\(\) of column 'stddev\(v\)' is not kept here"),
-            (lambda: agg(F.collect_list("v")), r"collect_list\(\)"),
-            (lambda: agg(F.count_distinct("v")), "has DISTINCT, which is not kept here; approx_count_distinct"),
-            (lambda: agg(F.sum("v") / F.count("v")), "no aggregate but an expression: aggregate under a name"),
+            (lambda: agg(F.skewness("v")), r"the aggregate skewness\(\) of column 'skewness\(v\)' is not kept here"),
+            (lambda: agg(F.percentile("v", 0.5)), r"percentile\(\)"),
+            (lambda: agg(F.sum_distinct("v")), r"has DISTINCT, which count\(\) alone may have"),
+            (lambda: agg(F.sum("v") / F.count("v")), "not an aggregate but an expression: aggregate under a name"),
             (lambda: agg(F.expr("sum(v) filter (where v > 1)")), r"has a FILTER: aggregate when\(condition"),
             (lambda: agg(F.expr("count(v, k)")), "counts rows by several columns"),
-            (lambda: agg(F.upper("k")), r"'upper\(k\)' is no aggregate but an expression"),
+            (lambda: agg(F.upper("k")), r"'upper\(k\)' is not an aggregate but an expression"),
             (lambda: agg("v"), r"agg\('v'\): give aggregate columns such as F\.sum"),
             (lambda: agg(n, F.sum("v").alias("n")), "the result has two columns 'n': rename one with alias"),
-            (lambda: agg(n, F.sum("v").alias("window_start")), "'window_start' is taken by DSTL"),
+            (lambda: agg(n, F.sum("v").alias("window_start")), "'window_start' is reserved by DSTL"),
             (lambda: agg(by=(F.session_window("t", "5 minutes"), "k"), mode="update"), "update .* as in Spark"),
             (lambda: agg(by=(F.session_window("t", "5 minutes"),)), "session_window alone is no key"),
+            (lambda: agg(on=session, by=("s",), mode="update"), "'s' is a session window"),
             (lambda: agg(on=spark.range(2).withColumn("t", F.now()), by=(window, "id")), "is not streaming"),
-            (lambda: backend.aggregate(df, by=window, n=n, output_mode="append", ttl_ms=5), "ttl_ms=5 is for groups"),
-            (lambda: backend.aggregate(df, by=window, n=5), "n= is 5, not an aggregate"),  # type: ignore[arg-type]
+            (lambda: agg(ttlDurationMs=5), "ttlDurationMs=5 is for groups without a watermark"),
+            (lambda: agg(5), r"agg\(5\): give aggregate columns"),
             (lambda: backend.dropDuplicates(df, ["x"]), "there is no column 'x'"),
-            (lambda: backend.dropDuplicates(df, "k"), "'k' is no list of columns"),
+            (lambda: backend.dropDuplicates(df, "k"), "'k' is not a list of columns"),
             (lambda: backend.dropDuplicates(df, ["m"]), "Spark has no hash of maps"),
             (lambda: backend.dropDuplicates(spark.range(2)), "is not streaming"),
             (lambda: backend.dropDuplicatesWithinWatermark(plain, ["k"]), "needs a timestamp column with a watermark"),
@@ -394,35 +426,37 @@ def test_windows_and_duplicates_that_cannot_be_are_refused(
             plain.withWatermark("v", "1 minute")
         named = backend.groupBy(df, window, "k").agg({"v": "max", "*": "count"})
         assert named.columns == ["window", "k", "max(v)", "count(1)"]
+        # Without a watermark Spark keeps every window, too.
+        assert agg(on=plain, mode="update", name="windows").isStreaming
 
 
 def test_arrow_batches_without_a_limit_are_refused_where_a_source_in_python_is_needed(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+    spark: SparkSession, stream: Callable[..., Any], set_conf: Any, tmp_path: Path
 ) -> None:
     source = stream("k string, v long, ts timestamp")
     source.add([{"k": "a", "v": 1, "ts": "2024-01-01 00:00:00"}, {"k": "a", "v": 2, "ts": "2024-01-01 00:00:01"}])
     df = source.read().withWatermark("ts", "1 second")
     first = spark.createDataFrame([("a", 1)], "k string, v long").groupBy("k")
     rows = "spark.sql.execution.arrow.maxRecordsPerBatch"
-    try:
-        with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
-            run = partial(backend.transform_with_state, by="k", processor=Counts(), output=OUTPUT)
-            for limit in ("0", "-1"):
-                spark.conf.set(rows, limit)
-                for define in (
-                    lambda: backend.dropDuplicatesWithinWatermark(df, ["k"]),
-                    lambda: run(source.read(), time_mode="processingTime", tick="1 second"),
-                    lambda: run(source.read(), initial_state=first),
-                ):
-                    with pytest.raises(Invalid, match=rf"{rows}={limit}: .* set it to 2147483647"):
-                        define()
-        # What the message says.
-        spark.conf.set(rows, "2147483647")
-        with StateBackend(str(tmp_path / "other"), parallelism=1, spark=spark) as backend:
-            source.drain(backend.dropDuplicatesWithinWatermark(df, ["k"], name="once"))
-        assert [row[0] for row in source.output("k string")] == ["a"]
-    finally:
-        spark.conf.unset(rows)
+    with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
+
+        def run(df: Any, time_mode: Any = "none", **given: Any) -> Any:
+            return backend.groupBy(df, "k").transformWithState(Counts(), OUTPUT, "append", time_mode, **given)
+
+        for limit in ("0", "-1"):
+            set_conf({rows: limit})
+            for define in (
+                lambda: backend.dropDuplicatesWithinWatermark(df, ["k"]),
+                lambda: run(source.read(), "processingTime", tick="1 second"),
+                lambda: run(source.read(), initialState=first),
+            ):
+                with pytest.raises(Invalid, match=rf"{rows}={limit}: .* set it to 2147483647"):
+                    define()
+    # What the message says.
+    set_conf({rows: "2147483647"})
+    with StateBackend(str(tmp_path / "other"), parallelism=1, spark=spark) as backend:
+        source.drain(backend.dropDuplicatesWithinWatermark(df, ["k"], name="once"), backend)
+    assert [row[0] for row in source.output("k string")] == ["a"]
 
 
 def test_state_of_another_mode_is_refused_when_the_query_starts(
@@ -434,8 +468,8 @@ def test_state_of_another_mode_is_refused_when_the_query_starts(
         with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
             df = backend.groupBy(source.read(), "k").agg(F.sum("v").alias("s"), outputMode=mode, name="sums")
             if mode == "update":
-                source.drain(df)
+                source.drain(df, backend)
                 continue
             source.add([{"k": "b", "v": 1}])
             with pytest.raises(StreamingQueryException, match=r"kept for the mode update.*another name"):
-                source.drain(df)
+                source.drain(df, backend)

@@ -1,7 +1,5 @@
 """Stateful processors over batch DataFrames: what Spark's own makes of them, and nothing is stored."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -89,9 +87,6 @@ class Ledger(StatefulProcessor):
         one = {"k": key[0], "f": key[1], "what": what}
         return Row(**one) if self.style == "row" else pd.DataFrame([one], columns=list(one))
 
-    def close(self) -> None:
-        pass
-
 
 def ledger(style: str, mode: str) -> Ledger:
     made = Ledger()
@@ -161,30 +156,22 @@ class Counts(StatefulProcessor):
                 self.blob.appendValue(("x" * 10_000,))
         yield Row(k=key[0], n=self.n.get()[0], blobs=len(list(self.blob.get())))
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
-    spark: SparkSession, tmp_path: Path, adaptive: str
+    spark: SparkSession, set_conf: Any, tmp_path: Path, adaptive: str
 ) -> None:
     # 20 MB of state in a partition: more than the part size at which a streaming task sends what it has written.
-    spark.conf.set("spark.sql.adaptive.enabled", adaptive)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "700")
-    try:
-        df = spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-            out = backend.groupBy(df, "k").transformWithState(Counts(), "k string, n long, blobs int", "append", "none")
-            per_key = {str(k): 120_000 // 7 + (k < 120_000 % 7) for k in range(7)}
-            want = sorted((k, n, -(-n // 500)) for k, n in per_key.items())
-            assert collected(out) == want
-            # What follows is planned over it as over any DataFrame: it is scanned twice, joined and aggregated.
-            joined = out.join(out.select("k", F.col("n").alias("again")), "k").where("n = again")
-            assert joined.agg(F.sum("n")).first()[0] == 120_000
-    finally:
-        spark.conf.unset("spark.sql.adaptive.enabled")
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    set_conf({"spark.sql.adaptive.enabled": adaptive, "spark.sql.execution.arrow.maxRecordsPerBatch": "700"})
+    df = spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        out = backend.groupBy(df, "k").transformWithState(Counts(), "k string, n long, blobs int", "append", "none")
+        per_key = {str(k): 120_000 // 7 + (k < 120_000 % 7) for k in range(7)}
+        want = sorted((k, n, -(-n // 500)) for k, n in per_key.items())
+        assert collected(out) == want
+        # What follows is planned over it as over any DataFrame: it is scanned twice, joined and aggregated.
+        joined = out.join(out.select("k", F.col("n").alias("again")), "k").where("n = again")
+        assert joined.agg(F.sum("n")).first()[0] == 120_000
 
 
 def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoints_alone(
@@ -205,7 +192,7 @@ def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoint
 
         for _ in range(2):
             source.add([{"k": "a", "v": 1}])
-        query = streaming.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = streaming.writeStream.foreachBatch(write).option("checkpointLocation", backend.checkpoint_location)
         query.trigger(availableNow=True).start().awaitTermination()
         assert seen == [(0, "a", 1, 1), (1, "a", 1, 1)]
         assert collected(before) == [("a", 2, 1)]
@@ -224,9 +211,6 @@ class Grouped(StatefulProcessor):
         assert not self.n.exists(), "a key has come twice"
         self.n.update((len(list(rows)),))
         yield Row(k=repr(key[0]).replace("-0.0", "0.0"), n=self.n.get()[0])
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -255,9 +239,6 @@ class Once(StatefulProcessor):
         self.total.update((n,))
         yield Row(k=key[0], n=n, blobs=0)
 
-    def close(self) -> None:
-        pass
-
 
 def test_what_a_batch_query_cannot_be_is_refused_when_defined(spark: SparkSession, tmp_path: Path) -> None:
     df = spark.createDataFrame([("a", 1)], "k string, v long")
@@ -268,12 +249,7 @@ def test_what_a_batch_query_cannot_be_is_refused_when_defined(spark: SparkSessio
         for wrong, why in (
             (lambda: grouped.transformWithState(Once(), output, "often", "none"), "append, update, complete"),
             (lambda: grouped.transformWithState(Once(), output, "append", "processingTime", tick="1 second"), "tick"),
-            (
-                lambda: grouped.transformWithState(Once, output, "append", "none"),
-                r"the class Once; pass an object of it: Once\(\)",
-            ),
             (lambda: grouped.transformWithState(len, output, "append", "none"), "not a StatefulProcessor"),
-            (lambda: backend.groupBy(df, "x").transformWithState(Once(), output, "append", "none"), "no column 'x'"),
             (lambda: grouped.transformWithState(Once(), output, "append", "none", df.drop("k")), "grouping column k"),
         ):
             with pytest.raises(Invalid, match=why):

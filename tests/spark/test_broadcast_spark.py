@@ -1,7 +1,5 @@
 """Broadcast state through Spark: rules and rows in the same and in different batches, over restarts that rescale."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -53,9 +51,6 @@ class Alerts(StatefulProcessor):
 
     def broken(self, i: int) -> str:
         return " ".join(sorted(rule for (rule,), (_, least) in self.rules.iterator() if i < least))
-
-    def close(self) -> None:
-        pass
 
 
 class PandasAlerts(Alerts):
@@ -130,7 +125,9 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
 
         # The second run begins in another location, from a savepoint of the first: the copy comes along.
         restore_from = saved_at if style == "pandas" else None
-        location = tmp_path / "moved" if restore_from else location
+        if restore_from:
+            rows.carry_over(location, tmp_path / "moved")
+            location = tmp_path / "moved"
         backend = StateBackend(
             str(location),
             parallelism=parallelism,
@@ -146,7 +143,7 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
             grouped = backend.groupBy(rows.read(), "k")
             df = getattr(grouped, method)(processor, OUTPUT, "update", "none", broadcast={"rules": rules.read()})
             writer = df.writeStream.foreachBatch(twice).outputMode("update").trigger(availableNow=True)
-            writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+            writer.option("checkpointLocation", backend.checkpoint_location).start().awaitTermination()
             for number, expected in want.items():
                 assert got[number] == [expected, expected], f"batch {number} of {style}"
             held = backend.read_state(spark, "rules").collect()
@@ -168,9 +165,6 @@ def test_partitions_that_do_not_agree_stop_the_query_and_what_cannot_be_broadcas
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
             return iter(())
-
-        def close(self) -> None:
-            pass
 
     class Unknown(Alerts):
         def init(self, handle: Any) -> None:
@@ -196,11 +190,11 @@ def test_partitions_that_do_not_agree_stop_the_query_and_what_cannot_be_broadcas
                 group.transformWithState(processor, *what, broadcast=broadcast, name="refused")
         df = group.transformWithState(Guessing(), *what, broadcast={"rules": rules.read()})
         with pytest.raises(Exception, match="have changed the broadcast state differently") as raised:
-            rows.collect(df, "guessing", "update")
+            rows.collect(df, backend, "update")
         assert isinstance(cause(raised.value), NotDeterministic)
         # A batch query has its rules in its only batch.
         table = spark.createDataFrame([("a", 1), ("b", 70), ("c", 1)], "k string, i long")
-        with pytest.raises(Invalid, match="is a stream, and the input is none"):
+        with pytest.raises(Invalid, match="is a stream, and the input is not"):
             backend.groupBy(table, "k").transformWithState(Alerts(), *what, broadcast={"rules": rules.read()})
         once = backend.groupBy(table, "k").transformWithState(Alerts(), *what, broadcast={"rules": static})
         assert sorted(map(tuple, once.collect())) == [("a", 1, "u"), ("b", 1, ""), ("c", 1, "u")]

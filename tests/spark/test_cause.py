@@ -1,7 +1,5 @@
 """The typed error is found in Spark's text of it, and nothing else is taken for one."""
 
-from __future__ import annotations
-
 import traceback
 
 import pytest
@@ -18,7 +16,7 @@ from dstl.errors import (
     UserCodeError,
 )
 from dstl.spark.cause import cause
-from dstl.state.user_code import user_code_error
+from dstl.state.processor_errors import user_code_error
 
 BEHIND = """
  SQLSTATE: 38000 SQLSTATE: XXKST

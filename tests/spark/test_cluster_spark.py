@@ -4,8 +4,6 @@ One application is driven through every fault that DESIGN section 9 promises to 
 second one goes on: starting Spark costs more than all that happens in it.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -16,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from standalone_cluster import HOSTS, Driver, StandaloneCluster, wait_for
+from standalone_cluster import Driver, StandaloneCluster
+
+from worlds.standalone_cluster import HOSTS, wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

@@ -1,7 +1,5 @@
 """The schemas that users write as text, read by Spark on the driver and used by tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,6 +123,8 @@ def test_a_task_uses_what_the_driver_has_read(spark: SparkSession, tmp_path: Any
 
     rows = spark.range(6).selectExpr("concat('k', id % 2) k", "id")
     with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
-        out = backend.transform_with_state(rows, by="k", processor=Keeps(), output="k string, what string").collect()
+        out = (
+            backend.groupBy(rows, "k").transformWithState(Keeps(), "k string, what string", "append", "none").collect()
+        )
     value = (3, Row(x=1, y=["a", None]))
     assert {row.k: row.what for row in out} == {k: repr((value, [(("a",), (3,))], [])) for k in ("k0", "k1")}

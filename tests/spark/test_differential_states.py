@@ -30,8 +30,6 @@ What Spark's own refuses and ours takes (intervals, variants, char, maps with in
 Reducing and aggregating states are Flink's: Spark has nothing to compare them with.
 """
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import random
@@ -162,9 +160,6 @@ class Everything(StatefulProcessor):
     def value(self, n: int) -> tuple[Any, ...]:
         return (n, None if n % 2 else f"s{n}")
 
-    def close(self) -> None:
-        pass
-
 
 class PandasEverything(Everything):
     style = "pandas"
@@ -248,9 +243,6 @@ class Keys(StatefulProcessor):
         self.n.update((n,))
         yield Row(what=repr((tuple(map(plain, key)), n)))
 
-    def close(self) -> None:
-        pass
-
 
 RUNS = {
     # Spark lets schemas evolve with Avro only, which has no tinyint and no array with nulls: two jobs, then.
@@ -264,12 +256,11 @@ RUNS = {
 @pytest.mark.parametrize("job", RUNS)
 @pytest.mark.usefixtures("rocksdb")
 def test_states_do_what_sparks_own_do(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, job: str, seed: int
+    spark: SparkSession, stream: Callable[..., Any], set_conf: Any, tmp_path: Path, job: str, seed: int
 ) -> None:
     source = stream(INPUT)
     rng = random.Random(seed)
-    # The fixture takes the setting back.
-    spark.conf.set(ENCODING, "avro" if job == "evolution" else "unsaferow")
+    set_conf({ENCODING: "avro" if job == "evolution" else "unsaferow"})
     # In Spark's pandas API an integer key becomes null in the store once the batch has a key with a null beside it.
     null = 4 if job == "pandas" else None
     for processor, mode, parallelism, batches in RUNS[job]:
@@ -281,7 +272,7 @@ def test_states_do_what_sparks_own_do(
         want = source.collect(native, "native", mode)
         with StateBackend(str(tmp_path / "state"), parallelism=parallelism, spark=spark) as backend:
             ours = getattr(backend.groupBy(source.read(), "k", "k2"), method)(*what)
-            assert source.collect(ours, "ours", mode) == want
+            assert source.collect(ours, backend, mode) == want
             for name in processor.states:
                 held = sorted(repr(tuple(row)) for row in backend.read_state(spark, name).collect())
                 assert held == spark_state(spark, source.directory / "native", name), name
@@ -297,7 +288,7 @@ def test_keys_of_every_type_are_sparks_own(spark: SparkSession, stream: Callable
     by = [name for name in KEY_TYPES if name != "l"]  # Spark itself cannot read the schema of such a grouping key
     want = source.collect(df.groupBy(*by).transformWithState(*what), "native", "update")
     with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
-        assert source.collect(backend.groupBy(df, *by).transformWithState(*what), "ours", "update") == want
+        assert source.collect(backend.groupBy(df, *by).transformWithState(*what), backend, "update") == want
         for name in "nm":
             held = sorted(repr(tuple(row)) for row in backend.read_state(spark, name).collect())
             assert held == spark_state(spark, source.directory / "native", name), name

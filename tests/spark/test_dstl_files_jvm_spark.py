@@ -1,7 +1,5 @@
 """A Java job, which has no Python driver, keeps its queries on ``dstl://``; a session elsewhere reads what it keeps."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -15,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from dstl.jvm.build import spark_jars
 from dstl.spark import jar_path
+from worlds.driver_process import LOCAL
 
 pytestmark = [
     pytest.mark.spark,
@@ -63,9 +62,7 @@ def _run(job: Path, rows: Path, work: Path) -> None:
     conf = {
         "spark.plugins": "dstl.spark.DstlPlugin",
         "spark.dstl.python": sys.executable,
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **LOCAL,
         "spark.local.dir": str(work / "local"),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",

@@ -68,7 +68,7 @@ class Job:
 
     def kill_service(self) -> bool:
         """Kill the coordinator of files, and the TaskManager where there is one."""
-        return self._kill(lambda line: ("dstl.files" in line or "dstl.taskmanager" in line) and "java" not in line)
+        return self._kill(lambda line: "dstl.process" in line and "java" not in line)
 
     def kill_executor(self) -> bool:
         """Kill an executor's JVM, whose host's service outlives it."""

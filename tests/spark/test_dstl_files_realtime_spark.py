@@ -1,11 +1,8 @@
 """Real-time mode on ``dstl://``: both barriers come at a batch's end, and the state is exact over a restart."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ pytestmark = [
 
 STORE = "spark.sql.streaming.stateStore"
 SETTINGS = {
-    f"{STORE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     f"{STORE}.checkpointFormatVersion": "2",
     f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.realTimeMode.minBatchDuration": "500ms",
@@ -35,19 +31,12 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture
-def real_time(spark: SparkSession) -> Iterator[Any]:
+def real_time(spark: SparkSession, set_conf: Any, rocksdb: None) -> Any:
     """The JVM, set up for stateful queries in real-time mode, which are there since Spark 4.3."""
     if tuple(map(int, spark.version.split(".")[:2])) < (4, 3):
         pytest.skip(f"Spark {spark.version} has no stateful operators in real-time mode")
-    before = {name: spark.conf.get(name, None) for name in SETTINGS}
-    for name, value in SETTINGS.items():
-        spark.conf.set(name, value)
-    yield spark._jvm
-    for name, earlier in before.items():
-        if earlier is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, earlier)
+    set_conf(SETTINGS)
+    return spark._jvm
 
 
 def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, spark: SparkSession, tmp_path: Path) -> None:

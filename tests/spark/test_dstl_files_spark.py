@@ -4,8 +4,6 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +34,6 @@ MANAGERS = "org.apache.spark.sql.execution.streaming.checkpointing"
 QUERIES = stateful_queries(
     "string", delay="10 seconds", gap="5 seconds", joined="a.k = b.k AND a.v = b.v + 1 AND a.t >= b.t"
 )
-
-
-@contextmanager
-def settings(spark: SparkSession, values: dict[str, str]) -> Iterator[None]:
-    for name, value in values.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name in values:
-            spark.conf.unset(name)
 
 
 def rows_of(batch: int) -> list[dict[str, Any]]:
@@ -96,30 +83,31 @@ ALL = [
     [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in ALL if case not in CASES)],
 )
 def test_an_unchanged_query_gives_the_same_rows_and_state_in_two_records_a_batch(
-    name: str, provider: str, version: int, spark: SparkSession, stream: Any, tmp_path: Path
+    name: str, provider: str, version: int, spark: SparkSession, stream: Any, set_conf: Any, tmp_path: Path
 ) -> None:
-    chosen = {
-        f"{STORE}.providerClass": PROVIDERS[provider],
-        f"{STORE}.checkpointFormatVersion": str(version),
-        f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
-        f"{STORE}.minDeltasForSnapshot": "2",
-        "spark.sql.shuffle.partitions": "2",
-    }
+    set_conf(
+        {
+            f"{STORE}.providerClass": PROVIDERS[provider],
+            f"{STORE}.checkpointFormatVersion": str(version),
+            f"{STORE}.rocksdb.changelogCheckpointing.enabled": "true",
+            f"{STORE}.minDeltasForSnapshot": "2",
+            "spark.sql.shuffle.partitions": "2",
+        }
+    )
     places = {scheme: f"{scheme}://{tmp_path}/{scheme}" for scheme in ("file", "dstl")}
     records = tmp_path / "dstl" / "_dstl" / "manifests"
-    with settings(spark, chosen):
-        source = stream("k string, t timestamp, v long")
-        for batch in range(2):
-            source.add(rows_of(batch))
-        first = {scheme: run(source, name, place) for scheme, place in places.items()}
-        assert first["dstl"] == first["file"]
-        source.add(rows_of(2))
-        # A restart, an empty batch where watermarks ask for one, and new rows.
-        second = {scheme: run(source, name, place) for scheme, place in places.items()}
-        assert second["dstl"] == second["file"]
-        assert saved(spark, name, places["dstl"]) == saved(spark, name, places["file"]) != []
+    source = stream("k string, t timestamp, v long")
+    for batch in range(2):
+        source.add(rows_of(batch))
+    first = {scheme: run(source, name, place) for scheme, place in places.items()}
+    assert first["dstl"] == first["file"]
+    source.add(rows_of(2))
+    # A restart, an empty batch where watermarks ask for one, and new rows.
+    second = {scheme: run(source, name, place) for scheme, place in places.items()}
+    assert second["dstl"] == second["file"]
+    assert saved(spark, name, places["dstl"]) == saved(spark, name, places["file"]) != []
     committed = len(list((tmp_path / "file" / "commits").glob("[0-9]*")))
-    assert len(list(records.iterdir())) == 2 * committed + 1, "the fence, and two records a batch"
+    assert len(list(records.iterdir())) == 2 * committed + 2, "a fence for each run, and two records a batch"
     assert [each.name for each in (tmp_path / "dstl").iterdir()] == ["_dstl"]
     assert not list((tmp_path / "dstl" / "_dstl").rglob("*.seg")), "small changes lie in the records"
 
@@ -204,19 +192,18 @@ def test_sparks_own_checkpoint_file_managers_find_what_they_ask_of_a_file_system
 
 
 def test_a_plain_checkpoint_is_taken_over_where_it_is_and_left_as_it_was(
-    spark: SparkSession, stream: Any, tmp_path: Path
+    spark: SparkSession, stream: Any, one_partition: None, tmp_path: Path
 ) -> None:
     source = stream("k string, t timestamp, v long")
     source.add(rows_of(0))
     plain = tmp_path / "plain"
-    with settings(spark, {"spark.sql.shuffle.partitions": "2"}):
-        run(source, "count", str(plain))
-        before = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
-        source.add(rows_of(1))
-        adopted = run(source, "count", f"dstl://{plain}")
-        assert {path: path.read_bytes() for path in before} == before
-        assert adopted == run(source, "count", str(plain))
-        assert saved(spark, "count", f"dstl://{plain}") == saved(spark, "count", str(plain))
+    run(source, "count", str(plain))
+    before = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
+    source.add(rows_of(1))
+    adopted = run(source, "count", f"dstl://{plain}")
+    assert {path: path.read_bytes() for path in before} == before
+    assert adopted == run(source, "count", str(plain))
+    assert saved(spark, "count", f"dstl://{plain}") == saved(spark, "count", str(plain))
 
 
 def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
@@ -243,11 +230,14 @@ def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
     location = tmp_path / "late"
     for name in ("spark.dstl.commit", "spark.dstl.batching.byte_budget"):
         refusal = rf"{re.escape(name)}=1 is set in a session.*before the application starts"
-        with settings(spark, {name: "1"}):
+        spark.conf.set(name, "1")
+        try:
             with pytest.raises(Exception, match=refusal):
                 run(source, "count", f"dstl://{location}")
             with pytest.raises(Invalid, match=refusal):
                 StateBackend(str(location), spark=spark)
+        finally:
+            spark.conf.unset(name)
     assert not location.exists()
     with pytest.raises(Exception, match="checkpoint locations of streaming queries"):
         spark.range(3).write.json(f"dstl://{tmp_path}/a-sink")
@@ -257,8 +247,8 @@ def test_the_secret_is_in_no_configuration_and_no_list_of_processes(spark: Spark
     confs = json.dumps(spark.sparkContext.getConf().getAll())
     assert "secret" not in confs.replace("spark.authenticate.secret", "").lower()
     lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if _readable(p)]
-    (own,) = {line for line in lines if b"dstl.files" in line and jar_path().encode() not in line} or {b""}
-    assert own.split(b"\0")[1:] == [b"-P", b"-m", b"dstl.files", b""]
+    (own,) = {line for line in lines if b"dstl.process" in line and jar_path().encode() not in line} or {b""}
+    assert own.split(b"\0")[1:] == [b"-P", b"-m", b"dstl.process", b""]
 
 
 def _readable(path: Path) -> bool:

@@ -1,7 +1,5 @@
 """Operators with event time in a row, batch by batch as Spark's own: watermarks passed on, and batches without data."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import random
@@ -53,9 +51,6 @@ class Sessions(StatefulProcessor):
         mark = timerValues.getCurrentWatermarkInMs()
         yield Row(k=key[0], i=-at, mark=mark, ts=moment(max(at, mark / 1000 + 0.5)))
 
-    def close(self) -> None:
-        pass
-
 
 class Reader(StatefulProcessor):
     """Says which rows it sees and by which watermark; sets a timer three seconds behind each row's event time."""
@@ -77,9 +72,6 @@ class Reader(StatefulProcessor):
         what = f"fired {expiredTimerInfo.getExpiryTimeInMs()} {self.n.get()}"
         yield Row(k=key[0], what=what, mark=timerValues.getCurrentWatermarkInMs())
 
-    def close(self) -> None:
-        pass
-
 
 def seconds_of(value: Any) -> int | None:
     if isinstance(value, dict):
@@ -100,16 +92,6 @@ def habits(rng: random.Random, start: int, batches: int) -> list[list[dict[str, 
 
 def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", DELAY)
-
-
-@pytest.fixture
-def one_partition(spark: SparkSession) -> Iterator[None]:
-    """Spark's own operators start a Python worker for each of theirs."""
-    name = "spark.sql.shuffle.partitions"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "1")
-    yield
-    spark.conf.set(name, before)
 
 
 def chains(group: Callable[..., Any], df: DataFrame, third: bool) -> DataFrame:
@@ -142,7 +124,7 @@ def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
         want += source.collect(chains(DataFrame.groupBy, source.read(), bool(more)), "native")
         with StateBackend(str(tmp_path / "state"), parallelism=2 + number, spark=spark) as backend:
             backend.add_listener(reports.append)
-            ours += source.collect(chains(backend.groupBy, source.read(), bool(more)), "ours")
+            ours += source.collect(chains(backend.groupBy, source.read(), bool(more)), backend)
         # Batch by batch: also those that have no data, in which the last timers fire.
         assert ours == want, f"run {number}"
     assert any("fired" in str(row) for row in want)
@@ -219,7 +201,7 @@ def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_r
             def grouped(df: DataFrame, by: list[Any], *what: Any, backend: StateBackend = backend) -> DataFrame:
                 return backend.groupBy(df, *by).agg(*what, outputMode="append")
 
-            ours += source.collect(query(grouped, backend.groupBy, *rows_of_both), "ours")
+            ours += source.collect(query(grouped, backend.groupBy, *rows_of_both), backend)
         assert ours == want, f"run {number}"
     cases = {behind_a_union: {"both"}, aggregates_in_a_row: {"second", "again"}}
     assert {row[1] for row in want} == cases.get(query, {"paired"})
@@ -242,7 +224,7 @@ def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_
         source.collect(df.groupBy("k").transformWithState(*what, eventTimeColumnName="ts"), "native")
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         group = backend.groupBy(df, "k")
-        with pytest.raises(Invalid, match="'nope' is no column of the output"):
+        with pytest.raises(Invalid, match="'nope' is not a column of the output"):
             group.transformWithState(*what, eventTimeColumnName="nope", name="x")
         with pytest.raises(Invalid, match="is bigint: an event time is a timestamp"):
             group.transformWithState(*what, eventTimeColumnName="i", name="x")
@@ -252,8 +234,8 @@ def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_
             )
         passing = group.transformWithState(*what, eventTimeColumnName="ts")
         other = StateBackend(str(tmp_path / "other"), parallelism=2, spark=spark)
-        with other, pytest.raises(Invalid, match="none of this backend's"):
+        with other, pytest.raises(Invalid, match="not one of this backend's"):
             other.groupBy(passing, "k").transformWithState(Reader(), SEEN, "append", "eventTime", name="reader")
         with pytest.raises(Exception, match="event time 'ts'") as raised:
-            source.collect(passing, "ours")
+            source.collect(passing, backend)
         assert isinstance(cause(raised.value), Invalid)

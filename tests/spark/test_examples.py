@@ -1,7 +1,5 @@
 """The examples run, and say what their texts promise."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path
@@ -19,7 +17,10 @@ SAID = {
         ["bob", 1, "service before login"],
         ["bob", 3, "logged in already, at 2"],
     ],
+    "means_in_pandas": [["s1", 22.0], ["s2", 5.0]],
     "migrate": [["a", 3], ["c", 1]],
+    "on_s3": [[["home", 2], ["shop", 1]], [["home", 3]], [["home", 5], ["shop", 2]]],
+    "own_operators": [["home", 3], ["shop", 1]],
     "sessions": [["ann", 1, 0], ["ann", 2, 20], ["bob", 1, 0]],
     "top_products": [["north", "tea 6, jam 5, oil 4"], ["south", "tea 2, jam 1"]],
 }

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from dstl.process import launch_spec as launcher_module
+from dstl.process.launch_spec import LaunchSpec
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
-from dstl.spark import executor_host
+from dstl.spark import worker_process
 from dstl.spark.application.fleet_launcher import FleetLauncher
 from dstl.spark.application.session import local_slots
-from dstl.taskmanager import launcher as launcher_module
-from dstl.taskmanager.launcher import Invitation
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -26,7 +26,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class Processes:
-    """What is started in place of ``python -m dstl.taskmanager``: a shell that notes its id."""
+    """What is started in place of ``python -m dstl.process``: a shell that notes its id."""
 
     def __init__(self, notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._notes = notes
@@ -36,7 +36,7 @@ class Processes:
     def start(self, size: int, then: str) -> FleetLauncher:
         self._monkeypatch.setattr(launcher_module, "_COMMAND", ["/bin/sh", "-c", f"echo $$ >> {self._notes}; {then}"])
         launcher = FleetLauncher(size)
-        launcher.invitation = Invitation("", Address("127.0.0.1", 1), Secret.generate())
+        launcher.spec = LaunchSpec("", Address("127.0.0.1", 1), Secret.generate())
         self.launchers.append(launcher)
         launcher.start()
         return launcher
@@ -98,13 +98,13 @@ def fake_proc(directory: Path, *generations: tuple[int, str]) -> Path:
 
 @pytest.fixture
 def host_seen_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], str]:
-    for name in executor_host._ENVIRONMENT:
+    for name in worker_process._ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
 
     def seen(proc: Path) -> str:
-        ancestors = executor_host._ancestors
-        monkeypatch.setattr(executor_host, "_ancestors", lambda _, pid: ancestors(proc, 42))
-        return executor_host.executor_host.__wrapped__()
+        ancestors = worker_process._ancestors
+        monkeypatch.setattr(worker_process, "_ancestors", lambda _, pid: ancestors(proc, 42))
+        return worker_process.executor_host.__wrapped__()
 
     return seen
 
@@ -133,7 +133,7 @@ def test_the_host_is_the_one_on_the_executors_command_line(
 def test_where_the_command_line_is_hidden_the_environment_tells_and_then_the_machine(
     tmp_path: Path, host_seen_in: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor_host.socket, "gethostname", lambda: "machine")
+    monkeypatch.setattr(worker_process.socket, "gethostname", lambda: "machine")
     proc = fake_proc(tmp_path, (42, "python -m pyspark.daemon pyspark.worker"))
     assert host_seen_in(proc) == "machine"
     monkeypatch.setenv("SPARK_EXECUTOR_POD_IP", "10.1.2.3")

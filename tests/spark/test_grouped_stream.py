@@ -1,13 +1,12 @@
 """PySpark's own call, on ours: names and places of the arguments, what groups, what is refused."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import GroupedData, Row, SparkSession
@@ -34,27 +33,64 @@ class Latest(StatefulProcessor):
         self.n.update((n,))
         yield Row(k=key[0], t=max(row.t for row in held), n=n, watermark=timerValues.getCurrentWatermarkInMs())
 
-    def close(self) -> None:
-        pass
 
-
-@pytest.mark.parametrize("method", ["transformWithState", "transformWithStateInPandas"])
+@pytest.mark.parametrize(
+    "method", ["transformWithState", "transformWithStateInPandas", "agg", "count", "sum", "avg", "mean", "min", "max"]
+)
 def test_arguments_have_pysparks_names_places_and_defaults(method: str) -> None:
     theirs = inspect.signature(getattr(GroupedData, method)).parameters.values()
     ours = inspect.signature(getattr(GroupedStream, method)).parameters.values()
     assert [(p.name, p.default) for p in ours if p.kind is not p.VAR_KEYWORD] == [(p.name, p.default) for p in theirs]
 
 
-def test_both_styles_take_the_same_arguments() -> None:
-    row = inspect.signature(StateBackend.transform_with_state).parameters
-    pandas = inspect.signature(StateBackend.transform_with_state_in_pandas).parameters
-    assert list(pandas) == [name for name in row if name != "style"]
+def visits_of_a_user(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame]:
+    """Counts rows until a user has been quiet for ten seconds of event time."""
+    if state.hasTimedOut:
+        (n,) = state.get
+        state.remove()
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "what": [f"over at {state.getCurrentWatermarkMs()}"]})
+        return
+    frames = list(frames)
+    (n,) = state.getOption or (0,)
+    state.update((n + sum(len(frame) for frame in frames),))
+    latest = max(frame["t"].max() for frame in frames)
+    state.setTimeoutTimestamp(max(int(latest.timestamp() * 1000), state.getCurrentWatermarkMs()) + 10_000)
+    yield pd.DataFrame({"k": [key[0]], "n": [state.get[0]], "what": ["goes on"]})
+
+
+def test_a_function_with_one_state_is_called_as_spark_calls_it(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream("k string, s long")
+    for k, seconds in (("a", (0, 3)), ("b", (12,)), ("a", (14, 1)), ("c", (40,)), ("c", (41,))):
+        source.add([{"k": k, "s": each} for each in seconds])
+    df = source.read().withColumn("t", F.timestamp_seconds("s")).withWatermark("t", "1 second")
+    arguments = visits_of_a_user, "k string, n long, what string", "n long", "update", "EventTimeTimeout"
+    want = source.collect(df.groupBy("k").applyInPandasWithState(*arguments), "native", "update")
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        for wrong in ("eventTime", None):
+            with pytest.raises(Invalid, match="is not one of NoTimeout, ProcessingTimeTimeout, EventTimeTimeout"):
+                backend.groupBy(df, "k").applyInPandasWithState(*arguments[:4], wrong)
+        ours = backend.groupBy(df, "k").applyInPandasWithState(*arguments, name="visits")
+        got = source.collect(ours, backend, "update")
+    assert sorted(row[1:] for row in got) == sorted(row[1:] for row in want)
+    assert sum("over" in row[3] for row in got) >= 2
+    # State and timeouts move: the user who is still there ends in another location.
+    held = spark.read.format("statestore").load(str(source.directory / "native"))
+    held = held.select("key.*", "value.groupState.*", "value.timeoutTimestamp")
+    later = stream("k string, s long")
+    for second in (50, 60, 61):
+        later.add([{"k": "d", "s": second}])
+    df = later.read().withColumn("t", F.timestamp_seconds("s")).withWatermark("t", "1 second")
+    with StateBackend(str(tmp_path / "again"), parallelism=1, spark=spark) as backend:
+        ours = backend.groupBy(df, "k").applyInPandasWithState(*arguments, initialState=held.groupBy("k"))
+        got = later.collect(ours, backend, "update")
+    assert ("c", 2) in {row[1:3] for row in got if "over" in row[3]}
 
 
 def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_own(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+    spark: SparkSession, stream: Callable[..., Any], set_conf: Any, tmp_path: Path
 ) -> None:
-    conf = "spark.sql.streaming.statefulOperator.allowMultiple"
     source = stream("k string, t long")
     for second in (10, 20, 30):
         source.add([{"k": "a", "t": second}, {"k": "b", "t": second}])
@@ -67,11 +103,8 @@ def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_
         second = backend.groupBy(again, ["k"]).transformWithState(
             Latest(), output, "append", "eventTime", name="second", parallelism=1
         )
-        spark.conf.set(conf, "false")
-        try:
-            got = source.collect(second.select("k", "n", "watermark"), "ours")
-        finally:
-            spark.conf.unset(conf)
+        set_conf({"spark.sql.streaming.statefulOperator.allowMultiple": "false"})
+        got = source.collect(second.select("k", "n", "watermark"), backend)
     # Each operator follows the batch before with its own delay.
     assert got == [(b, k, b + 1, mark) for b, mark in enumerate((0, 8_000, 18_000)) for k in "ab"]
 
@@ -86,5 +119,5 @@ def test_only_columns_of_the_stream_can_group(spark: SparkSession, stream: Calla
                 backend.groupBy(df, wrong)  # type: ignore[arg-type]
         for expression in (F.col("s.k"), F.upper("k"), F.col("k").alias("k"), F.lit("k"), F.window("t", "1 second")):
             grouped = backend.groupBy(df, expression)
-            with pytest.raises(Invalid, match="no column of the stream, which a processor's key must be"):
+            with pytest.raises(Invalid, match="not a column of the stream, which the key of a state must be"):
                 grouped.transformWithState(Latest(), "k string", "append", "none")

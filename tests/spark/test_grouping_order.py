@@ -1,7 +1,5 @@
 """How a task lays its rows out: by key group, then by key, each key's rows as they came."""
 
-from __future__ import annotations
-
 import random
 
 import pyarrow as pa

@@ -1,15 +1,13 @@
 """Listeners: one line a checkpoint, a warning and an alarm for a slow one, and metrics under known names."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 
 import pytest
 
 from dstl.errors import Invalid
-from dstl.metrics import MemoryRecorder
 from dstl.spark.listener import CheckpointLog, CheckpointMetrics, CheckpointReport, RestoreReport
+from worlds.memory_recorder import MemoryRecorder
 
 
 def checkpoint(seconds: float) -> CheckpointReport:

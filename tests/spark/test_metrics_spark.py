@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dstl.metrics.registry import METRICS, Kind
 from dstl.options import BatchingOptions, MetricsOptions
-from dstl.spark import StateBackend, count
+from dstl.spark import StateBackend
 from dstl.spark.progress import StateProgress
 
 pytestmark = pytest.mark.spark
@@ -48,8 +49,8 @@ def test_a_query_is_seen_from_outside(spark: SparkSession, stream: Callable[...,
     spark.streams.addListener(listener)
     try:
         assert "has made no checkpoint" in get(str(backend.metrics_url))
-        totals = backend.aggregate(source.read(), by="k", name="totals", n=count())
-        writer = source.writer(totals).format("noop").outputMode("update")
+        totals = backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="totals")
+        writer = source.writer(totals, backend).format("noop").outputMode("update")
         writer.start().awaitTermination()
         found = scrape(backend)
         exposed = {metric.exposed for metric in METRICS.values()}

@@ -1,7 +1,5 @@
 """Rows of Spark's state reader become the bytes that a processor of ours would have written, without Spark."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa
@@ -9,12 +7,11 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from dstl.spark.migration.entries import EntryEncoder, pack_key_groups
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.codec.value_codec import ValueCodec, write_time_ms
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.list_state import element_user_key
 from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_user_key
-from dstl.state.ttl import write_time_ms
 from materializer.bases.key_group_file import decode_key_group
 
 KEY = StructType().add("k", StringType()).add("j", LongType())

@@ -1,7 +1,5 @@
 """What a checkpoint of Spark's says of its query: read, and refused by name, without Spark."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -20,15 +18,13 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, DstlError, Invalid
-from dstl.spark import aggregates
 from dstl.spark.migration.aggregation import NamedAggregation, held_aggregates
 from dstl.spark.migration.query_directory import Position, position_of, without_state_ids
 from dstl.spark.migration.spark_operator import SparkState, check_aggregates, name_operators, operators_of
 from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.descriptor import StateKind
 from dstl.state.handle import TimeMode
-from dstl.state.vectorised.aggregation import Aggregation
-from dstl.state.vectorised.keyed_functions import Aggregate
+from dstl.state.vectorised.aggregation import Aggregate, Aggregation
 
 PYSPARK = "transformWithStateInPySparkExec"
 
@@ -98,13 +94,13 @@ def test_what_the_new_query_needs_to_be_told_is_asked_for(
 def test_aggregations_need_their_aggregates_and_nothing_else_has_some() -> None:
     found = operators_of("place", [row(0, "stateStoreSave") | {"operatorProperties": None}, row(1, v="ValueState")])
     assert [each.is_aggregation for each in found] == [True, False]
-    n = {"n": aggregates.count()}
+    n = {"n": "count()"}
     check_aggregates("place", found, {0: n}, {0: ["day"]})
     wrongs: list[tuple[dict[int, Any], dict[int, list[str]], str]] = [
         ({}, {}, "operator 0 is an aggregation"),
         ({0: {}}, {}, "operator 0 is an aggregation"),
-        ({0: n, 1: n}, {}, "operator 1 is no aggregation.*there is 0"),
-        ({0: n}, {7: ["day"]}, "operator 7 is no aggregation"),
+        ({0: n, 1: n}, {}, "operator 1 is not an aggregation.*there is 0"),
+        ({0: n}, {7: ["day"]}, "operator 7 is not an aggregation"),
     ]
     for named, keys, wrong in wrongs:
         with pytest.raises(Invalid, match=wrong):
@@ -134,12 +130,12 @@ def test_aggregates_find_their_columns_by_their_order_and_one_that_is_there_twic
         ("valueSet", BooleanType()),
     )
     named = {
-        "n": aggregates.count(),
-        "total": aggregates.sum("v"),
-        "paid": aggregates.sum("p"),
-        "also": aggregates.sum("v"),
-        "price": aggregates.mean("p"),
-        "known": aggregates.last("s", ignore_nulls=True),
+        "n": Aggregate("count"),
+        "total": Aggregate("sum", "v"),
+        "paid": Aggregate("sum", "p"),
+        "also": Aggregate("sum", "v"),
+        "price": Aggregate("mean", "p"),
+        "known": Aggregate("last", "s", ignore_nulls=True),
     }
     found = held_aggregates("place", state, NamedAggregation(named, output_mode="append"))
     assert [(each.position, each.may_overflow) for each in found] == [
@@ -160,7 +156,7 @@ def test_aggregates_find_their_columns_by_their_order_and_one_that_is_there_twic
     ours = new.state_schema()
     assert [field for each in found for field in each.fields] == ours.fields
     few = held(("sum", LongType()), ("sum", DoubleType()), ("count", LongType()))
-    fees = {"total": aggregates.sum("fee"), "middle": aggregates.mean("fee")}
+    fees = {"total": Aggregate("sum", "fee"), "middle": Aggregate("mean", "fee")}
     found = held_aggregates("place", few, NamedAggregation(fees, TYPES))
     assert [(each.fields[0].dataType, each.scale) for each in found] == [(DecimalType(16, 2), 2)] * 2
     assert {field.metadata[MEANING] for field in ours.fields if field.name.startswith("known")} == {
@@ -177,18 +173,18 @@ def test_aggregates_find_their_columns_by_their_order_and_one_that_is_there_twic
         (held(("sum", LongType()), ("isEmpty", BooleanType())), {"total": "sum(v)"}, "isEmpty boolean"),
         (held(("k", StringType()), ("count", LongType())), {"n": "count()"}, "k string"),
         (held(("buf", BinaryType())), {"all": "count()"}, "buf binary"),
-        (held(("MS[0]", LongType())), {"some": "approx_count_distinct(v)"}, "another sketch"),
+        (held(("MS[0]", LongType())), {"some": "approx_count_distinct(v)"}, "does not keep it as Spark"),
         (held(("sum", DayTimeIntervalType())), {"total": "sum(v)"}, "kept as interval"),
         (held(("max", StructType())), {"most": "max(v)"}, "a type with an order"),
         (
             held(("sum", DoubleType())),
             {"total": "sum(fee)"},
-            r"as double by Spark, which is none of decimal\(6,2\)",
+            r"as double by Spark, which is not one of decimal\(6,2\)",
         ),
         (
             held(("sum", LongType())),
             {"total": "sum(big)"},
-            r"as bigint by Spark, which is none of decimal\(24,2\)",
+            r"as bigint by Spark, which is not one of decimal\(24,2\)",
         ),
     ],
 )
@@ -202,10 +198,16 @@ def test_aggregates_that_are_not_those_of_the_state_are_refused(
 
 
 def test_an_aggregate_is_read_from_the_text_that_it_shows() -> None:
-    for each in (aggregates.count(), aggregates.mean("a b"), aggregates.first("v"), aggregates.last("f(v)", True)):
+    for each in (
+        Aggregate("count"),
+        Aggregate("mean", "a b"),
+        Aggregate("first", "v"),
+        Aggregate("last", "f(v)", ignore_nulls=True),
+    ):
         assert Aggregate.of(str(each)) == each
+    assert Aggregate.of("avg(v)") == Aggregate("mean", "v")
     for wrong in ("sum", "median(v)", "sum(v) + 1", ""):
-        with pytest.raises(Invalid, match="no aggregate"):
+        with pytest.raises(Invalid, match="not an aggregate"):
             Aggregate.of(wrong)
 
 

@@ -1,7 +1,5 @@
 """What once gave a wrong result without a word is refused by name, or said before it can happen."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -17,11 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dstl.checkpoint.report import RestoreReport
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import Invalid, UserCodeError
 from dstl.runtime import system_runtime
-from dstl.spark import StateBackend, cause, count
+from dstl.spark import StateBackend, cause
 from dstl.spark.application import environment
-from dstl.spark.saved_state.reader import find_checkpoint, read_state
+from dstl.spark.saved_state.reader import read_state
 from dstl.store import open_store
 
 pytestmark = pytest.mark.spark
@@ -39,7 +38,7 @@ def rows_of(batch: int) -> list[dict[str, Any]]:
 def stored(location: Path, operator: str) -> dict[Any, int]:
     async def read() -> dict[Any, int]:
         store, runtime = open_store(str(location)), system_runtime()
-        checkpoint = await find_checkpoint(store, runtime)
+        checkpoint = await choose_checkpoint(store, runtime)
         return {
             row.key[0]: row.value[0] async for row in read_state(store, runtime, checkpoint, operator, "aggregates")
         }
@@ -64,9 +63,10 @@ def test_operators_that_change_places_or_columns_do_not_take_each_others_state(
     def run(*by: str) -> None:
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
             counted = [
-                backend.aggregate(source.read(), by=name, n=count()).withColumnRenamed(name, "key") for name in by
+                backend.groupBy(source.read(), name).agg(F.count("*").alias("n")).withColumnRenamed(name, "key")
+                for name in by
             ]
-            source.drain(counted[0].union(counted[1]) if len(counted) > 1 else counted[0])
+            source.drain(counted[0].union(counted[1]) if len(counted) > 1 else counted[0], backend)
 
     run(*before)
     source.add(rows_of(1))
@@ -86,42 +86,23 @@ def test_operators_without_names_are_warned_about_once(
 ) -> None:
     df = stream(SCHEMA).read()
     with StateBackend(str(tmp_path / "one"), parallelism=2, spark=spark) as backend:
-        backend.aggregate(df, by="page", n=count())
+        backend.groupBy(df, "page").agg(F.count("*").alias("n"))
         assert not warnings_of(caplog, "without name=")
-        backend.aggregate(df, by="user", n=count(), name="users")
-        backend.aggregate(df, by="at", n=count())
+        backend.groupBy(df, "user").agg(F.count("*").alias("n"), name="users")
+        backend.groupBy(df, "at").agg(F.count("*").alias("n"))
     assert len(warnings_of(caplog, "without name=")) == 1
     caplog.clear()
     with StateBackend(str(tmp_path / "two"), parallelism=2, spark=spark) as backend:
-        backend.aggregate(df, by="page", n=count(), name="pages")
-        backend.aggregate(df, by="user", n=count(), name="users")
+        backend.groupBy(df, "page").agg(F.count("*").alias("n"), name="pages")
+        backend.groupBy(df, "user").agg(F.count("*").alias("n"), name="users")
     assert not warnings_of(caplog, "without name=")
-
-
-def test_aggregates_by_event_time_are_bounded_by_its_watermark(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    plain = stream(SCHEMA).read()
-    marked = plain.withWatermark("at", "1 hour")
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        hours = marked.withColumn("hour", F.window("at", "1 hour"))
-        for number, by in enumerate(("hour", "at", ["page", "hour"])):
-            timed = backend.aggregate(hours, by=by, n=count(), name=f"timed-{number}")
-            assert [field.name for field in timed.schema if "spark.watermarkDelayMs" in field.metadata]
-            with pytest.raises(Invalid, match="ttl_ms=5 is for groups without event time"):
-                backend.aggregate(hours, by=by, n=count(), name="other", ttl_ms=5)
-        with pytest.raises(Invalid, match="'s' is a session window"):
-            backend.aggregate(plain.withColumn("s", F.session_window("at", "5 minutes")), by="s", n=count())
-        # Without a watermark Spark keeps every window, too, and beside one it does not look at it.
-        backend.aggregate(plain.withColumn("hour", F.window("at", "1 hour")), by="hour", n=count(), name="windows")
-        backend.aggregate(hours, by="page", n=count(), name="pages")
 
 
 def saved_job(spark: SparkSession, source: Any, location: Path) -> str:
     source.add(rows_of(0))
     source.add(rows_of(1))
     with StateBackend(str(location), parallelism=2, spark=spark) as backend:
-        source.drain(backend.aggregate(source.read(), by="page", n=count(), name="pages"))
+        source.drain(backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="pages"), backend)
         return backend.savepoint("mine").location
 
 
@@ -138,18 +119,20 @@ def test_a_savepoint_says_before_the_first_batch_whether_the_source_goes_on(
     source.add(rows_of(2))
     restores: list[RestoreReport] = []
     said_at: list[tuple[int, int]] = []
+    if keep:
+        source.carry_over(tmp_path / "old", tmp_path / "new")
     with StateBackend(str(tmp_path / "new"), parallelism=2, spark=spark, restore_from=savepoint) as backend:
         backend.add_listener(lambda report: restores.append(report) if isinstance(report, RestoreReport) else None)
-        df = backend.aggregate(source.read(), by="page", n=count(), name="pages")
+        df = backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="pages")
         if keep:
-            source.drain(df)
+            source.drain(df, backend)
         else:
 
             def each(out: DataFrame, batch: int) -> None:
                 out.collect()
                 said_at.append((batch, len(warnings_of(caplog, "sources are read from their start"))))
 
-            writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
+            writer = df.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
             writer.trigger(availableNow=True).start().awaitTermination()
     said = warnings_of(caplog, "sources are read from their start")
     (restored,) = restores
@@ -179,7 +162,7 @@ class TestTheConstructor:
     ) -> None:
         monkeypatch.setattr(spark.sparkContext, "pythonExec", "python-of-nobody")
         text = self.refused(spark, tmp_path)
-        assert "'python-of-nobody' (PYSPARK_PYTHON), and there is no such program" in text
+        assert "PYSPARK_PYTHON names 'python-of-nobody' for Spark's workers, and there is no such program" in text
         assert f"set PYSPARK_PYTHON={sys.executable}" in text
 
     def test_a_python_without_dstl(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,13 +206,12 @@ class TestTheTypedError:
         source.add(rows_of(0))
         with StateBackend(str(place / "state"), parallelism=2, spark=spark) as backend:
             if each is None:
-                df = backend.map_states(
-                    source.read(), by="page", state="n long", output="n long", function=failing, name="mine"
-                )
-                writer = source.writer(df)
+                df = backend.groupBy(source.read(), "page").mapStates(failing, "n long", "n long", name="mine")
+                writer = source.writer(df, backend)
             else:
-                df = backend.aggregate(source.read(), by="page", n=count(), name="mine").coalesce(1)
-                writer = df.writeStream.foreachBatch(each).option("checkpointLocation", str(place / "checkpoint"))
+                df = backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="mine")
+                backend.groupBy(source.read(), "user").agg(F.count("*").alias("n"), name="unread")
+                writer = df.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
             with pytest.raises(StreamingQueryException) as raised:
                 writer.trigger(availableNow=True).start().awaitTermination()
         return raised.value
@@ -250,19 +232,20 @@ class TestTheTypedError:
         assert isinstance(error, UserCodeError)
         assert "'mine'" in str(error)
         assert "no luck with this one" in str(error)
+        assert "in failing" in str(error), "the user's own traceback"
         line = self.last_line(caplog)
         assert "UserCodeError: " in line
         assert "'mine'" in line
         assert len(line) < 700
         assert "\n" not in line
 
-    def test_of_an_action_in_foreach_batch(
+    def test_of_spark_s_commit(
         self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         error = cause(self.failed(spark, stream(SCHEMA), tmp_path, lambda df, _: df.collect()))
         assert isinstance(error, Invalid)
-        assert "one Spark task runs several partitions of operator 'mine'" in str(error)
-        assert "Invalid: one Spark task runs several partitions" in self.last_line(caplog)
+        assert "the query does not read operator 'unread'" in str(error)
+        assert "Invalid: batch 0 is not committed: the query does not read" in self.last_line(caplog)
 
     def test_is_none_of_ours(self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
         source = stream(SCHEMA)
@@ -284,7 +267,7 @@ def test_a_query_without_our_operators_is_not_touched(
     source = stream(SCHEMA)
     source.add(rows_of(0))
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        backend.aggregate(source.read(), by="page", n=count())
+        backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"))
         ran: list[int] = []
 
         def each(df: DataFrame, batch: int) -> None:

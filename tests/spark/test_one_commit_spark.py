@@ -1,12 +1,11 @@
 """``checkpoint_location``: Spark's commits are the checkpoints. Failures, restarts, savepoints, bad input.
 
 What users do with a batch is walked in ``test_batch_idioms.py``, kills of whole processes in
-``test_dstl_files_kills_spark.py`` (the long form has this mode as version 0).
+``test_dstl_files_kills_spark.py`` (the long form has it as version 0).
 """
 
 import asyncio
 import os
-import shutil
 import signal
 from collections import Counter
 from pathlib import Path
@@ -15,19 +14,20 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
+from dstl.checkpoint.assembly import recovery_work
 from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.report import CheckpointReport
+from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CheckpointDeclined, Invalid, MissingState, TaskManagerLost
 from dstl.files.inspection import opened_files, roll_back
+from dstl.options import MaterializationOptions
 from dstl.runtime import system_runtime
-from dstl.spark import StateBackend, cause, count
+from dstl.spark import StateBackend, cause
 from dstl.store import open_store
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
+pytestmark = pytest.mark.spark
 
 
 class Job:
@@ -62,7 +62,7 @@ class Job:
             backend.add_listener(lambda r: self.reports.append(r) if isinstance(r, CheckpointReport) else None)
             # An operator of Spark's own in the same query: its state rides in the same record.
             distinct = self.source.read().dropDuplicates(["k", "v", "file"])
-            out = backend.aggregate(distinct, by="k", name="counts", n=count())
+            out = backend.groupBy(distinct, "k").agg(F.count("*").alias("n"), name="counts")
             writer = out.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
             writer.trigger(availableNow=True).start().awaitTermination()
             if savepoint:
@@ -101,8 +101,10 @@ class Numbered:
 
 
 def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoint_and_a_rollback(
-    spark: SparkSession, stream: Any, tmp_path: Path
+    spark: SparkSession, stream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Every record is counted, and the end of a run may make one for its bases.
+    monkeypatch.setenv("DSTL_MATERIALIZATION_ENABLED", "false")
     job = Job(spark, Numbered(stream), tmp_path / "job")
     job.add(3)
     with pytest.raises(StreamingQueryException, match="the sink is gone"):
@@ -139,25 +141,45 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
     assert other.got[0] == dict(other.expected)
 
 
-def test_another_query_s_location_and_several_places_are_refused(
+@pytest.mark.parametrize("runs", [8, pytest.param(50, marks=pytest.mark.long)])
+def test_runs_of_one_batch_keep_log_and_restore_short(
+    spark: SparkSession, stream: Any, tmp_path: Path, runs: int
+) -> None:
+    """Prevents that a job that a scheduler starts reads all changes since its first run at each start."""
+    job = Job(spark, Numbered(stream), tmp_path / "job")
+    often = MaterializationOptions(min_log_bytes=1)
+    work = []
+    for run in range(runs):
+        job.add()
+        job.run(materialization=often)
+        newest = asyncio.run(ManifestReader(open_store(str(job.location)), system_runtime()).scan()).retained[-1]
+        assert (newest.batch_id, job.got[run]) == (run, dict(job.expected))
+        work.append(recovery_work(newest))
+        assert len(newest.segments) <= 3, "two generations and the batch behind them"
+    assert work[-1].base_bytes > 0
+    assert max(each.log_bytes for each in work) < 3 * work[0].log_bytes
+    assert {report.batch_id for report in job.reports} == set(range(runs))
+    assert not asyncio.run(verify_location(open_store(str(job.location)), system_runtime())).problems
+
+
+def test_a_checkpoint_directory_elsewhere_or_nowhere_is_refused_with_the_line_to_write(
     spark: SparkSession, stream: Any, tmp_path: Path
 ) -> None:
     source = stream()
     source.add([{"k": "a", "v": 1}])
-    with StateBackend(tmp_path / "job", parallelism=2, spark=spark) as backend:
-        out = backend.aggregate(source.read(), by="k", name="counts", n=count())
-        elsewhere = out.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "elsewhere"))
-        elsewhere.trigger(availableNow=True).start().awaitTermination()
+    # Of several locations the first has Spark's half.
+    with StateBackend(f"{tmp_path}/a,{tmp_path}/b", parallelism=2, spark=spark) as backend:
+        out = backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts")
         root = backend.checkpoint_location
-        assert root == backend.checkpoint_location == f"dstl://{tmp_path}/job/_spark"
-        held = sorted((tmp_path / "job" / "manifests").iterdir())
-        with pytest.raises(
-            Exception, match=r"belongs to query .*; this is query .*Give this query a location of its own"
-        ):
-            out.writeStream.format("noop").option("checkpointLocation", root).start()
-        assert sorted((tmp_path / "job" / "manifests").iterdir()) == held
-    with (
-        StateBackend(f"{tmp_path}/a,{tmp_path}/b", spark=spark) as backend,
-        pytest.raises(Invalid, match="cannot hold Spark's checkpoint directory as well"),
-    ):
-        backend.checkpoint_location  # noqa: B018
+        assert root == backend.checkpoint_location == f"dstl://{tmp_path}/a/_spark"
+        for given in ({"checkpointLocation": str(tmp_path / "elsewhere")}, {}):
+            writer = out.writeStream.format("noop").options(**given).trigger(availableNow=True)
+            with pytest.raises(StreamingQueryException) as refused:
+                writer.start().awaitTermination()
+            error = cause(refused.value)
+            assert isinstance(error, Invalid)
+            assert '\n    .option("checkpointLocation", backend.checkpoint_location)\n' in str(error)
+        # Nothing is taken over by a query that is refused.
+        assert not (tmp_path / "a" / "manifests").exists()
+        source.drain(out.select("k", "n"), backend)
+    assert source.output("k string, n long") == [("a", 1)]

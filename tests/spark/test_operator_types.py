@@ -1,7 +1,5 @@
 """Columns that no worker can be given, or give back, are refused when the query is defined, by operator and name."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import CalendarIntervalType, StructType
 
 from dstl.errors import Invalid
-from dstl.spark import StateBackend, approx_count_distinct, count, first
+from dstl.spark import StateBackend
 
 pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -42,9 +40,6 @@ class Keeps(StatefulProcessor):
         v, dt, m = before or (None, None, None)
         yield Row(k=key[0], seen=repr((v and v.toPython(), m)), v=v, dt=dt)
 
-    def close(self) -> None:
-        pass
-
 
 def nothing(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
     return None, None
@@ -61,19 +56,19 @@ def test_what_cannot_be_given_or_taken_is_refused_by_name(
             given = df.withColumn("x", F.expr(sql))
             if more is not None:
                 given = given.select("*", more)
-            return backend.transform_with_state(given, by=by, processor=Keeps(), output=output, name="op")
+            return backend.groupBy(given, by).transformWithState(Keeps(), output, "append", "none", name="op")
 
         def mapped(sql: str = "1", state: str = "n long", output: str = "k string", by: str = "k") -> Any:
             given = df.withColumn("x", F.expr(sql))
-            return backend.map_states(given, by=by, state=state, output=output, function=nothing, name="op")
+            return backend.groupBy(given, by).mapStates(nothing, output, state, name="op")
 
         def aggregated(sql: str, aggregate: Any, by: str = "k") -> Any:
-            return backend.aggregate(df.withColumn("x", F.expr(sql)), by=by, name="op", x1=aggregate)
+            return backend.groupBy(df.withColumn("x", F.expr(sql)), by).agg(aggregate.alias("x1"), name="op")
 
         def started(sql: str) -> Any:
             initial = spark.range(1).selectExpr("'a' k", f"{sql} x")
-            return backend.transform_with_state(
-                df, by="k", processor=Keeps(), output="k string", name="op", initial_state=initial
+            return backend.groupBy(df, "k").transformWithState(
+                Keeps(), "k string", "append", "none", name="op", initialState=initial
             )
 
         calendar = StructType().add("k", "string").add("x", CalendarIntervalType())
@@ -96,10 +91,13 @@ def test_what_cannot_be_given_or_taken_is_refused_by_name(
             (lambda: mapped(state="n variant"), "the state's column 'n' is variant"),
             (lambda: mapped(state="n interval year to month"), "the state's column 'n' is interval year to month"),
             (lambda: mapped(output="k interval year to month"), "the output's column 'k' is interval year to month"),
-            (lambda: aggregated(MONTHS, count("x")), "the input's column 'x' is interval year to month"),
-            (lambda: aggregated(MAP, count(), by="x"), "grouping column 'x' is map<string,int>"),
-            (lambda: aggregated(VARIANT, first("x")), "the state's column 'x1' is variant"),
-            (lambda: aggregated(VARIANT, approx_count_distinct("x")), "'value' of the column of approx_count_distinct"),
+            (lambda: aggregated(MONTHS, F.count("x")), "the input's column 'x' is interval year to month"),
+            (lambda: aggregated(MAP, F.count("*"), by="x"), "grouping column 'x' is map<string,int>"),
+            (lambda: aggregated(VARIANT, F.first("x")), "the state's column 'x1' is variant"),
+            (
+                lambda: aggregated(VARIANT, F.approx_count_distinct("x")),
+                "'value' of the column of approx_count_distinct",
+            ),
         ]
         for attempt, message in cases:
             with pytest.raises(Invalid, match=message) as raised:
@@ -123,10 +121,10 @@ def test_types_that_sparks_own_refuses_are_kept(
     for n in (1, 2):
         source.add([{"k": "a", "n": n}])
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-            kept = backend.transform_with_state(
-                df, by="k", processor=Keeps(), output="k string, seen string, v variant, dt interval day to second"
+            kept = backend.groupBy(df, "k").transformWithState(
+                Keeps(), "k string, seen string, v variant, dt interval day to second", "append", "none"
             )
-            out.append(source.collect(kept.selectExpr("k", "seen", "to_json(v)", "cast(dt as string)"), "ours"))
+            out.append(source.collect(kept.selectExpr("k", "seen", "to_json(v)", "cast(dt as string)"), backend))
             held = [backend.read_state(spark, name) for name in ("last", "all", "by")]
             last = held[0].selectExpr("to_json(value.v)", "cast(value.dt as string)", "value.m").collect()
             lists = held[1].selectExpr("to_json(value.v[0])", "value.ym").collect()

@@ -1,7 +1,5 @@
 """States as DataFrames, and what a user gets to see when something is wrong with a processor."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -77,9 +75,6 @@ class Shelves(StatefulProcessor):
     def undeclared(self) -> None:
         self.handle.getValueState("late", "v long")
 
-    def close(self) -> None:
-        pass
-
 
 class Wordy(Shelves):
     wrong = "oversized"
@@ -116,12 +111,12 @@ def test_states_are_read_as_typed_rows_of_any_checkpoint(
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         with pytest.raises(MissingState):
             backend.read_state(spark, "latest")
-        first = backend.transform_with_state(
-            source.read(), by="k", processor=Shelves(), output=OUTPUT, name="one", time_mode="processingTime"
+        first = backend.groupBy(source.read(), "k").transformWithState(
+            Shelves(), OUTPUT, "append", "processingTime", name="one"
         )
         checkpoints: list[int] = []
         backend.add_listener(lambda report: checkpoints.append(getattr(report, "checkpoint_id", None) or 0))
-        assert source.collect(first, "query") == [(0, "a", 1.0), (0, None, -2.0), (1, "a", 2.0)]
+        assert source.collect(first, backend) == [(0, "a", 1.0), (0, None, -2.0), (1, "a", 2.0)]
 
         def rows(name: str, **more: Any) -> list[Any]:
             return sorted(map(tuple, backend.read_state(spark, name, **more).collect()), key=repr)
@@ -164,15 +159,15 @@ def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(
     }
     for kind, why in cases.items():
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-            df = backend.transform_with_state(
-                source.read(), by="k", processor=kind(), output=OUTPUT, name="shelves", time_mode="processingTime"
+            df = backend.groupBy(source.read(), "k").transformWithState(
+                kind(), OUTPUT, "append", "processingTime", name="shelves"
             )
             if why is None:
-                source.collect(df, "query")
+                source.collect(df, backend)
                 source.add([{"k": "a", "v": 2}, {"k": "bad", "v": 3}])
                 continue
             with pytest.raises(StreamingQueryException, match=why) as raised:
-                source.collect(df, "query")
+                source.collect(df, backend)
             text = str(raised.value)
             assert "UserCodeError" in text
             assert "'shelves'" in text
@@ -187,11 +182,9 @@ def test_a_timer_in_time_mode_none_and_a_time_to_live_outside_processing_time_ar
     source.add([{"k": "a", "v": 1}])
     with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
         with pytest.raises((Invalid, UserCodeError), match="needs time mode processingTime"):
-            backend.transform_with_state(source.read(), by="k", processor=Timeless(), output=OUTPUT)
+            backend.groupBy(source.read(), "k").transformWithState(Timeless(), OUTPUT, "append", "none")
         with pytest.raises(Invalid, match="withWatermark"):
-            backend.transform_with_state(
-                source.read(), by="k", processor=Shelves(), output=OUTPUT, time_mode="eventTime"
-            )
-        df = backend.transform_with_state(source.read(), by="k", processor=Shelves(), output=OUTPUT)
+            backend.groupBy(source.read(), "k").transformWithState(Shelves(), OUTPUT, "append", "eventTime")
+        df = backend.groupBy(source.read(), "k").transformWithState(Shelves(), OUTPUT, "append", "none")
         with pytest.raises(StreamingQueryException, match="timers need time mode"):
-            source.collect(df, "query")
+            source.collect(df, backend)

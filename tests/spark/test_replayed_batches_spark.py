@@ -1,7 +1,5 @@
 """A batch that Spark runs again makes what it made before: a sink that goes by the batch's number has it already."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,9 +41,6 @@ class Reminder(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         yield Row(k=key[0], what="fired", at=timerValues.getCurrentProcessingTimeInMs())
 
-    def close(self) -> None:
-        pass
-
 
 def test_a_timer_that_comes_due_before_a_replay_does_not_fire_into_a_batch_that_the_sink_has(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
@@ -73,7 +68,7 @@ def test_a_timer_that_comes_due_before_a_replay_does_not_fire_into_a_batch_that_
                 Reminder(), "k string, what string, at long", "append", "processingTime"
             )
             writer = timed.writeStream.foreachBatch(sink).trigger(availableNow=True)
-            writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+            writer.option("checkpointLocation", backend.checkpoint_location).start().awaitTermination()
 
     with pytest.raises(StreamingQueryException, match="the driver dies"):
         run()

@@ -1,7 +1,5 @@
 """Restart strategies decide purely; the runner restarts what a restart can cure and nothing else."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import threading

@@ -1,38 +1,20 @@
 """State on S3 through Spark, and S3's refusals before any query runs."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import Row, SparkSession
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from dstl.errors import AccessDenied, Invalid, Unavailable
 from dstl.options import BatchingOptions, S3Options
 from dstl.spark import StateBackend
-from dstl.testing.s3_server import S3Server
 from worlds.s3_place import S3Place
+from worlds.s3_server import S3Server
 
 pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Count(StatefulProcessor):
-    def init(self, handle: Any) -> None:
-        self.count = handle.getValueState("count", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-        n = (self.count.get() or (0,))[0] + sum(1 for _ in rows)
-        self.count.update((n,))
-        yield Row(k=key[0], n=n)
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +39,7 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoin
             batching=BatchingOptions(inline_threshold=0),
             spark=spark,
         ) as backend:
-            source.drain(
-                backend.transform_with_state(source.read(), by="k", processor=Count(), output="k string, n long")
-            )
+            source.drain(backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts"), backend)
             saved = backend.savepoint(f"batch-{batch}").location
         assert set(source.output("k string, n long")) >= {(f"k{i}", 4 * (batch + 1)) for i in range(5)}
     assert saved == f"{s3_place.location}/jobs/count/savepoints/batch-1"
@@ -72,7 +52,7 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoin
         s3=s3_place.options(),
         spark=spark,
     ) as backend:
-        source.drain(backend.transform_with_state(source.read(), by="k", processor=Count(), output="k string, n long"))
+        source.drain(backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts"), backend)
     assert source.output("k string, n long") == [(f"k{i}", 9) for i in range(5)]
 
 

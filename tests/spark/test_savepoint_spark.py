@@ -1,7 +1,5 @@
 """Savepoints through Spark: made while the query runs, restored into another query, its shape changed."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading
@@ -10,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
@@ -52,9 +49,6 @@ class Journal(StatefulProcessor):
             odd = (v % 2 == 1,)
             self.parity.updateValue(odd, ((self.parity.getValue(odd)[0] if self.parity.containsKey(odd) else 0) + 1,))
         yield Row(k=key[0], total=total, seen=sum(1 for _ in self.values.get()))
-
-    def close(self) -> None:
-        pass
 
 
 class NextJournal(Journal):
@@ -118,10 +112,10 @@ def run(
     restores: list[RestoreReport] = []
     with StateBackend(str(location), spark=spark, **settings) as backend:
         backend.add_listener(lambda report: restores.append(report) if isinstance(report, RestoreReport) else None)
-        df = backend.transform_with_state(
-            source.read(), by="k", processor=processor or Journal(), output=OUT, name="journal"
+        df = backend.groupBy(source.read(), "k").transformWithState(
+            processor or Journal(), OUT, "append", "none", name="journal"
         )
-        source.drain(df)
+        source.drain(df, backend)
     return restores
 
 
@@ -137,8 +131,8 @@ def saved(
     with StateBackend(str(work / "state"), parallelism=3, spark=spark) as backend:
         with pytest.raises(MissingState, match="wait for its first batch"):
             backend.savepoint("early")
-        df = backend.transform_with_state(source.read(), by="k", processor=Journal(), output=OUT, name="journal")
-        source.drain(df)
+        df = backend.groupBy(source.read(), "k").transformWithState(Journal(), OUT, "append", "none", name="journal")
+        source.drain(df, backend)
         report = backend.savepoint("mine")
         with pytest.raises(ObjectExists, match="'mine'"):
             backend.savepoint("mine")
@@ -227,7 +221,6 @@ def test_what_cannot_be_restored_is_refused_when_the_backend_is_made(
         ({"restore_from": saved[1].location, "restore_mode": "claim"}, Invalid, "restore_mode='no_claim'"),
         ({"restore_from": f"{saved[0]}/savepoints/other"}, MissingState, "has no savepoint 'other'"),
         ({"restore_from": str(saved[0])}, Invalid, "LOCATION/savepoints/NAME"),
-        ({"restore": "older"}, Invalid, "is none of 'latest', 'previous'"),
     ]
     for settings, kind, message in refused:
         with pytest.raises(kind, match=message):
@@ -243,8 +236,8 @@ def test_a_savepoint_is_made_while_batches_go_on(
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         first = threading.Event()
         backend.add_listener(lambda _: first.set())
-        df = backend.transform_with_state(source.read(), by="k", processor=Journal(), output=OUT, name="journal")
-        query = source.writer(df).start()
+        df = backend.groupBy(source.read(), "k").transformWithState(Journal(), OUT, "append", "none", name="journal")
+        query = source.writer(df, backend).start()
         made: list[SavepointReport] = []
         deadline = time.monotonic() + 120
         while query.isActive and time.monotonic() < deadline:
@@ -258,29 +251,3 @@ def test_a_savepoint_is_made_while_batches_go_on(
         name = report.location.rpartition("/")[2]
         check_state(tmp_path / "elsewhere", report.batch_id + 1, "--savepoint", name)
     check_state(tmp_path / "state", 6)
-
-
-def test_states_are_read_as_table_and_parquet_too(tmp_path: Path, saved: tuple[Path, SavepointReport]) -> None:
-    location, _ = saved
-    file = tmp_path / "rows.parquet"
-    asked = ["read", str(location), "--operator", "journal", "--state", "parity"]
-    done = RUNNER.invoke(state_cli, [*asked, "--format", "parquet", "--out", str(file), "--json"])
-    assert done.exit_code == 0, done.output
-    table = pq.read_table(file)
-    assert json.loads(done.stdout) == {"out": str(file), "format": "parquet", "rows": table.num_rows}
-    lines = read_rows(location, "parity")
-    assert sorted(table.to_pylist(), key=repr) == sorted(lines, key=repr)
-    shown = RUNNER.invoke(state_cli, [*asked, "--limit", "3"])
-    assert shown.exit_code == 0
-    assert "the first 3 rows; --limit shows more" in shown.output
-    assert shown.stdout.count("k") >= 3
-    for wrong, message in [
-        (["--state", "none"], "has no state 'none'; it has 'total', 'values', 'parity'"),
-        (["--operator", "none"], "has no operator 'none'; it has 'journal'"),
-        (["--format", "parquet"], "name it with --out"),
-        (["--checkpoint", "99"], "has no checkpoint 99; it retains"),
-        (["--checkpoint", "1", "--savepoint", "mine"], "exclude each other"),
-    ]:
-        refused = RUNNER.invoke(state_cli, [*asked, *wrong])
-        assert refused.exit_code in (1, 2)
-        assert message in refused.output.replace("\n", " ")

@@ -23,13 +23,11 @@ What Spark 4.3 does (``encodingFormat`` avro), found by these tests and kept by 
 | more versions than | 16 | 127 |
 """
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +125,6 @@ class Evolving(StatefulProcessor):
         yield Row(k=key[0], name="map", what=shown(sorted(map(repr, self.map.iterator()))))
         yield Row(k=key[0], name="got", what=shown(self.map.getValue((0,))))
 
-    def close(self) -> None:
-        pass
-
 
 class Evolved(Evolving):
     version = 1
@@ -144,16 +139,13 @@ def shown(value: Any) -> str:
 
 
 @pytest.fixture
-def one_partition(spark: SparkSession, rocksdb: None) -> Iterator[None]:
-    """Each of Spark's own partitions opens a store with all the states."""
-    spark.conf.set(ENCODING, "avro")
-    spark.conf.set("spark.sql.shuffle.partitions", "1")
-    yield
-    spark.conf.set("spark.sql.shuffle.partitions", "3")
+def avro(set_conf: Any, rocksdb: None, one_partition: None) -> None:
+    """The encoding with which Spark's own states may change their schemas."""
+    set_conf({ENCODING: "avro"})
 
 
 @pytest.mark.drawn(1, group="evolution")
-@pytest.mark.usefixtures("one_partition")
+@pytest.mark.usefixtures("avro")
 def test_schemas_evolve_as_sparks_own_do(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
     """Three versions in sequence; keys that were written by each of them, or by none but the first."""
     source = stream("k string, w boolean")
@@ -166,7 +158,7 @@ def test_schemas_evolve_as_sparks_own_do(spark: SparkSession, stream: Callable[.
         for table in ("heap", "rocksdb"):
             with StateBackend(str(tmp_path / table), parallelism=1 + version, spark=spark, table=table) as backend:
                 df = backend.groupBy(source.read(), "k").transformWithState(*what)
-                assert source.collect(df, f"ours-{table}", "update") == native, (table, version)
+                assert source.collect(df, backend, "update") == native, (table, version)
 
 
 SCALARS = [
@@ -232,12 +224,9 @@ class Alone(StatefulProcessor):
         if self.value is not None:
             self.state.update(self.value)
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.drawn(1, group="evolution")
-@pytest.mark.usefixtures("one_partition")
+@pytest.mark.usefixtures("avro")
 def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -248,10 +237,10 @@ def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(
         what = (processor, "what string", "update", "none")
         native = source.collect(source.read().groupBy("k").transformWithState(*what), "native", "update")
         with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
-            df = backend.transform_with_state(
-                source.read(), by="k", processor=processor, output=what[1], output_mode="update", name="bank"
+            df = backend.groupBy(source.read(), "k").transformWithState(
+                processor, what[1], "update", "none", name="bank"
             )
-            return native, source.collect(df, "ours", "update")
+            return native, source.collect(df, backend, "update")
 
     for schema, value in (("a int, b string", (1, "old")), ("a int", None), ("a bigint", None)):
         native, ours = run(Alone(schema, value))
@@ -263,11 +252,11 @@ def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(
         with pytest.raises(StreamingQueryException, match="STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"):
             source.collect(df, "native", "update")
         with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
-            df = backend.transform_with_state(
-                source.read(), by="k", processor=Alone(schema), output="what string", output_mode="update", name="bank"
+            df = backend.groupBy(source.read(), "k").transformWithState(
+                Alone(schema), "what string", "update", "none", name="bank"
             )
             with pytest.raises(StreamingQueryException) as refused:
-                source.collect(df, "ours", "update")
+                source.collect(df, backend, "update")
         message = str(refused.value)
         for part in ("'bank'", "'balance'", "Stored: struct<a:", f"declared: {parse_ddl(schema).simpleString()}"):
             assert part in message, message

@@ -15,23 +15,35 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import AccessDenied
 from dstl.rpc.client import Address
-from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
-from dstl.rpc.messages import Acknowledged, Acknowledgement, Assignment, Begin, Begun, Done, Fetched, TaskAttempt
+from dstl.rpc.messages import (
+    KEY_COLUMNS,
+    VALUE_COLUMN,
+    Acknowledgement,
+    Assignment,
+    Begin,
+    Begun,
+    Done,
+    Fetched,
+    TaskAttempt,
+    read_columns,
+    write_columns,
+)
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import RpcServer
-from dstl.spark import count, task
-from dstl.spark.operators.keyed_function import FunctionDefinition
+from dstl.spark import task
+from dstl.spark.operators.aggregation import AggregationDefinition
 from dstl.spark.operators.processor import ProcessorDefinition
-from dstl.spark.prepared_operator import PreparedOperator
 from dstl.spark.task import OperatorTask
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
+from dstl.spark.task_definition import PreparedOperator
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.keyed_functions import AggregateKeys
+from dstl.state.vectorised.aggregation import Aggregate
 from handles.key_group import KeyGroupRange
 from worlds.ddl import parse_ddl, schemas_of_tests
 from worlds.echo import Echo, Echoed
+from worlds.memory_source import MemorySource
+from worlds.runner import plain_aggregation
 
 KEY, ROW = parse_ddl("k long"), parse_ddl("k long, v long")
 PLACE = {"uid": "op", "by": ("k",), "input_schema": ROW, "key_schema": KEY, "parallelism": 1, "max_parallelism": 8}
@@ -39,9 +51,9 @@ ROWS = pa.RecordBatch.from_pydict({"k": [1, 2], "v": [3, 4], KEY_GROUP_COLUMN: p
 SERVICE = Address("here", 1)
 
 
-def counting() -> FunctionDefinition:
-    function = AggregateKeys(KEY, ROW, {"n": count()})
-    return FunctionDefinition(**PLACE, function=function, output=function.output_schema)
+def counting() -> AggregationDefinition:
+    whole = plain_aggregation(KEY, ROW, {"n": Aggregate("count")})
+    return AggregationDefinition(**PLACE, aggregation=whole, output=whole.output_schema)
 
 
 class Remembering(StatefulProcessor):
@@ -56,9 +68,6 @@ class Remembering(StatefulProcessor):
     def handleInputRows(self, key, rows, timerValues):
         self.seen += [row.v for row in rows]
         yield Row(k=key[0], v=len(self.seen))
-
-    def close(self):
-        pass
 
 
 def remembering() -> ProcessorDefinition:
@@ -85,7 +94,7 @@ class Line:
             owned = Assignment(KeyGroupRange(0, 7), SERVICE)
             return Begun(registry=self.registry, assignments=(owned,))
         if isinstance(message, Acknowledgement):
-            return Acknowledged("counted")
+            return Done()
         if hasattr(message, "keys"):
             keys = read_columns(memoryview(message.keys), KEY_COLUMNS)[1]
             return Fetched(write_columns(VALUE_COLUMN, [pa.nulls(len(keys), pa.binary())]))
@@ -208,7 +217,7 @@ def test_a_task_sees_nothing_of_what_another_one_has_left_in_its_processor():
     operator = PreparedOperator(definition)
     for _ in range(3):
         runner = operator.runner(states_of(definition))
-        task = TaskInput(MemoryStateSource(), send=lambda part: None, sequence=1)
+        task = TaskInput(MemorySource(), send=lambda part: None, sequence=1)
         made = pa.Table.from_batches(runner.run(iter([ROWS]), task))
         assert made.column("v").to_pylist() == [1, 2]
     assert definition.processor.seen == []

@@ -1,7 +1,5 @@
 """Timers and times to live through Spark: as Spark's own, and without input."""
 
-from __future__ import annotations
-
 import random
 import sys
 import time
@@ -53,9 +51,6 @@ class Alarms(StatefulProcessor):
 
     def now(self, times: Any) -> Any:
         return int(times.getCurrentWatermarkInMs())
-
-    def close(self) -> None:
-        pass
 
 
 class PandasAlarms(Alarms):
@@ -133,7 +128,7 @@ def test_event_time_timers_and_late_rows_are_as_in_spark(
     what = (processor, OUTPUT, "append", "eventTime", state)
     want = source.collect(getattr(df.groupBy("k"), method)(*what), "native")
     with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
-        assert source.collect(getattr(backend.groupBy(df, "k"), method)(*what), "ours") == want
+        assert source.collect(getattr(backend.groupBy(df, "k"), method)(*what), backend) == want
         assert {row.key.k for row in backend.read_state(spark, "$timers").collect()} == set()
     assert any(row[3].startswith("fired") for row in want)
     assert style == "row" or any(row[1] == "x" for row in want)
@@ -171,7 +166,7 @@ def test_timers_of_timers_fire_as_in_spark(spark: SparkSession, stream: Callable
     what = (Chained(), OUTPUT, "append", "eventTime")
     want = source.collect(df.groupBy("k").transformWithState(*what), "native")
     with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
-        ours = source.collect(backend.groupBy(df, "k").transformWithState(*what), "ours")
+        ours = source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
     # Spark's batch without data at the end fires the timers of "z".
     assert [row for row in ours if row[1] != "z"] == [row for row in want if row[1] != "z"]
     assert any(row[2] == 9 for row in want)
@@ -187,9 +182,6 @@ class Passing(StatefulProcessor):
         for row in rows:
             yield Row(k=key[0], i=row.i, what=str(timerValues.getCurrentWatermarkInMs() // 1000 - START_S))
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.usefixtures("rocksdb")
 def test_rows_in_a_window_that_spark_takes_are_taken(
@@ -203,7 +195,7 @@ def test_rows_in_a_window_that_spark_takes_are_taken(
     what = (Passing(), OUTPUT, "append", "eventTime")
     want = {row[:3]: int(row[3]) for row in source.collect(df.groupBy("k").transformWithState(*what), "native")}
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        rows = source.collect(backend.groupBy(df, "k").transformWithState(*what), "ours")
+        rows = source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
     ours = {row[:3]: int(row[3]) for row in rows}
     assert want.keys() <= ours.keys()
     assert (4, "a", 3) not in ours
@@ -232,10 +224,8 @@ def test_processing_time_timers_and_times_to_live_are_as_in_spark(
         df.groupBy("k").transformWithState(Reminders(), OUTPUT, "append", "processingTime"), "native", batches=3
     )
     with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
-        ours = backend.transform_with_state(
-            df, by="k", processor=Reminders(), output=OUTPUT, time_mode="processingTime"
-        )
-        assert source.collect(ours, "ours") == want
+        ours = backend.groupBy(df, "k").transformWithState(Reminders(), OUTPUT, "append", "processingTime")
+        assert source.collect(ours, backend) == want
         assert {row.expiry_ms for row in backend.read_state(spark, "$timers").collect()} <= set(range(far, far + 4))
 
 
@@ -254,9 +244,6 @@ class Soon(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         yield Row(k=key[0], i=0, what="fired")
 
-    def close(self) -> None:
-        pass
-
 
 def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
@@ -268,13 +255,11 @@ def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(
     got: list[str] = []
     with StateBackend(str(tmp_path / "state"), parallelism=5, spark=spark) as backend:
         df = source.read()
-        timed = backend.transform_with_state(
-            df, by="k", processor=Soon(), output=OUTPUT, time_mode="processingTime", tick="1 second"
-        )
+        timed = backend.groupBy(df, "k").transformWithState(Soon(), OUTPUT, "append", "processingTime", tick="1 second")
         both = df.select("k", "i", F.lit("row").alias("what")).union(timed)
         query = (
             both.writeStream.foreachBatch(lambda out, _: got.extend(f"{r.k} {r.what}" for r in out.collect()))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .option("checkpointLocation", backend.checkpoint_location)
             .start()
         )
         deadline = time.monotonic() + 60
@@ -300,4 +285,4 @@ def test_what_a_tick_may_be(spark: SparkSession, stream: Callable[..., Any], tmp
         with pytest.raises(Invalid):
             interval_ms(wrong, "operator 'x'")  # type: ignore[arg-type]
     with StateBackend(str(tmp_path / "state"), spark=spark) as backend, pytest.raises(Invalid, match="no timers"):
-        backend.transform_with_state(stream(INPUT).read(), by="k", processor=Soon(), output=OUTPUT, tick="1 second")
+        backend.groupBy(stream(INPUT).read(), "k").transformWithState(Soon(), OUTPUT, "append", "none", tick="1 second")

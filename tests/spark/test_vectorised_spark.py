@@ -1,7 +1,5 @@
 """Vectorised operators through Spark: equal to Spark's own aggregates, restartable, readable, and refused early."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from dstl.checkpoint.service import CheckpointReport
-from dstl.errors import Invalid, UserCodeError
-from dstl.spark import StateBackend, approx_count_distinct, count, first, last, max, mean, min, sum
+from dstl.checkpoint.report import CheckpointReport
+from dstl.spark import StateBackend
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +21,7 @@ pytestmark = pytest.mark.spark
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SCHEMA = "a string, b long, v long, x double, t timestamp, d decimal(10,2)"
-NAMES = "rows", "n", "total", "low", "high", "middle", "worth", "latest", "kinds"
+NAMES = "rows", "n", "total", "low", "high", "middle", "worth", "most", "latest", "kinds"
 
 
 def rows_of_batch(batch: int) -> list[dict[str, Any]]:
@@ -37,19 +33,24 @@ def rows_of_batch(batch: int) -> list[dict[str, Any]]:
     return found
 
 
+def statistics() -> list[Any]:
+    """What both sides aggregate; made when there is a session."""
+    return [
+        F.count(F.lit(1)).alias("rows"),
+        F.count("v").alias("n"),
+        F.sum("v").alias("total"),
+        F.min("x").alias("low"),
+        F.max("t").alias("high"),
+        F.mean("x").alias("middle"),
+        F.sum("d").alias("worth"),
+        F.max("t").alias("most"),
+    ]
+
+
 def aggregated(backend: StateBackend, df: Any, **options: Any) -> Any:
-    aggregates = {
-        "rows": count(),
-        "n": count("v"),
-        "total": sum("v"),
-        "low": min("x"),
-        "high": max("t"),
-        "middle": mean("x"),
-        "worth": sum("d"),
-        "latest": last("t"),
-        "kinds": approx_count_distinct("v"),
-    }
-    return backend.aggregate(df, by=["a", "b"], **aggregates, **options)
+    return backend.groupBy(df, "a", "b").agg(
+        *statistics(), F.last("t").alias("latest"), F.approx_count_distinct("v").alias("kinds"), **options
+    )
 
 
 def test_aggregates_equal_sparks_own_over_restarts_and_other_parallelism(
@@ -60,19 +61,10 @@ def test_aggregates_equal_sparks_own_over_restarts_and_other_parallelism(
         source.add(rows_of_batch(batch))
         many = 1 if batch == 0 else 2
         with StateBackend(str(tmp_path / "state"), parallelism=parallelism, task_managers=many, spark=spark) as backend:
-            source.drain(aggregated(backend, source.read(), name="stats"))
+            source.drain(aggregated(backend, source.read(), name="stats"), backend)
     everything = spark.read.schema(SCHEMA).json(str(source.directory / "in"))
-    expected = everything.groupBy("a", "b").agg(
-        F.count(F.lit(1)).alias("rows"),
-        F.count("v").alias("n"),
-        F.sum("v").alias("total"),
-        F.min("x").alias("low"),
-        F.max("t").alias("high"),
-        F.mean("x").alias("middle"),
-        F.sum("d").alias("worth"),
-        F.max("t").alias("latest"),
-        F.count_distinct("v").alias("kinds"),
-    )
+    distinct = F.count_distinct("v").alias("kinds")
+    expected = everything.groupBy("a", "b").agg(*statistics(), F.max("t").alias("latest"), distinct)
     out = spark.read.schema(expected.schema).json(str(source.directory / "out"))
     per_key = expected.count()
     assert out.count() == 3 * per_key
@@ -117,25 +109,52 @@ def test_nulls_nans_and_the_types_of_results_are_sparks_own(
         f"case when i % 5 = 0 or i % 3 = 1 then null when i % 5 = 1 then {nans.get(name, sql)} else {sql} end {name}"
         for name, sql in (NUMBERS | ORDERED).items()
     ]
-    of = {f"{f.__name__}_{name}": (f, name) for name in NUMBERS for f in (count, sum, mean, min, max)}
-    of |= {f"{f.__name__}_{name}": (f, name) for name in ORDERED for f in (count, min, max)}
+    both = ("count", "min", "max", "count_distinct", "min_by", "max_by")
+    of = {f"{f}_{name}": (f, name) for name in NUMBERS for f in (*both, "sum", "mean")}
+    of |= {f"{f}_{name}": (f, name) for name in ORDERED for f in both}
+    of |= {f"{f}_b": (f, "b") for f in ("bool_and", "bool_or", "every", "some")}
+    aggregates = [F.count_distinct("v", "t").alias("pairs")]
+    aggregates += [getattr(F, f)(*(name,) * (1 + f.endswith("_by"))).alias(alias) for alias, (f, name) in of.items()]
     with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
         df = source.read().selectExpr("i % 5 k", *columns)
-        ours = backend.aggregate(df, by="k", **{alias: f(name) for alias, (f, name) in of.items()})
-        got = {row[1]: row[2:] for row in sorted(source.collect(ours, "ours", "update"), key=lambda row: row[0])}
+        ours = backend.groupBy(df, "k").agg(*aggregates)
+        got = {row[1]: row[2:] for row in sorted(source.collect(ours, backend, "update"), key=lambda row: row[0])}
         schema = ours.schema
         held = backend.read_state(spark, "aggregates").select("key.k", "value.sum_v").collect()
     everything = spark.read.schema("i long").json(str(source.directory / "in")).selectExpr("i % 5 k", *columns)
-    theirs = everything.groupBy("k").agg(
-        *(getattr(F, f.__name__)(name).alias(alias) for alias, (f, name) in of.items())
-    )
+    theirs = everything.groupBy("k").agg(*aggregates)
     assert [(f.name, f.dataType) for f in schema] == [(f.name, f.dataType) for f in theirs.schema]
     want = {row[0]: tuple(row)[1:] for row in theirs.collect()}
     assert want.keys() == got.keys()
     for key, row in want.items():
-        for alias, a, b in zip(of, row, got[key], strict=True):
+        for alias, a, b in zip(("pairs", *of), row, got[key], strict=True):
             assert repr(a) == repr(b), (key, alias)
-    assert {row.k: row.sum_v for row in held} == {key: row[list(of).index("sum_v")] for key, row in want.items()}
+    assert {row.k: row.sum_v for row in held} == {key: row[1 + list(of).index("sum_v")] for key, row in want.items()}
+
+
+def test_the_short_calls_are_sparks_own(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+    """Names, types, which columns they take, and what they return; `sum` of a text is cast as Spark casts it."""
+    source = stream("k string, v long, x double")
+    source.add([{"k": "a", "v": 1, "x": 0.5}, {"k": "a", "v": 2, "x": None}, {"k": None, "v": 5, "x": 2.5}])
+    everything = spark.read.schema("k string, v long, x double").json(str(source.directory / "in"))
+    calls: list[Callable[[Any], Any]] = [
+        lambda grouped: grouped.count(),
+        lambda grouped: grouped.sum(),
+        lambda grouped: grouped.avg("v", "x"),
+        lambda grouped: grouped.mean("v"),
+        lambda grouped: grouped.min("x"),
+        lambda grouped: grouped.max(),
+        lambda grouped: grouped.agg({"v": "max", "*": "count"}),
+        lambda grouped: grouped.agg(F.sum("k"), F.first("v")),
+    ]
+    with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
+        ours = [call(backend.groupBy(source.read(), "k")) for call in calls]
+        theirs = [call(everything.groupBy("k")) for call in calls]
+        for one, other in zip(ours, theirs, strict=True):
+            assert [(f.name, f.dataType) for f in one.schema] == [(f.name, f.dataType) for f in other.schema]
+    with StateBackend(str(tmp_path / "one"), parallelism=1, spark=spark) as backend:
+        got = source.collect(backend.groupBy(source.read(), "k").sum(), backend, "update")
+    assert sorted(map(repr, (row[1:] for row in got))) == sorted(repr(tuple(row)) for row in theirs[1].collect())
 
 
 def sessions(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
@@ -157,78 +176,13 @@ def test_a_function_over_states_is_restartable_and_its_state_readable(
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
             backend.add_listener(lambda report: isinstance(report, CheckpointReport) and reports.append(report))
             source.drain(
-                backend.map_states(
-                    source.read(),
-                    by="k",
-                    state="events long, name string",
-                    output="k string, events long",
-                    function=sessions,
-                    name="sessions",
-                )
+                backend.groupBy(source.read(), "k").mapStates(
+                    sessions, "k string, events long", "events long, name string", name="sessions"
+                ),
+                backend,
             )
             state = backend.read_state(spark, "state", operator="sessions")
             held = {row.key.k: row.value.events for row in state.collect()}
     assert source.output("k string, events long") == [(f"k{i}", 12) for i in range(4)]
     assert held == {None: 3}
     assert [report.batch_id for report in reports] == [0, 1, 2]
-
-
-def failing(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
-    raise RuntimeError("no luck with these")
-
-
-def test_an_error_in_the_function_reaches_the_user_with_its_traceback(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
-    source.add([{"k": "a", "v": 1}])
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        rows = backend.map_states(source.read(), by="k", state="n long", output="k string", function=failing)
-        with pytest.raises(StreamingQueryException) as raised:
-            source.drain(rows)
-    text = str(raised.value)
-    assert UserCodeError.__name__ in text
-    assert "no luck with these" in text
-    assert "in failing" in text
-    assert "operator-1" in text
-
-
-def test_what_cannot_work_is_refused_when_the_query_is_defined(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, v long, m array<int>")
-    source.add([{"k": "a", "v": 1}])
-    df = source.read()
-
-    def keep(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
-        return None, None
-
-    def define(**changes: Any) -> Any:
-        given: dict[str, Any] = {"by": "k", "state": "n long", "output": "k string", "function": keep}
-        return backend.map_states(df, **(given | changes))
-
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        cases: list[tuple[Callable[[], Any], str]] = [
-            (lambda: backend.aggregate(df, by="x", n=count()), "there is no column 'x' to group by"),
-            (lambda: backend.aggregate(df, by="k"), "there is nothing to aggregate"),
-            (lambda: backend.aggregate(df, by="k", n=1), "n= is 1, not an aggregate"),  # type: ignore[arg-type]
-            (lambda: backend.aggregate(df, by="k", k=count()), "cannot have a column 'k'"),
-            (lambda: backend.aggregate(df, by="k", n=sum("k")), r"sum\(\) takes numbers, not string"),
-            (lambda: backend.aggregate(df, by="k", n=max("m")), "a type with an order, not array<int>"),
-            (lambda: backend.aggregate(df, by="k", n=first("nothing")), "names column 'nothing'"),
-            (lambda: backend.aggregate(df, by="k", n=approx_count_distinct("v", rsd=2)), "rsd=2 is not in"),
-            (lambda: backend.aggregate(spark.range(3), by="id", n=count()), "is not streaming"),
-            (
-                lambda: backend.aggregate(df, by="k", n=count(), ttl_ms=0),
-                "ttl_ms=0 is no number of milliseconds above 0",
-            ),
-            (lambda: define(ttl_ms="1 hour"), "ttl_ms='1 hour' is no number of milliseconds"),
-            (lambda: define(state="no such type"), "the state schema cannot be used"),
-            (lambda: define(function=lambda rows: None), r"called as function\(rows, keys, states\)"),
-            (lambda: define(state="__exists boolean"), "__exists is taken by DSTL"),
-            (lambda: define(output="x interval year to month"), "the output's column 'x' is interval year to month"),
-        ]
-        for attempt, message in cases:
-            with pytest.raises(Invalid, match=message):
-                attempt()
-        assert repr(backend).endswith("operators=[])")

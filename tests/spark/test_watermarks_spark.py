@@ -1,7 +1,5 @@
 """Watermarks through Spark, where event times fall as well as rise: batch by batch as Spark's own."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from dstl.spark import StateBackend
 from dstl.spark.listener import CheckpointReport
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("rocksdb", "same_batches")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUTPUT = "k string, what string, at long, n long, mark long"
@@ -45,18 +43,6 @@ class Windows(StatefulProcessor):
         self.counts.removeKey((window,))
         yield Row(k=key[0], what="window", at=window, n=n, mark=timerValues.getCurrentWatermarkInMs())
 
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture
-def same_batches(spark: SparkSession, rocksdb: None) -> Iterator[None]:
-    """Spark makes no batches of its own accord: where it has the same, everything else must be the same, too."""
-    name = "spark.sql.streaming.noDataMicroBatches.enabled"
-    spark.conf.set(name, "false")
-    yield
-    spark.conf.unset(name)
-
 
 def event_times(rng: random.Random, batches: int, start: int = 0) -> list[list[int]]:
     """By batch, seconds that rise, fall far behind, pause and come back."""
@@ -78,7 +64,6 @@ def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "2500 milliseconds")
 
 
-@pytest.mark.usefixtures("same_batches")
 def test_a_watermark_never_falls_and_late_rows_and_windows_are_those_of_spark(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:
@@ -98,7 +83,7 @@ def test_a_watermark_never_falls_and_late_rows_and_windows_are_those_of_spark(
         # Each run is a driver of its own.
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
             backend.add_listener(lambda report: late.update(dropped(report)))
-            ours += source.collect(backend.groupBy(df, "k").transformWithState(*what), "ours")
+            ours += source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
         assert sorted(ours) == sorted(want), f"run {number}"
     assert any(row[2] == "window" for row in want)
     assert sum(map(len, (batch for times in runs for batch in times))) == sum(late.values()) + sum(
@@ -126,7 +111,6 @@ def aggregation_marks(source: Any, df: DataFrame, directory: Path) -> dict[int, 
     return {row[0]: row[1] for row in frame.collect()}
 
 
-@pytest.mark.usefixtures("same_batches")
 def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(
     spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
 ) -> None:
@@ -149,6 +133,6 @@ def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark
         want += sources[0].collect(first.union(second), "native")
         with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
             one, other = (backend.groupBy(frame, "k").transformWithState(*what) for frame in frames)
-            ours += sources[0].collect(one.union(other), "ours")
+            ours += sources[0].collect(one.union(other), backend)
         assert sorted(ours) == sorted(want), f"run {number}"
     assert any(row[2] == "window" for row in want)

@@ -1,10 +1,8 @@
 """Windowed aggregates and deduplication through Spark: batch by batch as Spark's own, with late rows and restarts."""
 
-from __future__ import annotations
-
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,20 +21,6 @@ RUNS = (2, 3)
 """The parallelism of each run, which a driver of its own makes."""
 
 
-@pytest.fixture
-def same_batches(spark: SparkSession) -> Iterator[None]:
-    """Spark makes no batches of its own accord: where it has the same, everything else must be the same, too."""
-    settings = {"spark.sql.streaming.noDataMicroBatches.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-    # Moments are the same in every zone; their Arrow type is not.
-    settings["spark.sql.session.timeZone"] = "America/New_York"
-    before = {name: spark.conf.get(name) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    yield
-    for name, value in before.items():
-        spark.conf.set(name, value)
-
-
 AGGREGATES: tuple[Callable[[], Column], ...] = (
     lambda: F.count("*").alias("n"),
     lambda: F.sum("v"),
@@ -44,7 +28,20 @@ AGGREGATES: tuple[Callable[[], Column], ...] = (
     lambda: F.min("x").alias("low"),
     lambda: F.max(F.col("v") * 2).alias("high"),
     lambda: F.count("g").alias("some"),
+    lambda: F.collect_list("v").alias("list"),
+    lambda: F.collect_set("g").alias("set"),
+    lambda: F.min_by(F.col("v") * 3, "v").alias("least"),
+    lambda: F.max_by(F.concat("k", "x"), "x").alias("most"),
+    lambda: F.bool_and(F.col("v") > 0).alias("all"),
+    lambda: F.stddev("v").alias("deviation"),
+    lambda: F.var_pop("x").alias("variance"),
 )
+
+
+def settled(df: DataFrame) -> DataFrame:
+    """Put lists in one order, and take the last digits off, which depend on the order of rows."""
+    lists = {name: F.sort_array(name) for name in ("list", "set")}
+    return df.withColumns(lists | {name: F.round(name, 6) for name in ("deviation", "variance")})
 
 
 class Windowed(NamedTuple):
@@ -59,11 +56,11 @@ class Windowed(NamedTuple):
         return f"{self.name}-{self.mode}"
 
     def native(self, df: DataFrame) -> DataFrame:
-        return df.groupBy(*self._cols()).agg(*(each() for each in AGGREGATES))
+        return settled(df.groupBy(*self._cols()).agg(*(each() for each in AGGREGATES)))
 
     def ours(self, backend: StateBackend, df: DataFrame) -> DataFrame:
         aggregates = [each() for each in AGGREGATES]
-        return backend.groupBy(df, *self._cols()).agg(*aggregates, outputMode=self.mode, name=self.label)
+        return settled(backend.groupBy(df, *self._cols()).agg(*aggregates, outputMode=self.mode, name=self.label))
 
     def _cols(self) -> list[Any]:
         return [each() if callable(each) else each for each in self.by]
@@ -148,11 +145,11 @@ Rows = list[tuple[int, str, str]]
 """Batch, query and row, as JSON."""
 
 
-def run(df: DataFrame, mode: str, checkpoint: Path) -> tuple[Rows, StreamingQuery]:
+def run(df: DataFrame, mode: str, checkpoint: str) -> tuple[Rows, StreamingQuery]:
     """Process everything that is there and return what came out."""
     got: Rows = []
     writer = df.writeStream.foreachBatch(lambda out, batch: got.extend((batch, *row) for row in out.collect()))
-    query = writer.outputMode(mode).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query = writer.outputMode(mode).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()
     return got, query
 
@@ -171,7 +168,7 @@ def native_late(query: StreamingQuery) -> dict[int, list[int]]:
     }
 
 
-@pytest.mark.usefixtures("same_batches")
+@pytest.mark.usefixtures("same_batches", "one_partition")
 @pytest.mark.parametrize(
     ("cases", "count"),
     [(CASES, 3), pytest.param(CASES + MORE, 6, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
@@ -182,10 +179,13 @@ def test_batches_are_sparks_own(
     count: int,
     spark: SparkSession,
     stream: Callable[..., Any],
+    set_conf: Any,
     tmp_path: Path,
     seed: int,
 ) -> None:
     """All of ours are one query; of Spark's those in append mode, for it takes only one of another mode."""
+    # Moments are the same in every zone; their Arrow type is not.
+    set_conf({"spark.sql.session.timeZone": "America/New_York"})
     rng = random.Random(seed)
     source = stream(SCHEMA)
     df = timed(source.read())
@@ -202,7 +202,7 @@ def test_batches_are_sparks_own(
         want_late: dict[tuple[str, ...], dict[int, list[int]]] = {}
         for of_query in (appending, *alone):
             frames = together({each: native[each] for each in of_query})
-            got, query = run(frames, of_query[0].mode, tmp_path / of_query[0].label)
+            got, query = run(frames, of_query[0].mode, str(tmp_path / of_query[0].label))
             want += got
             want_late[tuple(case.label for case in of_query)] = native_late(query)
         late: dict[int, dict[str, int]] = {}
@@ -211,7 +211,7 @@ def test_batches_are_sparks_own(
             ours = {case: case.ours(backend, df) for case in cases}
             for case in cases:
                 assert ours[case].schema.jsonValue() == native[case].schema.jsonValue(), case.label
-            found, _ = run(together(ours), "update", tmp_path / "ours")
+            found, _ = run(together(ours), "update", backend.checkpoint_location)
         for case in cases:
             mine, theirs = (sorted(row for row in rows if row[1] == case.label) for rows in (found, want))
             assert mine == theirs, f"{case.label}, run {number}"

@@ -6,7 +6,7 @@ import sys
 
 _WORKER = """
 import gc, json, weakref
-from dstl.spark.worker_heap import count_task
+from dstl.spark.worker_process import count_task
 
 class Cycle:
     def __init__(self):

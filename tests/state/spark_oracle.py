@@ -15,9 +15,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StringType, StructField, StructType
 
 from dstl.spark.operators.ddl import parse_ddl
-from dstl.state.declared_schemas import DeclaredSchemas
+from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.processor_runner import discover_states
 from dstl.state.registry import StateRegistry
+from dstl.taskmanager.reads import nothing_held
 
 ROWS = [
     "if(id % 5 = 0, null, concat('k', id % 5)) k",
@@ -105,28 +106,32 @@ def main():
         theirs = {row.k: row.what for row in run(user, OUTPUT, "Update", "None").collect()}
 
         schemas = DeclaredSchemas(parse_ddl)
-        discover_states(processor(style, values), StateRegistry(StructType([])), "none", "oracle", schemas)
+        discover_states(
+            processor(style, values), StateRegistry(StructType([])), "none", "oracle", schemas, nothing_held()
+        )
 
         def task(batches, user=user, style=style, schemas=schemas):
-            from dstl.state.memory_source import MemoryStateSource
-            from dstl.state.processor_runner import ProcessorRunner
+            from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner
             from dstl.state.registry import StateRegistry
             from dstl.state.task_input import TaskInput
+            from dstl.taskmanager.reads import nothing_held
 
             key_schema, input_schema, output_schema = (
                 StructType.fromJson(json.loads(text)) for text in (keys, inputs, outputs)
             )
             runner = ProcessorRunner(
                 user,
-                operator="oracle",
-                key_schema=key_schema,
-                input_schema=input_schema,
-                output_schema=output_schema,
-                registry=StateRegistry(key_schema),
-                schemas=schemas,
-                style=style,
+                ProcessorOperator(
+                    name="oracle",
+                    key_schema=key_schema,
+                    input_schema=input_schema,
+                    output_schema=output_schema,
+                    style=style,
+                ),
+                StateRegistry(key_schema),
+                schemas,
             )
-            yield from runner.run(batches, TaskInput(MemoryStateSource(), lambda part: None, 1))
+            yield from runner.run(batches, TaskInput(nothing_held(), lambda part: None, 1))
 
         grouped_rows = rows.withColumn("__dstl_key_group", F.expr("cast(pmod(hash(k, k2), 128) as int)"))
         sorted_rows = grouped_rows.repartition(1).sortWithinPartitions("k", "k2")

@@ -14,15 +14,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 from dstl.errors import Invalid
 from dstl.state.frames.row_writer import arrow_schema
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregation, OutputMode
+from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, Aggregation, OutputMode, TimeWindows
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from dstl.state.vectorised.key_codes import Groups
-from dstl.state.vectorised.keyed_functions import Aggregate
 from dstl.state.vectorised.session_runner import SessionRunner
-from dstl.state.vectorised.time_windows import TimeWindows
+from worlds.memory_source import MemorySource
 
 MOMENT = TimestampType()
 ROWS = StructType(
@@ -67,7 +65,7 @@ class Job:
 
     def __init__(self, definition: Aggregation, call_rows: int) -> None:
         self.definition, self.call_rows = definition, call_rows
-        self.source = MemoryStateSource()
+        self.source = MemorySource()
         self.registry = StateRegistry(definition.key_schema)
         self.watermark = self.late_watermark = 0
         self.late_rows = 0
@@ -219,23 +217,36 @@ def test_batches_are_those_of_the_rules(mode: OutputMode, windows: tuple[int, in
             assert job.held == 0
 
 
-@pytest.mark.parametrize("function", ["first", "last", "approx_count_distinct", "mean", "max"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        *("first", "last", "approx_count_distinct", "mean", "max", "count_distinct", "collect_list", "collect_set"),
+        *("min_by", "max_by", "var_pop", "stddev_samp"),
+    ],
+)
 def test_every_aggregate_merges_as_it_folds(function: str, seed: int) -> None:
     """Partial accumulators of pieces of the rows, merged in their order, are that of all rows."""
     rng = random.Random(seed)
-    schema = StructType([StructField("v", LongType())])
+    pair = StructType([StructField("c0", LongType()), StructField("c1", LongType())])
+    schema = StructType([StructField("v", pair if function.endswith("_by") else LongType())])
     for ignore_nulls in (False, True):
         accumulator = Aggregate(function, "v", ignore_nulls=ignore_nulls).accumulator(schema)
         state = StructType([StructField(str(at), kind) for at, kind in enumerate(accumulator.state)])
         nothing = [pa.nulls(4, field.type) for field in arrow_schema(state)]
         values = pa.array([rng.choice([None, rng.randrange(9)]) for _ in range(60)], pa.int64())
+        if function.endswith("_by"):
+            values = pa.StructArray.from_arrays([pa.array(range(60)), values], ["c0", "c1"])
         codes = np.array([rng.randrange(4) for _ in range(60)])
         codes[:4] = range(4)
         whole = accumulator.finish(accumulator.fold(nothing, values, Groups(codes)))
         pieces = [accumulator.fold(nothing, values[at : at + 20], _groups(codes[at : at + 20])) for at in (0, 20, 40)]
         partial = [pa.concat_arrays(list(columns)) for columns in zip(*pieces, strict=True)]
         merged = accumulator.merge(partial, Groups(np.tile(np.arange(4), 3)))
-        assert accumulator.finish(merged).to_pylist() == whole.to_pylist()
+        found, want = accumulator.finish(merged).to_pylist(), whole.to_pylist()
+        assert found == (pytest.approx(want) if function in ("var_pop", "stddev_samp") else want)
+        # Nothing but nulls is no value.
+        none = accumulator.fold(nothing, pa.nulls(60, values.type), Groups(codes))
+        assert accumulator.finish(none).to_pylist() == accumulator.finish(nothing).to_pylist()
 
 
 def _groups(codes: Any) -> Groups:

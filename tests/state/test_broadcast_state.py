@@ -14,17 +14,20 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from dstl.changelog.change_digest import ChangeDigest
+from dstl.changelog.change_set import digest_changes
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.broadcast_copies import BroadcastCopies
-from dstl.state.broadcast_rows import BroadcastStream, rows_of_streams
-from dstl.state.broadcast_state import BROADCAST_KEY_GROUP, BroadcastState
-from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner
+from dstl.state.broadcast_state import (
+    BROADCAST_KEY_GROUP,
+    BroadcastCopies,
+    BroadcastState,
+    BroadcastStream,
+    rows_of_streams,
+)
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from worlds.ddl import parse_ddl, schemas_of_tests
-from worlds.runner import INPUT, KEY, OUTPUT, batches_of
+from worlds.ddl import parse_ddl
+from worlds.memory_source import MemorySource
+from worlds.runner import INPUT, KEY, OUTPUT, a_runner, batches_of
 
 RULES = parse_ddl("id string, least long")
 STREAM = BroadcastStream("rules", "__dstl_broadcast_0", RULES)
@@ -57,7 +60,7 @@ class World:
 
     def __init__(self, make: Any = Rules, partitions: int = 2, stream: BroadcastStream = STREAM, **more: Any) -> None:
         self.make, self.partitions, self.stream, self.more = make, partitions, stream, more
-        self.source = MemoryStateSource()
+        self.source = MemorySource()
         self.stored = StateRegistry(KEY).to_wire()
         self.batch = 0
         self.copies: BroadcastCopies | None = None
@@ -79,17 +82,8 @@ class World:
         out, digests, kept = [], set(), []
         for partition in range(self.partitions):
             registry = StateRegistry.from_wire(self.stored)
-            runner = ProcessorRunner(
-                self.make(),
-                operator="op",
-                key_schema=KEY,
-                input_schema=INPUT,
-                output_schema=OUTPUT,
-                registry=registry,
-                schemas=schemas_of_tests(),
-                streams=[self.stream],
-                **self.more,
-            )
+            what = {"key_schema": KEY, "input_schema": INPUT, "output_schema": OUTPUT, "streams": [self.stream]}
+            runner = a_runner(self.make(), registry, **what | self.more)
             parts: list[pa.RecordBatch] = []
             common: list[pa.RecordBatch] = []
             mine = [row for row in rows if ord(row["k"]) % self.partitions == partition]
@@ -103,11 +97,9 @@ class World:
             )
             for made in runner.run(iter(batches_of(mine, 3)), task):
                 out += made.to_pylist()
-            digest = ChangeDigest()
             for part in common:
                 assert set(part.column("key_group").to_pylist()) == {BROADCAST_KEY_GROUP}
-                digest.update(part)
-            digests.add(digest.digest())
+            digests.add(digest_changes(common))
             kept.append((parts, common))
             self.stored = registry.to_wire()
         assert len(digests) == 1, "every partition makes the same changes"

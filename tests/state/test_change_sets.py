@@ -11,15 +11,16 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from dstl.changelog.change_digest import ChangeDigest
+from dstl.changelog.change_set import digest_changes
 from dstl.spark.operators.grouping import group_rows
-from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys
-from dstl.state.vectorised.runner import VectorisedRunner
+from dstl.state.vectorised.aggregation import Aggregate
+from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.memory_source import MemorySource
+from worlds.runner import plain_aggregation
 
 KEY = parse_ddl("k double")
 INPUT = parse_ddl("k double, n long, x double")
@@ -62,13 +63,9 @@ class Sets(StatefulProcessor):
 def processors(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[[Any], Any]]:
     runner = ProcessorRunner(
         Sets(),
-        operator="op",
-        key_schema=KEY,
-        input_schema=INPUT,
-        output_schema=KEY,
-        schemas=schemas_of_tests(),
-        registry=registry,
-        time_mode="processingTime",
+        ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=KEY, time_mode="processingTime"),
+        registry,
+        schemas_of_tests(),
         part_bytes=part_bytes,
     )
     return runner, lambda batches: group_rows(batches, ["k"], rows_per_batch=5)
@@ -77,16 +74,8 @@ def processors(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[
 def aggregates(registry: StateRegistry, part_bytes: int) -> tuple[Any, Callable[[Any], Any]]:
     made = {"n": Aggregate("count"), "total": Aggregate("sum", "n")}
     made |= {f"{name}_x": Aggregate(name, "x") for name in ("min", "max", "sum", "mean", "approx_count_distinct")}
-    runner = VectorisedRunner(
-        AggregateKeys(KEY, INPUT, made),
-        operator="op",
-        key_schema=KEY,
-        input_schema=INPUT,
-        registry=registry,
-        part_bytes=part_bytes,
-        call_rows=40,
-    )
-    return runner, iter
+    whole = plain_aggregation(KEY, INPUT, made)
+    return AggregationRunner(whole, operator="op", registry=registry, call_rows=40, part_bytes=part_bytes), iter
 
 
 def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
@@ -110,7 +99,7 @@ def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., An
     rng = random.Random(seed)
     schema = pa.schema([("k", pa.float64()), ("n", pa.int64()), ("x", pa.float64())])
     for _ in range(10):
-        source, stored = MemoryStateSource(), StateRegistry(KEY).to_wire()
+        source, stored = MemorySource(), StateRegistry(KEY).to_wire()
         for batch in range(3):
             rows = random_rows(rng)
             digests, contents = set(), set()
@@ -121,10 +110,7 @@ def test_a_change_set_knows_no_order_of_rows_and_no_parts(kind: Callable[..., An
                 sent: list[pa.RecordBatch] = []
                 task = TaskInput(source, sent.append, batch + 1, range(8), 1000 + 100 * batch)
                 list(runner.run(gathered(table_of(rows, schema).to_batches(max_chunksize=7)), task))
-                digest = ChangeDigest()
-                for part in sent:
-                    digest.update(part)
-                digests.add(digest.digest())
+                digests.add(digest_changes(sent))
                 contents.add(tuple(sorted(map(repr, (row for part in sent for row in part.to_pylist())))))
             assert (len(digests), len(contents)) == (1, 1)
             for part in sent:
@@ -148,10 +134,6 @@ def test_a_worker_keeps_no_more_of_a_change_set_than_a_part_and_what_timers_read
     runner, gathered = processors(registry, 4000)
     # The timers of ten of them are due in this batch: they are read again at its end, and only they are kept.
     rows[:10] = [{**row, "n": 0} for row in rows[:10]]
-    list(
-        runner.run(
-            gathered(table_of(rows, schema).to_batches()), TaskInput(MemoryStateSource(), send, 1, range(8), 1000)
-        )
-    )
+    list(runner.run(gathered(table_of(rows, schema).to_batches()), TaskInput(MemorySource(), send, 1, range(8), 1000)))
     assert sent > 50 * 4000
     assert most <= 10 * 5

@@ -10,12 +10,12 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.declared_schemas import DeclaredSchemas
-from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner, discover_states
+from dstl.state.descriptor import DeclaredSchemas
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.memory_source import MemorySource
 from worlds.runner import INPUT, KEY, OUTPUT, batches_of
 
 
@@ -68,20 +68,17 @@ class Declares(StatefulProcessor):  # type: ignore[misc]
 @pytest.mark.parametrize(("text", "works"), [("n long", True), ("n  long", False)])
 def test_a_task_runs_with_the_texts_of_the_driver(text: str, works: bool) -> None:
     schemas = schemas_of_tests()
-    registry = discover_states(Declares(), StateRegistry(KEY), "none", "op", schemas)
+    registry = discover_states(Declares(), StateRegistry(KEY), "none", "op", schemas, MemorySource())
     processor = Declares()
     processor.text = text
     runner = ProcessorRunner(
         processor,
-        operator="op",
-        key_schema=KEY,
-        input_schema=INPUT,
-        output_schema=OUTPUT,
-        registry=StateRegistry.from_wire(registry.to_wire(), settled=True),
-        schemas=shipped(schemas),
+        ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT),
+        StateRegistry.from_wire(registry.to_wire(), settled=True),
+        shipped(schemas),
     )
     batches = iter(batches_of([{"k": "a", "op": "", "n": 0}], 5))
-    run = runner.run(batches, TaskInput(MemoryStateSource(), lambda part: None, 1))
+    run = runner.run(batches, TaskInput(MemorySource(), lambda part: None, 1))
     if works:
         assert [row["n"] for batch in run for row in batch.to_pylist()] == [1]
     else:

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from dstl.state.frames.row_writer import arrow_schema
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.duplicates_runner import Deduplication, DuplicatesRunner
+from worlds.memory_source import MemorySource
 
 ROWS = StructType([StructField("k", StringType()), StructField("t", TimestampType()), StructField("n", LongType())])
 GROUPS, DELAY = 4, 20
@@ -84,7 +84,7 @@ def batches_of(rows: list[Row]) -> list[pa.RecordBatch]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_batches_are_those_of_the_rules(kind: str, seed: int) -> None:
     rng = random.Random(f"{seed}-{kind}")
-    definition, model, source = KINDS[kind], Model(kind), MemoryStateSource()
+    definition, model, source = KINDS[kind], Model(kind), MemorySource()
     now = number = 0
     for batch in range(40):
         now += rng.choice([0, 3, 10, 40])

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from test_vectorised import KEY, Job
+from test_vectorised import KEY, Job, aggregates, mapped
 
 import worlds.runner
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
+from dstl.state.vectorised.aggregation import Aggregate
 from worlds.ddl import parse_ddl
 from worlds.runner import batches_of
 
@@ -22,15 +22,15 @@ N, TOTAL = {"n": Aggregate("count")}, {"total": Aggregate("sum", "v")}
 
 
 def test_aggregates_are_added_and_removed_and_start_from_nothing_whenever_they_come() -> None:
-    job = Job(AggregateKeys(KEY, INPUTS, N), KEY, INPUTS)
+    job = Job(aggregates(N), KEY, INPUTS)
     job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
-    job.function = AggregateKeys(KEY, INPUTS, N | TOTAL | {"first": Aggregate("first", "v")})
+    job.make = aggregates(N | TOTAL | {"first": Aggregate("first", "v")})
     assert job.run([{"k": "a", "v": 5}]) == [{"k": "a", "n": 2, "total": 5, "first": 5}]
     assert job.run([{"k": "a", "v": 6}]) == [{"k": "a", "n": 3, "total": 11, "first": 5}]
-    job.function = AggregateKeys(KEY, INPUTS, TOTAL)
+    job.make = aggregates(TOTAL)
     assert job.run([{"k": "a", "v": 1}]) == [{"k": "a", "total": 12}]
     # "b" was last written before ``total`` came, "a" after ``n`` had gone.
-    job.function = AggregateKeys(KEY, INPUTS, TOTAL | N)
+    job.make = aggregates(TOTAL | N)
     assert sorted(job.run([{"k": "a", "v": 0}, {"k": "b", "v": 7}]), key=repr) == [
         {"k": "a", "total": 12, "n": 1},
         {"k": "b", "total": 7, "n": 1},
@@ -40,10 +40,10 @@ def test_aggregates_are_added_and_removed_and_start_from_nothing_whenever_they_c
 def test_aggregates_go_on_when_their_column_is_widened() -> None:
     narrow = parse_ddl("k string, v int")
     of = {name: Aggregate(name, "v") for name in ("sum", "min", "max", "mean", "last", "count")}
-    job = Job(AggregateKeys(KEY, narrow, of), KEY, narrow)
+    job = Job(aggregates(of), KEY, narrow)
     job.run([{"k": "a", "v": 1}, {"k": "a", "v": 5}])
     wide = parse_ddl("k string, v double")
-    job.inputs, job.function = wide, AggregateKeys(KEY, wide, of)
+    job.inputs, job.make = wide, aggregates(of)
     assert job.run([{"k": "a", "v": 0.5}]) == [
         {"k": "a", "sum": 6.5, "min": 0.5, "max": 5.0, "mean": 6.5 / 3, "last": 0.5, "count": 3}
     ]
@@ -52,9 +52,9 @@ def test_aggregates_go_on_when_their_column_is_widened() -> None:
 @pytest.mark.parametrize("other", [Aggregate("max", "v"), Aggregate("sum", "w"), Aggregate("count")])
 def test_an_aggregate_does_not_go_on_from_what_another_one_of_its_name_has_left(other: Aggregate) -> None:
     inputs = parse_ddl("k string, v long, w long")
-    job = Job(AggregateKeys(KEY, inputs, TOTAL), KEY, inputs)
+    job = Job(aggregates(TOTAL), KEY, inputs)
     job.run([{"k": "a", "v": 1, "w": 2}])
-    job.function = AggregateKeys(KEY, inputs, {"total": other})
+    job.make = aggregates({"total": other})
     with pytest.raises(Invalid, match=r"operator 'op': .*column 'total' was sum\(v\) and is .*another name"):
         job.run([{"k": "a", "v": 1, "w": 2}])
 
@@ -73,9 +73,9 @@ def test_a_function_over_states_sees_them_as_its_schema_says_now() -> None:
         parse_ddl("n int, gone string, l array<struct<x:int>>"),
         parse_ddl("new date, l array<struct<y:int,x:double>>, n long"),
     )
-    job = Job(MapStates(write, first, parse_ddl("k string"), "op"), KEY, INPUTS, ttl_ms=1000)
+    job = Job(mapped(write, first, parse_ddl("k string")), KEY, INPUTS, ttl_ms=1000)
     job.run([{"k": "a", "v": 1}])
-    job.function = MapStates(keep, later, parse_ddl("k string"), "op")
+    job.make = mapped(keep, later, parse_ddl("k string"))
     job.run([{"k": "a", "v": 1}])
     assert seen == [[{"new": None, "l": [{"y": None, "x": 1.0}], "n": 1}]]
 

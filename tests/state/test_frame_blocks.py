@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from dstl.state.frames.frame_blocks import frame_slicer, join_frames
+from dstl.state.frames.frame_reader import frame_slicer, join_frames
 
 COUNT = 50
 

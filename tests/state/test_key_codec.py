@@ -44,7 +44,7 @@ def plain(key):
     return tuple(one.asDict() if hasattr(one, "asDict") else one for one in key)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_bytes_are_equal_exactly_where_keys_are(data):
     types = data.draw(st.lists(st.sampled_from(list(COLUMNS)), max_size=3))

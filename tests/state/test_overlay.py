@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.overlay import Overlay
+from worlds.memory_source import MemorySource
 
 POINT, ENTRIES = 0, 1
 KEYS = [b"a", b"b", b"c", b""]
@@ -24,10 +24,10 @@ write = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.lists(write, max_size=25), st.lists(write, max_size=25))
 def test_applying_what_was_drained_gives_what_was_written(before, after):
-    source, points, entries = MemoryStateSource(), {}, {}
+    source, points, entries = MemorySource(), {}, {}
     for batch in (before, after):
         overlay = Overlay()
 

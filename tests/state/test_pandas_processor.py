@@ -13,24 +13,29 @@ from pyspark.sql.streaming.tws_tester import TwsTester
 
 from dstl.errors import Invalid
 from dstl.state.keyed_batch import FrameLimits
-from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.ddl import parse_ddl
+from worlds.memory_source import MemorySource
+from worlds.runner import a_runner
 
 KEY = parse_ddl("k string")
 
 
 def run(make, table, schema, output, source=None, chunk=1000, **options):
     registry = StateRegistry(KEY)
-    runner = ProcessorRunner(
-        make(), operator="op", key_schema=KEY, input_schema=parse_ddl(schema), output_schema=parse_ddl(output),
-        schemas=schemas_of_tests(), registry=registry, style="pandas", **options,
-    )  # fmt: skip
+    runner = a_runner(
+        make(),
+        registry,
+        key_schema=KEY,
+        input_schema=parse_ddl(schema),
+        output_schema=parse_ddl(output),
+        style="pandas",
+        **options,
+    )
     table = table.append_column("__dstl_key_group", pa.array([0] * len(table), pa.int32()))
     parts = []
-    source = source or MemoryStateSource()
+    source = source or MemorySource()
     batches = iter(table.to_batches(max_chunksize=chunk))
     out = pa.Table.from_batches(
         list(runner.run(batches, TaskInput(source, parts.append, 1))), runner._writer.schema
@@ -58,7 +63,7 @@ class Totals(StatefulProcessor):
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
 def test_the_same_as_pysparks_tester(seed, chunk):
     rng = random.Random(seed)
-    tester, source = TwsTester(Totals()), MemoryStateSource()
+    tester, source = TwsTester(Totals()), MemorySource()
     for _ in range(4):
         rows = sorted(
             [{"k": rng.choice("abcd"), "x": float(rng.randrange(100))} for _ in range(rng.randrange(1, 30))],
@@ -141,11 +146,15 @@ def test_a_timestamp_key_is_a_timestamp_of_the_session():
     table = pa.table({"k": pa.array([0, None], pa.timestamp("us", "America/New_York")), "x": [1.0, 2.0]})
     table = table.append_column("__dstl_key_group", pa.array([0, 0], pa.int32()))
     key = parse_ddl("k timestamp")
-    runner = ProcessorRunner(
-        Look(), operator="op", key_schema=key, input_schema=parse_ddl("k timestamp, x double"),
-        output_schema=parse_ddl("k string"), schemas=schemas_of_tests(), registry=StateRegistry(key), style="pandas",
-    )  # fmt: skip
-    list(runner.run(iter(table.to_batches()), TaskInput(MemoryStateSource(), lambda part: None, 1)))
+    runner = a_runner(
+        Look(),
+        StateRegistry(key),
+        key_schema=key,
+        input_schema=parse_ddl("k timestamp, x double"),
+        output_schema=parse_ddl("k string"),
+        style="pandas",
+    )
+    list(runner.run(iter(table.to_batches()), TaskInput(MemorySource(), lambda part: None, 1)))
     assert seen[0] == (pd.Timestamp("1969-12-31 19:00:00"),)
     assert pd.isna(seen[1][0])
 

@@ -17,11 +17,12 @@ import dstl.state.value_state
 from dstl.errors import UserCodeError
 from dstl.state.entry_state import EntryState
 from dstl.state.handle import ProcessorHandle
-from dstl.state.processor_runner import ProcessorRunner, discover_states
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
+from dstl.taskmanager.reads import nothing_held
 from worlds.ddl import schemas_of_tests
-from worlds.runner import INPUT, KEY, OPS, OUTPUT, Counter, Job, Script, Seen, TimedScript, batches_of
+from worlds.runner import INPUT, KEY, OPS, OUTPUT, Counter, Job, Script, Seen, TimedScript, a_runner, batches_of
 
 
 def random_rows(rng, now):
@@ -196,42 +197,26 @@ def test_the_driver_learns_the_states_and_tasks_keep_to_them():
     job = Job(Old)
     job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
     old = StateRegistry.from_wire(job.stored)
-    found = discover_states(New(), old, "none", "op", schemas_of_tests())
+    found = discover_states(New(), old, "none", "op", schemas_of_tests(), nothing_held())
     assert {d.name: (d.state_id, len(d.schemas)) for d in found.descriptors} == {"n": (0, 2), "gone": (2, 1)}
     assert found.removed == {1}
     settled = StateRegistry.from_wire(found.to_wire(), settled=True)
     runner = ProcessorRunner(
         New(),
-        operator="op",
-        key_schema=KEY,
-        input_schema=INPUT,
-        output_schema=OUTPUT,
-        schemas=schemas_of_tests(),
-        registry=settled,
+        ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT),
+        settled,
+        schemas_of_tests(),
     )
     assert list(runner.run(iter(()), TaskInput(job.source, lambda part: None, 2))) == []
     assert {d.name: d.state_id for d in settled.declared} == {"n": 0, "gone": 2}
     with pytest.raises(UserCodeError, match="'gone' is stored as a list state and declared as map"):
-        ProcessorRunner(
-            WithoutDeleting(), operator="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT,
-            schemas=schemas_of_tests(), registry=StateRegistry.from_wire(job.stored),
-        ).run(iter(()), TaskInput(job.source, lambda part: None, 2)).__next__()  # fmt: skip
-
-
-def test_a_schema_may_grow_from_one_run_to_the_next():
-    class Two(Counter):
-        def init(self, handle):
-            self.n = handle.getValueState("n", "added string, n long")
-
-        def handleInputRows(self, key, rows, timerValues):
-            yield Row(k=key[0], what=repr(self.n.get()), n=0)
-            self.n.update(("new", 7))
-
-    job = Job(Counter)
-    job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
-    job.make = Two
-    assert job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))[0]["what"] == "(None, 1)"
-    assert job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))[0]["what"] == "('new', 7)"
+        a_runner(
+            WithoutDeleting(),
+            StateRegistry.from_wire(job.stored),
+            key_schema=KEY,
+            input_schema=INPUT,
+            output_schema=OUTPUT,
+        ).run(iter(()), TaskInput(job.source, lambda part: None, 2)).__next__()
 
 
 def test_the_collectors_thresholds_are_put_back():

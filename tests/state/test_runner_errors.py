@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import Row
 
 from dstl.errors import Unavailable, UserCodeError
-from dstl.state.memory_source import MemoryStateSource
+from worlds.memory_source import MemorySource
 from worlds.runner import Counter, Job, Script, Seen, batches_of
 
 
@@ -104,7 +104,7 @@ def test_an_oversized_value_is_refused():
 
 
 def test_a_lost_task_manager_is_not_blamed_on_the_user():
-    class Gone(MemoryStateSource):
+    class Gone(MemorySource):
         def fetch_entries(self, *given):
             raise Unavailable("nobody answers")
 

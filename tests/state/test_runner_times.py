@@ -8,12 +8,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import UserCodeError
-from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.timers import expiry_ms
-from worlds.ddl import parse_ddl, schemas_of_tests
-from worlds.runner import INPUT, KEY, OUTPUT, Counter, Job, Seen, TimedScript, batches_of, group_of
+from worlds.ddl import parse_ddl
+from worlds.runner import INPUT, KEY, OUTPUT, Counter, Job, Seen, TimedScript, a_runner, batches_of, group_of
 
 
 def test_the_order_of_calls_and_the_timer_values():
@@ -60,11 +59,9 @@ def test_only_timers_of_the_partitions_key_groups_fire():
     job.run(batches_of([{"k": k, "op": "timer", "n": 50} for k in ("a", "b")], 5), now=10)
     own = [group_of("a")]
     registry = StateRegistry.from_wire(job.stored)
-    runner = ProcessorRunner(
-        TimedScript(), operator="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT, registry=registry,
-        schemas=schemas_of_tests(),
-        time_mode="processingTime",
-    )  # fmt: skip
+    runner = a_runner(
+        TimedScript(), registry, key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT, time_mode="processingTime"
+    )
     out = [r for b in runner.run(iter(()), TaskInput(job.source, lambda part: None, 9, own, 50)) for r in b.to_pylist()]
     assert {r["k"] for r in out} == {"a"}
 
@@ -159,7 +156,7 @@ def test_late_rows_are_dropped_and_the_latest_time_is_known():
     rows = [
         {"k": k, "op": "", "n": 0, "t": t} for k, t in (("a", 999_000), ("a", 1_000_000), ("b", 1_000_001), ("c", None))
     ]
-    job = Job(Counter, time_mode="eventTime", schema=schema, event_time_column="t")
+    job = Job(Counter, time_mode="eventTime", schema=schema, event_time="t")
     out = job.run(batches_of(rows, 10, kind), watermark=1000)
     assert [r["k"] for r in out] == ["b", "c"]
     assert job.runner.max_event_time_ms == 1000

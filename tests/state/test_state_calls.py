@@ -6,7 +6,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
 
 from dstl.errors import Invalid, UserCodeError
-from dstl.state.call_error import StateCallError
+from dstl.state.processor_errors import StateCallError
 from worlds.runner import Job, Seen, batches_of
 
 ONE = batches_of([{"k": "a", "op": "", "n": 0}], 5)

@@ -190,18 +190,6 @@ def test_an_operator_without_keys_is_one_too():
     assert reopened(StateRegistry(StructType([]))).key_schema == StructType([])
 
 
-def test_a_deleted_state_does_not_come_back_from_what_is_known():
-    # Its values would be there again under the same name in a later version of the processor.
-    known = StateRegistry(parse_ddl("k string"))
-    known.declare("old", StateKind.VALUE, parse_ddl("n long"))
-    following = StateRegistry.from_wire(known.to_wire())
-    following.remove("old")
-    following.declare("new", StateKind.VALUE, parse_ddl("n long"))
-    assert [(d.name, d.state_id) for d in following.descriptors] == [("new", 1)]
-    again = StateRegistry.from_wire(following.to_wire())
-    assert again.declare("old", StateKind.VALUE, parse_ddl("n long")).state_id == 2
-
-
 def test_a_settled_registry_does_not_delete_a_state_a_second_time():
     # init() runs in every task of every batch; what it deletes and declares anew must keep its values from then on.
     first = StateRegistry(parse_ddl("k string"))

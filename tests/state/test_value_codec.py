@@ -31,8 +31,7 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import CorruptData, Invalid
-from dstl.state.codec.value_codec import ValueCodec
-from dstl.state.ttl import is_expired, write_time_ms
+from dstl.state.codec.value_codec import TimeToLive, ValueCodec, write_time_ms
 from worlds.ddl import parse_ddl
 
 MICROS = st.datetimes(datetime.datetime(1950, 1, 1), datetime.datetime(2200, 1, 1))
@@ -75,7 +74,7 @@ def types_with_values(depth=2):
     return st.one_of(atoms, atoms, arrays, maps, st.lists(inner, min_size=1, max_size=3).map(struct_of))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_what_is_encoded_is_decoded(data):
     parts = data.draw(st.lists(types_with_values(), min_size=1, max_size=5))
@@ -187,7 +186,7 @@ def test_added_columns_read_as_none_whatever_their_place():
         assert after.decode(after.encode(newer)) == newer
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(
     st.binary(max_size=40),
     st.sampled_from(["a int, b long", "a int, s string", "m map<string,array<int>>, t timestamp"]),
@@ -210,9 +209,9 @@ def test_the_write_time_is_in_the_value():
     timed, plain = ValueCodec("s", [schema], write_time_ms=1000).encode((5,)), ValueCodec("s", [schema]).encode((5,))
     assert write_time_ms(timed) == 1000
     assert write_time_ms(plain) is None
-    assert not is_expired(timed, 10, 1009)
-    assert is_expired(timed, 10, 1010)
-    assert not is_expired(plain, 10, 10**15)
+    assert not TimeToLive(10, 1009).is_dead(timed)
+    assert TimeToLive(10, 1010).is_dead(timed)
+    assert not TimeToLive(10, 10**15).is_dead(plain)
     # A time to live may be added or taken away: both kinds of value stay readable.
     assert ValueCodec("s", [schema]).decode(timed) == ValueCodec("s", [schema], write_time_ms=7).decode(plain) == (5,)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,15 @@ from pyspark.sql.types import (
 from dstl.errors import Invalid, UserCodeError
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.frames.row_writer import arrow_schema
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregate_functions import Extreme, Mean, Sum
-from dstl.state.vectorised.aggregation import gathered
-from dstl.state.vectorised.keyed_functions import Aggregate, AggregateKeys, MapStates
-from dstl.state.vectorised.runner import KeyedFunction, VectorisedRunner
+from dstl.state.vectorised.aggregation import Aggregate, gathered
+from dstl.state.vectorised.aggregation_runner import AggregationRunner
+from dstl.state.vectorised.map_states import MapStates, MapStatesRunner
 from worlds.ddl import parse_ddl
+from worlds.memory_source import MemorySource
+from worlds.runner import plain_aggregation
 
 KEY = StructType([StructField("k", StringType())])
 KEY_GROUP = "__dstl_key_group"
@@ -46,9 +47,9 @@ KEY_GROUP = "__dstl_key_group"
 class Job:
     """One partition of an operator over several micro-batches; state is kept as change batches leave it."""
 
-    def __init__(self, function: KeyedFunction, keys: StructType, inputs: StructType, **options: Any) -> None:
-        self.function, self.keys, self.inputs, self.options = function, keys, inputs, options
-        self.source = MemoryStateSource()
+    def __init__(self, make: Callable[..., Any], keys: StructType, inputs: StructType, **options: Any) -> None:
+        self.make, self.keys, self.inputs, self.options = make, keys, inputs, options
+        self.source = MemorySource()
         self.registry = StateRegistry(keys)
         self.changes: list[pa.RecordBatch] = []
         self.batch = 0
@@ -62,14 +63,8 @@ class Job:
         ]
         table = table.append_column(KEY_GROUP, pa.array(groups, pa.int32()))
         self.changes = []
-        runner = VectorisedRunner(
-            self.function,
-            operator="op",
-            key_schema=self.keys,
-            input_schema=self.inputs,
-            registry=StateRegistry.from_wire(self.registry.to_wire()),
-            **self.options,
-        )
+        registry = StateRegistry.from_wire(self.registry.to_wire())
+        runner = self.make(self.keys, self.inputs, operator="op", registry=registry, **self.options)
         self.registry = runner.registry
         task = TaskInput(
             source=self.source, send=self.changes.append, sequence=self.batch, processing_time_ms=self.now_ms
@@ -87,10 +82,35 @@ class Job:
         return {key: codec.decode(value) for (key, _), value in self.source.content(state).items()}
 
 
+def aggregates(held: Mapping[str, Aggregate], ttl_ms: int = 0) -> Callable[..., AggregationRunner]:
+    def make(keys: StructType, inputs: StructType, **options: Any) -> AggregationRunner:
+        return AggregationRunner(plain_aggregation(keys, inputs, held, ttl_ms), **options)
+
+    return make
+
+
+def mapped(function: Any, state: StructType, output: StructType) -> Callable[..., MapStatesRunner]:
+    def make(
+        keys: StructType, inputs: StructType, *, operator: str, ttl_ms: int = 0, **options: Any
+    ) -> MapStatesRunner:
+        of = MapStates(
+            name=operator,
+            function=function,
+            key_schema=keys,
+            input_schema=inputs,
+            output_schema=output,
+            state_schema=state,
+            ttl_ms=ttl_ms,
+        )
+        return MapStatesRunner(of, **options)
+
+    return make
+
+
 def test_more_text_than_one_array_takes_is_refused_with_the_way_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, Arrow's own error about offsets ended the query, at every restart alike."""
     inputs = StructType([*KEY.fields, StructField("v", StringType())])
-    job = Job(AggregateKeys(KEY, inputs, {"last": Aggregate("last", "v")}), KEY, inputs)
+    job = Job(aggregates({"last": Aggregate("last", "v")}), KEY, inputs)
     rows = [{"k": str(i % 3), "v": "x" * 100} for i in range(10)]
     monkeypatch.setattr("dstl.state.vectorised.key_codes._MOST_BYTES", 1 << 10)
     with pytest.raises(Invalid, match=r"column 'v' has .* in one partition.*larger parallelism"):
@@ -151,10 +171,10 @@ KINDS: dict[str, tuple[DataType, st.SearchStrategy[Any], tuple[str, ...]]] = {
 def test_aggregates_are_those_of_a_loop_over_all_rows_so_far(data: st.DataObject, kind: str) -> None:
     of, values, functions = KINDS[kind]
     inputs = StructType([StructField("k", StringType()), StructField("v", of)])
-    aggregates = {name: Aggregate(name, "v") for name in (*functions, "first", "last", "count")}
-    aggregates |= {f"{name}_some": Aggregate(name, "v", ignore_nulls=True) for name in ("first", "last")}
-    aggregates["rows"] = Aggregate("count")
-    job = Job(AggregateKeys(KEY, inputs, aggregates), KEY, inputs, call_rows=data.draw(st.sampled_from([4, 1000])))
+    held = {name: Aggregate(name, "v") for name in (*functions, "first", "last", "count")}
+    held |= {f"{name}_some": Aggregate(name, "v", ignore_nulls=True) for name in ("first", "last")}
+    held["rows"] = Aggregate("count")
+    job = Job(aggregates(held), KEY, inputs, call_rows=data.draw(st.sampled_from([4, 1000])))
     seen: dict[str | None, list[Any]] = {}
     for _ in range(3):
         rows = data.draw(
@@ -175,7 +195,7 @@ def test_aggregates_are_those_of_a_loop_over_all_rows_so_far(data: st.DataObject
 def test_several_columns_as_key_with_nulls_nans_and_signed_zeros_are_grouped_as_spark_does() -> None:
     keys = parse_ddl("a double, b long")
     inputs = parse_ddl("a double, b long")
-    job = Job(AggregateKeys(keys, inputs, {"n": Aggregate("count")}), keys, inputs)
+    job = Job(aggregates({"n": Aggregate("count")}), keys, inputs)
     rows = [(0.0, 1), (-0.0, 1), (math.nan, None), (-math.nan, None), (None, None), (None, 0)]
     found = job.run([{"a": a, "b": b} for a, b in rows])
     assert sorted(row["n"] for row in found) == [1, 1, 2, 2]
@@ -186,7 +206,7 @@ def test_several_columns_as_key_with_nulls_nans_and_signed_zeros_are_grouped_as_
 
 def test_zeros_within_arrays_are_one_key_too() -> None:
     keys = parse_ddl("a array<struct<x: double>>")
-    job = Job(AggregateKeys(keys, keys, {"n": Aggregate("count")}), keys, keys)
+    job = Job(aggregates({"n": Aggregate("count")}), keys, keys)
     for batch in (1, 2):
         found = job.run([{"a": [{"x": x}, None]} for x in (0.0, -0.0, math.nan, -math.nan, None)])
         assert sorted(row["n"] for row in found) == [batch, 2 * batch, 2 * batch]
@@ -194,7 +214,7 @@ def test_zeros_within_arrays_are_one_key_too() -> None:
 
 def test_an_integer_sum_beyond_64_bits_fails_instead_of_wrapping_around() -> None:
     inputs = parse_ddl("k string, v long")
-    function = AggregateKeys(KEY, inputs, {"total": Aggregate("sum", "v")})
+    function = aggregates({"total": Aggregate("sum", "v")})
     half = 1 << 62
     with pytest.raises(Invalid, match="operator 'op': aggregate 'total': a sum does not fit int64"):
         Job(function, KEY, inputs).run([{"k": "a", "v": half}, {"k": "a", "v": half}])
@@ -209,7 +229,7 @@ def test_decimals_fail_instead_of_losing_digits() -> None:
     inputs = parse_ddl("k string, v decimal(38,0)")
     most = decimal.Decimal("9" * 38)
     for name in ("sum", "mean"):
-        function = AggregateKeys(KEY, inputs, {"total": Aggregate(name, "v")})
+        function = aggregates({"total": Aggregate(name, "v")})
         with pytest.raises(Invalid, match=r"operator 'op': aggregate 'total': a (sum|mean) does not fit decimal128"):
             Job(function, KEY, inputs).run([{"k": "a", "v": most}, {"k": "a", "v": most}])
 
@@ -218,8 +238,8 @@ def test_decimals_fail_instead_of_losing_digits() -> None:
 @given(st.lists(st.integers(-(10**20) + 1, 10**20 - 1), min_size=1, max_size=9), st.sampled_from([0, 2, 10]))
 def test_a_mean_of_decimals_is_rounded_half_up_in_the_last_digit(values: list[int], scale: int) -> None:
     inputs = StructType([StructField("k", StringType()), StructField("v", DecimalType(20, scale))])
-    function = AggregateKeys(KEY, inputs, {"mean": Aggregate("mean", "v")})
-    assert function.output_schema["mean"].dataType == DecimalType(24, scale + 4)
+    function = aggregates({"mean": Aggregate("mean", "v")})
+    assert Mean(DecimalType(20, scale)).result == DecimalType(24, scale + 4)
     context = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_UP)
     exact = [decimal.Decimal(value).scaleb(-scale, context) for value in values]
     total = decimal.Decimal(sum(values)).scaleb(-scale, context)
@@ -234,7 +254,7 @@ def test_a_mean_of_decimals_is_rounded_half_up_in_the_last_digit(values: list[in
 def test_approximate_distinct_counts_stay_near_the_truth_over_batches(rsd: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     inputs = parse_ddl("k string, v string")
-    job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("approx_count_distinct", "v", rsd=rsd)}), KEY, inputs)
+    job = Job(aggregates({"n": Aggregate("approx_count_distinct", "v", rsd=rsd)}), KEY, inputs)
     sizes = {"none": 0, "one": 1, "few": 30, "many": 3000}
     rows = [{"k": "none", "v": None}]
     rows += [{"k": key, "v": f"{key}-{i}"} for key, size in sizes.items() for i in range(size)]
@@ -265,7 +285,7 @@ IN = parse_ddl("k string, v long")
 
 
 def test_a_function_sees_prior_states_and_may_remove_them() -> None:
-    job = Job(MapStates(totals, TOTAL, OUT, "op"), KEY, IN)
+    job = Job(mapped(totals, TOTAL, OUT), KEY, IN)
     rows = [{"k": "a", "v": 1}, {"k": None, "v": 5}, {"k": "a", "v": 2}, {"k": "b", "v": 1}]
     first = job.run(rows)
     assert {(r["k"], r["total"], r["before"]) for r in first} == {("a", 3, False), (None, 5, False), ("b", 1, False)}
@@ -283,13 +303,13 @@ def test_a_state_that_is_removed_needs_no_value_in_a_required_column() -> None:
         return pa.table({"total": total, "__exists": pc.not_equal(keys["k"], "a")}), None
 
     required = StructType([StructField("total", LongType(), nullable=False)])
-    job = Job(MapStates(remove, required, OUT, "op"), KEY, IN)
+    job = Job(mapped(remove, required, OUT), KEY, IN)
     job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
     assert job.content() == {b"b": (1,)}
 
 
 def test_states_that_stay_the_same_are_not_written() -> None:
-    job = Job(MapStates(totals, TOTAL, OUT, "op"), KEY, IN)
+    job = Job(mapped(totals, TOTAL, OUT), KEY, IN)
     job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
     job.run([{"k": "a", "v": 0}, {"k": "b", "v": 1}, {"k": "gone", "v": -1}])
     assert [change["key"] for part in job.changes for change in part.to_pylist()] == [b"b"]
@@ -309,7 +329,7 @@ def test_a_key_is_in_one_call_with_all_its_rows_in_their_order() -> None:
         return None, None
 
     rows = [{"k": f"k{i % 7}", "v": i} for i in range(60)]
-    job = Job(MapStates(collect, TOTAL, OUT, "op"), KEY, IN, call_rows=10)
+    job = Job(mapped(collect, TOTAL, OUT), KEY, IN, call_rows=10)
     assert job.run(rows) == []
     assert len(calls) > 3
     assert [key for call in calls for key in call] == list(dict.fromkeys(key for call in calls for key in call))
@@ -319,7 +339,7 @@ def test_a_key_is_in_one_call_with_all_its_rows_in_their_order() -> None:
 
 
 def test_a_large_change_set_is_sent_in_parts() -> None:
-    job = Job(MapStates(totals, TOTAL, OUT, "op"), KEY, IN, part_bytes=512)
+    job = Job(mapped(totals, TOTAL, OUT), KEY, IN, part_bytes=512)
     job.run([{"k": f"k{i}", "v": i} for i in range(100)])
     assert len(job.changes) > 5
     assert len(job.content()) == 100
@@ -350,7 +370,7 @@ BAD: list[tuple[Callable[..., Any], type[Exception], str]] = [
 def test_what_a_function_may_not_do_names_the_operator_and_sends_nothing(
     function: Callable[..., Any], error: type[Exception], message: str
 ) -> None:
-    job = Job(MapStates(function, TOTAL, OUT, "op"), KEY, IN)
+    job = Job(mapped(function, TOTAL, OUT), KEY, IN)
     with pytest.raises(error, match=message) as raised:
         job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
     assert "'op'" in str(raised.value)
@@ -365,12 +385,12 @@ def test_types_that_have_no_such_aggregate_are_refused() -> None:
     with pytest.raises(Invalid, match=r"max\(\) takes a type with an order"):
         Extreme(parse_ddl("a array<int>")["a"].dataType, largest=True)
     with pytest.raises(Invalid, match=r"sum\(\) names column 'x'; there are k, v"):
-        AggregateKeys(KEY, IN, {"n": Aggregate("sum", "x")})
+        plain_aggregation(KEY, IN, {"n": Aggregate("sum", "x")})
 
 
 def test_a_state_is_gone_when_its_time_to_live_has_passed_since_its_last_row() -> None:
     inputs = StructType([*KEY.fields, StructField("v", LongType())])
-    job = Job(AggregateKeys(KEY, inputs, {"n": Aggregate("sum", "v")}), KEY, inputs, ttl_ms=100)
+    job = Job(aggregates({"n": Aggregate("sum", "v")}, 100), KEY, inputs)
     seen = []
     # "kept" is written each time, with a value that does not change; "late" comes back at the last moment and after it.
     for now, keys in (
@@ -395,7 +415,7 @@ def test_a_function_sees_no_expired_state_and_removes_none() -> None:
         return pa.table({"n": rows.column("v"), "__exists": kept}), None
 
     inputs = StructType([*KEY.fields, StructField("v", LongType())])
-    job = Job(MapStates(function, parse_ddl("n long"), parse_ddl("k string"), "op"), KEY, inputs, ttl_ms=10)
+    job = Job(mapped(function, parse_ddl("n long"), parse_ddl("k string")), KEY, inputs, ttl_ms=10)
     for now, v in ((0, 1), (9, 2), (19, 3), (40, 0), (41, 1)):
         job.now_ms = now
         job.run([{"k": "a", "v": v}])
@@ -407,22 +427,22 @@ def test_nothing_runs_per_row_or_per_key_in_python() -> None:
     inputs = parse_ddl("k string, b long, v long, x double, d decimal(10,2), s string, t timestamp")
     keys = parse_ddl("k string, b long")
     names = ("sum", "mean", "min", "max", "first", "last", "count", "approx_count_distinct")
-    aggregates = {f"{name}_{column}": Aggregate(name, column) for name in names for column in "vxd"}
-    aggregates |= {f"{name}_{column}": Aggregate(name, column) for name in names[2:] for column in "st"}
+    held = {f"{name}_{column}": Aggregate(name, column) for name in names for column in "vxd"}
+    held |= {f"{name}_{column}": Aggregate(name, column) for name in names[2:] for column in "st"}
 
     def calls_of(rows: int, distinct: int) -> int:
         table = [
             {"k": f"k{i % distinct}", "b": i % distinct, "v": i, "x": i / 4, "d": decimal.Decimal(i % 9), "s": f"s{i}"}
             for i in range(rows)
         ]
-        job = Job(AggregateKeys(keys, inputs, aggregates), keys, inputs)
+        job = Job(aggregates(held), keys, inputs)
         job.run(table, rows_per_batch=rows)
         calls = 0
 
         def count(frame: Any, event: str, _: Any) -> None:
             nonlocal calls
             name = frame.f_code.co_filename
-            calls += event == "call" and "/dstl/" in name and not name.endswith("memory_source.py")
+            calls += event == "call" and "/dstl/" in name
 
         sys.setprofile(count)
         try:

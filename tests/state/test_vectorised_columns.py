@@ -107,7 +107,7 @@ def rows_of_table(table: pa.RecordBatch) -> list[tuple[Any, ...]]:
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(tables(VALUES))
 def test_a_column_of_values_has_the_bytes_of_single_values_and_comes_back(
     drawn: tuple[StructType, pa.RecordBatch],
@@ -124,7 +124,7 @@ def test_a_column_of_values_has_the_bytes_of_single_values_and_comes_back(
     ) == repr(table.to_pylist())
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=50)
 @given(tables([kind for kind in VALUES if not isinstance(kind[0], MapType)]))
 def test_a_column_of_keys_has_the_bytes_of_single_keys(drawn: tuple[StructType, pa.RecordBatch]) -> None:
     schema, table = drawn
@@ -194,7 +194,7 @@ DAMAGED = [
 """Types of whose values every slot is good for both codecs."""
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.data(), tables(DAMAGED), st.integers(0, 3))
 def test_damaged_rows_are_refused_by_both_codecs_or_read_alike(
     data: st.DataObject, drawn: tuple[StructType, pa.RecordBatch], flips: int
@@ -221,7 +221,7 @@ def test_damaged_rows_are_refused_by_both_codecs_or_read_alike(
             assert repr(rows_of_table(columns.decode(column))) == repr([found])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 @given(st.data(), tables(VALUES))
 def test_damaged_rows_of_any_type_raise_nothing_but_corrupt_data(
     data: st.DataObject, drawn: tuple[StructType, pa.RecordBatch]

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from dstl.options import S3Options
-from dstl.testing.s3_server import S3Server
+from worlds.s3_server import S3Server
 
 _buckets = count()
 

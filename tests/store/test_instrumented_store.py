@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dstl.errors import ObjectExists, Unavailable
-from dstl.metrics import MemoryRecorder
 from dstl.store import InstrumentedStore, MemoryStore, ObjectStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from dstl.testing.manual_clock import ManualClock
-from dstl.testing.store_contract import StoreContract
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.manual_clock import ManualClock
+from worlds.memory_recorder import MemoryRecorder
+from worlds.store_contract import StoreContract
 
 
 class TestInstrumentedStore(StoreContract):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from dstl.store import LocalStore, ObjectStore
-from dstl.testing.store_contract import StoreContract
+from worlds.store_contract import StoreContract
 
 
 class TestLocalStore(StoreContract):

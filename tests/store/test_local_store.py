@@ -3,9 +3,7 @@
 import asyncio
 import errno
 import os
-import random
 import shutil
-import signal
 import stat
 import subprocess
 import sys
@@ -301,42 +299,3 @@ def test_processes_that_race_share_the_names_among_them(root: Path) -> None:
     held = [(root / "race" / str(number)).read_bytes() for number in range(names)]
     assert all(body == body[:1] * 1000 for body in held)
     assert won == [sum(body[:1] == str(me).encode() for body in held) for me in range(3)]
-
-
-_WRITER = """
-import asyncio, sys
-from dstl.store import LocalStore
-
-async def write(root):
-    store = LocalStore(root)
-    for number in range(100_000):
-        await store.put(f"killed/{number:06d}", bytes([number % 251]) * 400_000, if_absent=True)
-        print(number, flush=True)
-
-asyncio.run(write(sys.argv[1]))
-"""
-
-
-def test_a_writer_killed_at_any_moment_leaves_whole_objects_only(root: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    for life in range(4):
-        place = root / str(life)
-        writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(place)], stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
-        acknowledged = [int(writer.stdout.readline())]
-        time.sleep(rng.uniform(0, 0.1))
-        writer.send_signal(signal.SIGKILL)
-        # Not communicate(): it does not see what readline() has read ahead.
-        acknowledged += [int(line) for line in writer.stdout]
-        writer.stdout.close()
-        writer.wait(30)
-        found = asyncio.run(_everything(LocalStore(place)))
-        # What was acknowledged is there, and of the one put that was not, all or nothing.
-        assert len(acknowledged) <= len(found) <= len(acknowledged) + 1
-        for number, (name, body) in enumerate(found.items()):
-            assert name == f"killed/{number:06d}"
-            assert body == bytes([number % 251]) * 400_000
-
-
-async def _everything(store: LocalStore) -> dict[str, bytes]:
-    return {info.name: await store.get(info.name) async for info in store.list()}

@@ -12,7 +12,7 @@ import pytest
 
 from dstl.errors import CorruptData, Unavailable
 from dstl.store.look_ahead import LookAhead, Share
-from dstl.testing.virtual_time import run_in_virtual_time
+from tests.simulation.virtual_time import run_in_virtual_time, virtual
 
 
 class Work:
@@ -49,22 +49,19 @@ def test_results_come_in_the_order_of_their_items_whatever_ends_first(seed: int)
     assert work.ended != sorted(work.ended)
 
 
+@virtual
 @pytest.mark.parametrize(("max_bytes", "max_count", "at_most"), [(30, None, 3), (1000, 4, 4), (1, None, 1)])
-def test_no_more_is_begun_than_the_bounds_allow(max_bytes: int, max_count: int | None, at_most: int) -> None:
+async def test_no_more_is_begun_than_the_bounds_allow(max_bytes: int, max_count: int | None, at_most: int) -> None:
     work = Work()
-
-    async def run() -> None:
-        ahead = LookAhead(range(9), work, cost=lambda _: 10, max_bytes=max_bytes, max_count=max_count)
-        async with aclosing(ahead):
-            await asyncio.sleep(100.0)
-            assert len(work.begun) == at_most
-            assert await anext(ahead) == 0
-            await asyncio.sleep(100.0)
-            # What the caller has in its hands counts still for bytes, and no more for the number.
-            assert len(work.begun) == at_most + (max_count is not None)
-            assert [result async for result in ahead] == list(range(1, 9))
-
-    run_in_virtual_time(run())
+    ahead = LookAhead(range(9), work, cost=lambda _: 10, max_bytes=max_bytes, max_count=max_count)
+    async with aclosing(ahead):
+        await asyncio.sleep(100.0)
+        assert len(work.begun) == at_most
+        assert await anext(ahead) == 0
+        await asyncio.sleep(100.0)
+        # What the caller has in its hands counts still for bytes, and no more for the number.
+        assert len(work.begun) == at_most + (max_count is not None)
+        assert [result async for result in ahead] == list(range(1, 9))
 
 
 def test_the_next_result_comes_whatever_it_costs_and_makes() -> None:
@@ -80,24 +77,21 @@ def test_the_next_result_comes_whatever_it_costs_and_makes() -> None:
     assert run_in_virtual_time(run()) == [0, 1, 2, 3]
 
 
-def test_work_that_is_not_due_waits_for_room_for_what_it_makes() -> None:
+@virtual
+async def test_work_that_is_not_due_waits_for_room_for_what_it_makes() -> None:
     work = Work(makes={0: 4, 1: 3, 2: 3, 3: 3})
-
-    async def run() -> None:
-        async with aclosing(LookAhead(range(4), work, cost=lambda _: 0, max_bytes=0, max_taken=7)) as ahead:
-            await asyncio.sleep(50.0)
-            assert work.ended == [0, 1]
-            assert ahead.taken == 7
-            assert await anext(ahead) == 0
-            await asyncio.sleep(50.0)
-            assert work.ended == [0, 1], "the caller holds the first result still"
-            assert await anext(ahead) == 1
-            await asyncio.sleep(50.0)
-            assert work.ended == [0, 1, 2]
-            assert [result async for result in ahead] == [2, 3]
-            assert ahead.taken == 0
-
-    run_in_virtual_time(run())
+    async with aclosing(LookAhead(range(4), work, cost=lambda _: 0, max_bytes=0, max_taken=7)) as ahead:
+        await asyncio.sleep(50.0)
+        assert work.ended == [0, 1]
+        assert ahead.taken == 7
+        assert await anext(ahead) == 0
+        await asyncio.sleep(50.0)
+        assert work.ended == [0, 1], "the caller holds the first result still"
+        assert await anext(ahead) == 1
+        await asyncio.sleep(50.0)
+        assert work.ended == [0, 1, 2]
+        assert [result async for result in ahead] == [2, 3]
+        assert ahead.taken == 0
 
 
 def test_what_an_attempt_has_taken_is_given_back_before_the_next_attempt() -> None:

@@ -3,8 +3,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dstl.store import MemoryStore, ObjectStore, PrefixedStore, open_store
-from dstl.testing.manual_clock import ManualClock
-from dstl.testing.store_contract import StoreContract
+from tests.simulation.manual_clock import ManualClock
+from worlds.store_contract import StoreContract
 
 
 class TestMemoryStore(StoreContract):

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dstl.errors import CorruptData, MissingState, Unavailable
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.patience import Patience
-from dstl.testing.virtual_time import run_in_virtual_time
+from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
 
 def failing(*errors: Exception) -> tuple[Callable[[], Awaitable[int]], list[int]]:
@@ -25,7 +24,7 @@ def failing(*errors: Exception) -> tuple[Callable[[], Awaitable[int]], list[int]
 
 
 def patience(seed: int, attempts: int = 4) -> Patience:
-    return Patience(Runtime.seeded(seed, LoopClock()), attempts=attempts, longest_s=0.3)
+    return Patience(seeded_runtime(seed), attempts=attempts, longest_s=0.3)
 
 
 def test_a_store_that_answers_late_is_waited_for_with_growing_bounded_pauses(seed: int) -> None:

@@ -6,12 +6,13 @@ import pytest
 
 from dstl.errors import AccessDenied, DstlError, Invalid, ObjectExists, Unavailable
 from dstl.options import S3Options
-from dstl.runtime import Runtime, SystemClock
+from dstl.runtime import SystemClock
 from dstl.store import LocalStore, MemoryStore, S3Store, probe
 from dstl.store.base import ObjectInfo
 from dstl.store.location import open_store
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from dstl.testing.s3_server import S3Server
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.virtual_time import seeded_runtime
+from worlds.s3_server import S3Server
 
 
 class _Hasty(SystemClock):
@@ -19,7 +20,7 @@ class _Hasty(SystemClock):
         await asyncio.sleep(0)
 
 
-HASTY = Runtime.seeded(1, _Hasty())
+HASTY = seeded_runtime(1, _Hasty())
 
 
 async def test_a_good_location_passes_and_is_left_as_it_was(tmp_path: Path) -> None:

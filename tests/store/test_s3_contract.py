@@ -9,8 +9,8 @@ from dstl.errors import AccessDenied, ObjectExists
 from dstl.options import S3Options
 from dstl.store import ObjectStore, S3Store, probe
 from dstl.store.s3_client import S3Client
-from dstl.testing.store_contract import StoreContract
 from worlds.s3_place import S3Place
+from worlds.store_contract import StoreContract
 
 pytestmark = [
     pytest.mark.s3server,

@@ -27,7 +27,7 @@ from dstl.errors import (
 from dstl.options import S3Options
 from dstl.store import S3Store, probe
 from dstl.store.s3_client import S3Client, _models
-from dstl.testing.s3_server import S3Server
+from worlds.s3_server import S3Server
 
 BIG = bytes(range(256)) * (12 << 12)  # 12 MB: three parts of 5 MB
 

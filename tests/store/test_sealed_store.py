@@ -14,7 +14,7 @@ from dstl.options import SealingOptions
 from dstl.store import LocalStore, MemoryStore, ObjectStore, open_store
 from dstl.store.base import ByteRange
 from dstl.store.sealed import CHUNK_BYTES, SEAL_BYTES, SealedStore
-from dstl.testing.store_contract import StoreContract
+from worlds.store_contract import StoreContract
 
 KEY = b"k" * 32
 GOLDEN = "73746174652b38ffab651578d68faefc81e54a2a19"

@@ -5,9 +5,9 @@ import pytest
 
 from dstl.errors import Invalid
 from dstl.store import InstrumentedStore, MemoryStore, ObjectStore, ShardedStore, open_store, shard_names
-from dstl.testing.faulty_store import FaultyStore
-from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
-from dstl.testing.store_contract import StoreContract
+from tests.simulation.faulty_store import FaultyStore
+from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
+from worlds.store_contract import StoreContract
 
 
 def _stores(count: int) -> list[MemoryStore]:

@@ -62,13 +62,13 @@ def test_a_local_store_is_a_dict(operations: list[tuple]) -> None:
         asyncio.run(_same_as_a_dict(LocalStore(directory), operations))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(_operations)
 def test_a_memory_store_is_a_dict(operations: list[tuple]) -> None:
     asyncio.run(_same_as_a_dict(MemoryStore(), operations))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(_operations)
 def test_a_sharded_store_of_prefixes_is_a_dict(operations: list[tuple]) -> None:
     bucket = MemoryStore()

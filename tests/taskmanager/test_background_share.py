@@ -8,19 +8,17 @@ import pytest
 from dstl.changelog.storage import StateChangelogStorage
 from dstl.errors import Closed
 from dstl.options import BatchingOptions
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
-from dstl.taskmanager.background_share import BackgroundShare
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
-from dstl.testing.virtual_time import run_in_virtual_time
+from dstl.taskmanager.task_manager import BackgroundShare, Changelog, Components
+from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
 LIMIT = 1000
 
 
 def with_share(work: Callable[[StateChangelogStorage, BackgroundShare], Awaitable[None]]) -> None:
     async def run() -> None:
-        runtime = Runtime.seeded(1, LoopClock())
+        runtime = seeded_runtime(1)
         store = MemoryStore(clock=LoopClock())
         config = TaskManagerConfig(store.location, batching=BatchingOptions(byte_budget=LIMIT))
         changelog = Changelog(config, Components(store=store, runtime=runtime), "query")

@@ -9,11 +9,11 @@ from typing import Any
 from pyspark.sql.types import StructType
 
 from dstl.state.registry import StateRegistry
-from dstl.testing.table_changes import changes, content, put
 from handles.key_group import KeyGroupRange
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from worlds.backend import BackendWorld
+from worlds.table_changes import changes, content, put
 
 GROUPS = range(4)
 

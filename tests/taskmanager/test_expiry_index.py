@@ -10,12 +10,11 @@ import pyarrow as pa
 import pytest
 
 from dstl.errors import Invalid
-from dstl.rpc.frame_columns import ENTRY_COLUMNS, read_columns
-from dstl.rpc.messages import ExpiryPlace
+from dstl.rpc.messages import ENTRY_COLUMNS, ExpiryPlace, FetchDue, ScanValues, read_columns
 from dstl.taskmanager.expiry_index import ExpiryIndex, expiries_of
-from dstl.taskmanager.reads import due_entries, next_values
-from dstl.testing.table_changes import changes, delete, put
+from dstl.taskmanager.reads import TableSource
 from materializer.tables import HeapStateTable
+from worlds.table_changes import changes, delete, put
 
 STATE = 3
 IN_KEY = ExpiryPlace(in_key=True, offset=1, null_bit=0)
@@ -159,7 +158,7 @@ def test_replies_are_pages(max_bytes: int, seed: int) -> None:
     table = HeapStateTable()
     held = {(rng.randrange(4), timed_key(i, rng.randrange(50))): b"v" * rng.randrange(9) for i in range(60)}
     table.apply(changes(*sorted(put(group, STATE, key, b"", value) for (group, key), value in held.items())))
-    index = ExpiryIndex(table, STATE, IN_KEY)
+    source = TableSource(table)
 
     def pages(ask: Callable[[int], memoryview]) -> list[tuple[int, bytes, bytes]]:
         rows: list[tuple[int, bytes, bytes]] = []
@@ -172,9 +171,10 @@ def test_replies_are_pages(max_bytes: int, seed: int) -> None:
     want = [(g, k, v) for (g, k), v in held.items() if g != 2 and (time_of(IN_KEY, k, v) or 0) <= 30]
 
     def due_page(skip: int, with_values: bool) -> memoryview:
-        page = due_entries(index, [0, 1, 3], 30, skip, with_values, max_bytes)
-        assert page.more == (skip + len(read_columns(page.entries, ENTRY_COLUMNS)[0]) < len(want))
-        return page.entries
+        asked = FetchDue("op", 1, STATE, IN_KEY, 30, skip, with_values, (0, 1, 3))
+        page = source.answer(asked, max_bytes)
+        assert page.more == (skip + len(read_columns(memoryview(page.data), ENTRY_COLUMNS)[0]) < len(want))
+        return memoryview(page.data)
 
     due = pages(lambda skip: due_page(skip, True))
     assert sorted(due) == sorted(want)
@@ -184,7 +184,8 @@ def test_replies_are_pages(max_bytes: int, seed: int) -> None:
     for group in range(4):
         after: bytes | None = None
         while True:
-            columns = read_columns(next_values(table, STATE, group, after, max_bytes), ENTRY_COLUMNS)
+            page = source.answer(ScanValues("op", 1, STATE, group, after), max_bytes)
+            columns = read_columns(memoryview(page.data), ENTRY_COLUMNS)
             if not len(columns[0]):
                 break
             rows += zip(*(column.to_pylist() for column in columns), strict=True)

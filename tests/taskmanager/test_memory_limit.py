@@ -7,10 +7,10 @@ import pytest
 from dstl.errors import StateTooLarge, error_from_wire, error_to_wire
 from dstl.options import MemoryOptions
 from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse, read_memory_use
-from dstl.testing.virtual_time import run_in_virtual_time
 from handles.key_group import KeyGroupRange
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
+from tests.simulation.virtual_time import virtual
 from tests.worlds.backend import MAX_PARALLELISM, BackendWorld, content, groups_of, key_of
 
 MB = 1 << 20
@@ -90,58 +90,53 @@ def test_memory_of_a_container_is_read_from_control_groups_of_version_1_too(tmp_
     assert read_memory_use(proc, groups).available is None
 
 
-def test_changes_that_outgrow_the_memory_are_refused_and_the_checkpoint_before_is_kept(seed):
+@virtual
+async def test_changes_that_outgrow_the_memory_are_refused_and_the_checkpoint_before_is_kept(seed):
     """The table's own overhead counts: entries of a few bytes take more in a dictionary than in the changes."""
-
-    async def run() -> None:
+    used = 0
+    options = MemoryOptions(limit_bytes=200_000)
+    world = BackendWorld(seed, memory=options, memory_use=lambda: MemoryUse(used, None))
+    try:
+        group = groups_of("a", 0)[0]
+        first = world.open("a", 0, 0, None)
+        world.write(first, [(key_of(group, name), b"1") for name in range(200)])
+        checkpoint = await world.checkpoint([first], 0, None)
+        large = [(key_of(group, name), b"x" * MB) for name in range(2)]
+        second = world.open("a", 0, 1, checkpoint)
+        with pytest.raises(StateTooLarge, match="operator a: changes of 2 MB"):
+            world.write(second, large)
+        used = 190_000  # and now entries alone are too much
+        with pytest.raises(StateTooLarge):
+            world.write(second, [(key_of(group, name), b"1") for name in range(200)])
         used = 0
-        options = MemoryOptions(limit_bytes=200_000)
-        world = BackendWorld(seed, memory=options, memory_use=lambda: MemoryUse(used, None))
-        try:
-            group = groups_of("a", 0)[0]
-            first = world.open("a", 0, 0, None)
-            world.write(first, [(key_of(group, name), b"1") for name in range(200)])
-            checkpoint = await world.checkpoint([first], 0, None)
-            large = [(key_of(group, name), b"x" * MB) for name in range(2)]
-            second = world.open("a", 0, 1, checkpoint)
-            with pytest.raises(StateTooLarge, match="operator a: changes of 2 MB"):
-                world.write(second, large)
-            used = 190_000  # and now entries alone are too much
-            with pytest.raises(StateTooLarge):
-                world.write(second, [(key_of(group, name), b"1") for name in range(200)])
-            used = 0
-            assert len((await world.restored(checkpoint))["a"]) == 200
-            third = world.open("a", 0, 1, checkpoint)
-            world.write(third, [(key_of(group, 0), b"2")])
-            assert content(world.backend.table("a"))[key_of(group, 0)] == b"1"
-        finally:
-            await world.close()
-
-    run_in_virtual_time(run())
+        assert len((await world.restored(checkpoint))["a"]) == 200
+        third = world.open("a", 0, 1, checkpoint)
+        world.write(third, [(key_of(group, 0), b"2")])
+        assert content(world.backend.table("a"))[key_of(group, 0)] == b"1"
+    finally:
+        await world.close()
 
 
-def test_restore_that_outgrows_the_memory_stops_on_the_way(seed):
-    async def run() -> None:
+@virtual
+async def test_restore_that_outgrows_the_memory_stops_on_the_way(seed):
+    used = 0
+    options = MemoryOptions(limit_bytes=MB)
+    world = BackendWorld(seed, memory=options, memory_use=lambda: MemoryUse(used, None))
+    try:
+        task = world.open("a", 0, 0, None)
+        world.write(task, [(key_of(groups_of("a", 0)[0], 1), b"1")])
+        checkpoint = await world.checkpoint([task], 0, None)
+        used = 2 * MB
+        owned = KeyGroupRange.all(MAX_PARALLELISM)
+        with pytest.raises(StateTooLarge, match=r"checkpoint \d+ .* cannot be restored: what is being restored"):
+            await restore_tables(
+                checkpoint,
+                world.disk,
+                owned,
+                lambda _: HeapStateTable(),
+                world.runtime,
+                on_progress=lambda _: world.backend.check_memory(),
+            )
         used = 0
-        options = MemoryOptions(limit_bytes=MB)
-        world = BackendWorld(seed, memory=options, memory_use=lambda: MemoryUse(used, None))
-        try:
-            task = world.open("a", 0, 0, None)
-            world.write(task, [(key_of(groups_of("a", 0)[0], 1), b"1")])
-            checkpoint = await world.checkpoint([task], 0, None)
-            used = 2 * MB
-            owned = KeyGroupRange.all(MAX_PARALLELISM)
-            with pytest.raises(StateTooLarge, match=r"checkpoint \d+ .* cannot be restored: what is being restored"):
-                await restore_tables(
-                    checkpoint,
-                    world.disk,
-                    owned,
-                    lambda _: HeapStateTable(),
-                    world.runtime,
-                    check=world.backend.check_memory,
-                )
-            used = 0
-        finally:
-            await world.close()
-
-    run_in_virtual_time(run())
+    finally:
+        await world.close()

@@ -4,22 +4,24 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import msgpack
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from dstl.changelog.change_set import OP_META
-from dstl.changelog.segment.decoder import decode_segment
+from dstl.changelog.segment.reader import decode_segment
 from dstl.errors import Fenced, Invalid, Superseded, Unavailable
 from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.codec import Message
 from dstl.rpc.fleet_messages import Restore
-from dstl.rpc.frame_columns import VALUE_COLUMN, write_columns
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import (
+    VALUE_COLUMN,
     Done,
+    Entries,
     ExpiryPlace,
     FetchDue,
     Fetched,
@@ -28,19 +30,23 @@ from dstl.rpc.messages import (
     FetchValues,
     OpenAttempt,
     ScanTimers,
+    Timers,
+    Values,
     Write,
+    write_columns,
 )
 from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
-from dstl.runtime import Runtime, SystemClock
-from dstl.taskmanager.reads import bounded_entries, count_within, entries_after
+from dstl.runtime import SystemClock
+from dstl.taskmanager.reads import TableSource, bounded_entries, client_of, count_within
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_client import StateClient
 from dstl.taskmanager.timer_index import TimerIndex
-from dstl.testing.table_changes import changes, put
 from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.tables import HeapStateTable
+from tests.simulation.virtual_time import seeded_runtime
 from worlds.backend import MAX_PARALLELISM, BackendWorld
+from worlds.table_changes import changes, put
 
 
 def table_of(*rows: Any) -> HeapStateTable:
@@ -66,9 +72,10 @@ def test_pages_of_entries_join_to_all_of_one_key(max_bytes: int, seed: int) -> N
         put(1, 0, key, user_key, b"v" * rng.randrange(9)) for key in (b"k", b"k\0", b"j", b"ka") for user_key in mine
     ]
     table = table_of(*rows)
-    found = paged(lambda after: entries_after(table, 0, 1, b"k", after, max_bytes), lambda entry: entry[0])
+    client = client_of(TableSource(table))
+    found = paged(lambda after: client.scan_entries(0, 1, b"k", after, max_bytes), lambda entry: entry[0])
     assert found == [(user_key, table.get_entry(0, 1, b"k", [user_key])[0]) for user_key in mine]
-    for page in (entries_after(table, 0, 1, b"k", None, max_bytes),):
+    for page in (client.scan_entries(0, 1, b"k", None, max_bytes),):
         assert len(page) == 1 or sum(len(v) for _, v in page[:-1]) <= max_bytes
 
 
@@ -98,7 +105,7 @@ async def test_values_that_do_not_fit_one_message_come_in_several(
     ]
     whole = table_of(*[row for row in rows if rng.random() < 0.8])
     groups = [n % 8 for n in range(40)]
-    secret, runtime = Secret.generate(), Runtime.seeded(seed, SystemClock())
+    secret, runtime = Secret.generate(), seeded_runtime(seed, SystemClock())
     world = BackendWorld(seed)
     world.backend.replace_tables({"b": whole}, None, KeyGroupRange.all(MAX_PARALLELISM))
     service = TaskManagerService(lambda _: world.backend, world.store, runtime, secret, reply_bytes)
@@ -125,7 +132,7 @@ async def test_values_that_do_not_fit_one_message_come_in_several(
 async def test_a_restore_of_what_is_no_checkpoint_is_refused(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """By whom it was asked for is a mistake of theirs, and no traceback of ours."""
     secret, world = Secret.generate(), BackendWorld(seed)
-    service = TaskManagerService(lambda _: world.backend, world.store, Runtime.seeded(seed, SystemClock()), secret)
+    service = TaskManagerService(lambda _: world.backend, world.store, seeded_runtime(seed, SystemClock()), secret)
     service._claimed = world.backend
     address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
     connection = await AsyncConnection.open(address, secret, role=Role.COORDINATOR)
@@ -141,23 +148,21 @@ async def test_a_task_manager_serves_others_while_it_makes_an_index_by_time(seed
     """In the first batch after a restart; before, half a million timers held its loop for two seconds."""
     rows = [put(0, 3, b"%d" % n, n.to_bytes(8, "big"), b"\1") for n in range(20_000)]
     rows += [put(group, 4, n.to_bytes(8, "little"), b"", b"") for group in range(8) for n in range(100)]
-    world, runtime = BackendWorld(seed), Runtime.seeded(seed, SystemClock())
+    world, runtime = BackendWorld(seed), seeded_runtime(seed, SystemClock())
     service = TaskManagerService(lambda _: world.backend, world.store, runtime, Secret.generate())
     service._claimed = world.backend
     world.backend.replace_tables({"b": table_of(*rows)}, None, KeyGroupRange.all(MAX_PARALLELISM))
     world.backend.open_attempt(("b", 7), 0, None, 1)
-    until = msgpack.packb(([0], (5).to_bytes(8, "big"), None))
-    for asked in (
-        service._scan_timers(None, ScanTimers("b", 7, 3, 100, until)),  # type: ignore[arg-type]
-        service._fetch_due(None, FetchDue("b", 7, 4, ExpiryPlace(True, 0), 5, 0, False, msgpack.packb(([0],)))),  # type: ignore[arg-type]
-    ):
-        answer, turns = asyncio.ensure_future(asked), 0
+    peer: Any = None
+    timers = ScanTimers("b", 7, 3, 100, (0,), (5).to_bytes(8, "big"), None)
+    for asked in (timers, FetchDue("b", 7, 4, ExpiryPlace(True, 0), 5, 0, False, (0,))):
+        answer, turns = asyncio.ensure_future(service._read(peer, asked)), 0
         while not answer.done():
             await asyncio.sleep(0)
             turns += 1
         assert turns > 5
-    assert len(msgpack.unpackb((await service._scan_timers(None, ScanTimers("b", 7, 3, 100, until))).data)) == 6  # type: ignore[arg-type]
-    given_up = asyncio.ensure_future(service._scan_timers(None, ScanTimers("b", 7, 4, 100, until)))  # type: ignore[arg-type]
+    assert len((await service._read(peer, timers)).keys) == 6
+    given_up = asyncio.ensure_future(service._read(peer, replace(timers, state=4)))
     await asyncio.sleep(0)
     world.backend.resume(None)
     with pytest.raises(Superseded):
@@ -176,7 +181,7 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
     ]
     rows += [put(n % 8, 3, b"%d" % n, (n % 5).to_bytes(8, "big"), b"\1") for n in range(40)]
     whole = table_of(*rows)
-    secret, runtime = Secret.generate(), Runtime.seeded(seed, SystemClock())
+    secret, runtime = Secret.generate(), seeded_runtime(seed, SystemClock())
     async with contextlib.AsyncExitStack() as stack:
         where: list[tuple[KeyGroupRange, Address]] = []
         for place in range(3):
@@ -206,14 +211,12 @@ async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) ->
             due = TimerIndex(whole).due(3, every, until, None, 100)
             assert client.scan_timers(3, every, until, None, 9) == due[:9]
             assert client.scan_timers(3, every, until, due[8], 9) == due[9:18]
-            assert client.digest == b""
             client.write(1, changes(put(2, 1, b"k", b"", b"v"), put(3, 1, b"k", b"", b"v")), b"{}")
-            assert len(client.digest) == 16
             client.flush()
             with pytest.raises(Invalid, match="not an Arrow stream"):
                 connections[0][1].call(Write("b", 7, 1, b"", False, b"rubbish"))
-            with pytest.raises(Invalid, match="not msgpack"):
-                connections[0][1].call(FetchMany("b", 7, (1,), b"\xc1"))
+            with pytest.raises(Invalid, match="field 'keys' that is malformed"):
+                connections[0][1].call(FetchMany("b", 7, (1,), (1,), (5,)))  # type: ignore[arg-type]
             client.write(1, changes(put(7, 1, b"k", b"", b"v")), b"{}")
             client.write(1, changes(put(3, 1, b"k", b"", b"w")), b"{}")
             for late in (client.flush, lambda: client.fetch_many([1], [7], [b"k"]), client.flush):
@@ -234,12 +237,15 @@ async def test_every_owner_is_asked_before_any_is_waited_for(read: str) -> None:
         await together[OpenAttempt].wait()
         return Done()
 
-    async def fetch(peer: Peer, call: Any) -> Fetched:
+    async def fetch(peer: Peer, call: Any) -> Message:
         await together[type(call)].wait()
         if isinstance(call, FetchValues):
             return Fetched(write_columns(VALUE_COLUMN, [pa.array([b"v"], pa.binary())]))
-        found = {FetchMany: [[b"v"]], FetchEntries: [[(b"u", b"v")]], ScanTimers: [(0, b"k", b"8 bytes.")]}
-        return Fetched(msgpack.packb(found[type(call)]))
+        return {
+            FetchMany: Values(((b"v",),)),
+            FetchEntries: Entries((1,), (b"u",), (b"v",)),
+            ScanTimers: Timers((0,), (b"k",), (b"8 bytes.",)),
+        }[type(call)]
 
     secret = Secret.generate()
     handlers = {OpenAttempt: open_attempt, **dict.fromkeys([FetchMany, FetchValues, FetchEntries, ScanTimers], fetch)}
@@ -274,7 +280,7 @@ async def test_every_owner_is_asked_before_any_is_waited_for(read: str) -> None:
 async def test_an_attempt_that_could_not_be_opened_says_why_and_not_what_came_of_it(seed: int) -> None:
     """What is sent behind the opening is refused too, as another error."""
     secret, world = Secret.generate(), BackendWorld(seed)
-    service = TaskManagerService(lambda _: world.backend, world.store, Runtime.seeded(seed, SystemClock()), secret)
+    service = TaskManagerService(lambda _: world.backend, world.store, seeded_runtime(seed, SystemClock()), secret)
     service._claimed = world.backend
     address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
 
@@ -296,7 +302,7 @@ async def test_an_attempt_that_could_not_be_opened_says_why_and_not_what_came_of
 
 async def test_every_log_has_its_attempts_states_once_whichever_task_manager_is_written_to_first(seed: int) -> None:
     """One attempt goes on with the log of another, a third has to open one of its own; one sends what is refused."""
-    secret, runtime = Secret.generate(), Runtime.seeded(seed, SystemClock())
+    secret, runtime = Secret.generate(), seeded_runtime(seed, SystemClock())
     worlds = [BackendWorld(seed + place, inline_threshold=0) for place in range(2)]
     where = []
     for world, owned in zip(worlds, (KeyGroupRange(0, 2), KeyGroupRange(3, MAX_PARALLELISM - 1)), strict=True):

@@ -1,7 +1,6 @@
 """The state of one TaskManager: what is pending, what counts, what is dropped; and a machine with a model of it."""
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,19 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dstl.changelog import segments_in_flight
 from dstl.changelog.segment import encoder
 from dstl.errors import DstlError, Fenced, Invalid, Unavailable
-from dstl.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
-from handles.checkpoint import CompletedCheckpoint, log_coverage
+from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from materializer.restore.restore import restore_tables
+from tests.simulation.virtual_time import VirtualTimeLoop, virtual
 from worlds.backend import PARALLELISM, BackendWorld, Model, Task, after, content, groups_of, key_of, rows, winners_of
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    @functools.wraps(test)
-    def run(*args: object, **kwargs: object) -> None:
-        run_in_virtual_time(test(*args, **kwargs))
-
-    return run
 
 
 @asynccontextmanager
@@ -36,18 +27,6 @@ async def world(**batching: object) -> AsyncIterator[BackendWorld]:
         yield each
     finally:
         await each.close()
-
-
-@virtual
-async def test_nothing_uncommitted_is_ever_in_the_tables() -> None:
-    async with world() as w:
-        task = w.open("a", 0, 0, None)
-        w.write(task, [(key_of(1, 1), b"new")])
-        assert content(w.backend.table("a")) == {}
-        first = await w.checkpoint([task], 0, None)
-        assert content(w.backend.table("a")) == {}, "the batch may still be run again"
-        w.open("a", 0, 1, first)
-        assert content(w.backend.table("a")) == {key_of(1, 1): b"new"}
 
 
 @virtual
@@ -63,43 +42,6 @@ async def test_the_attempts_of_an_aborted_batch_are_dropped_and_their_log_is_clo
         first = await w.checkpoint([again], 0, None)
         assert await w.restored(first) == {"a": {key_of(1, 1): b"once"}}
         assert len(first.logs) == 1
-
-
-@virtual
-async def test_a_batch_that_is_run_again_replaces_one_partition_and_keeps_the_others() -> None:
-    async with world() as w:
-        tasks = [w.open("a", p, 0, None) for p in range(2)]
-        for task in tasks:
-            w.write(task, [(key_of(groups_of("a", task.partition)[0], 1), b"first")])
-        await w.checkpoint(tasks, 0, None)
-        again = w.open("a", 0, 0, None)
-        w.write(again, [(key_of(0, 2), b"second")])
-        replaced = await w.checkpoint([again, tasks[1]], 0, None)
-        expected = after({}, [again, tasks[1]])
-        assert await w.restored(replaced) == expected
-        w.open("a", 0, 1, replaced)
-        assert content(w.backend.table("a")) == expected["a"]
-
-
-@virtual
-async def test_of_two_speculative_attempts_one_counts_and_the_other_leaves_no_trace() -> None:
-    async with world() as w:
-        model: Model = {}
-        parent: CompletedCheckpoint | None = None
-        for batch in range(3):
-            slow, fast = w.open("a", 0, batch, parent), w.open("a", 0, batch, parent)
-            w.write(slow, [(key_of(1, 1), b"slow %d" % batch)])
-            w.write(fast, [(key_of(1, 2), b"fast %d" % batch)])
-            winner, loser = (slow, fast) if batch % 2 else (fast, slow)
-            parent = await w.checkpoint([winner], batch, parent)
-            model = after(model, [winner])
-            assert await w.restored(parent) == model
-            w.write(loser, [(key_of(1, 3), b"still at work")])
-            log_coverage(parent)  # raises where a log has a gap
-            w.open("a", 0, batch + 1, parent)
-            with pytest.raises(Fenced):
-                w.write(loser, [(key_of(1, 3), b"too late")])
-            assert content(w.backend.table("a")) == model["a"]
 
 
 @pytest.mark.parametrize("counts", ["first to end", "last to end", "one that goes on"])
@@ -160,25 +102,6 @@ async def test_a_persisted_attempt_takes_nothing_more() -> None:
             w.write(task, [(key_of(1, 1), b"late")])
         w.open("a", 0, 1, first)
         assert content(w.backend.table("a")) == {key_of(1, 1): b"in time"}
-
-
-@virtual
-async def test_after_a_failed_persist_the_changes_of_all_tasks_are_still_there() -> None:
-    async with world(inline_threshold=0) as w:
-        tasks = [w.open(uid, p, 0, None) for uid, many in PARALLELISM.items() for p in range(many)]
-        for task in tasks:
-            w.write(task, [(key_of(groups_of(task.operator, task.partition)[0], 1), b"x")])
-        w.down()
-        for _ in range(3):
-            with pytest.raises(Unavailable):
-                await w.persist(tasks)
-            w.backend.abort()
-        w.down(False)
-        # One task runs again, as Spark's retry does; the others' changes are taken as they are.
-        again = w.open("a", 0, 0, None)
-        w.write(again, [(key_of(0, 7), b"again")])
-        first = await w.checkpoint([again, *tasks[1:]], 0, None)
-        assert await w.restored(first) == after({}, [again, *tasks[1:]])
 
 
 @virtual
@@ -302,7 +225,7 @@ async def test_writes_wait_while_the_budget_is_full_and_go_on_when_the_store_tak
 @virtual
 async def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_their_order() -> None:
     """A pre-emptive upload of two logs fails; its change sets then lie in later segments than newer ones."""
-    async with world(preemptive_persist_threshold=150, inline_threshold=0, persist_size_threshold=1 << 20) as w:
+    async with world(preemptive_persist_threshold=150, inline_threshold=0) as w:
         left, right = w.open("a", 0, 0, None), w.open("a", 1, 0, None)
         key_left, key_right = key_of(1, 1), key_of(5, 1)
         for n in range(12):

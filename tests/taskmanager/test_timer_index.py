@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from dstl.taskmanager.timer_index import TimerIndex
-from dstl.testing.table_changes import changes, clear, delete, put
 from handles.key_group import KeyGroupRange
 from materializer.tables import HeapStateTable
 from worlds.backend import BackendWorld
+from worlds.table_changes import changes, clear, delete, put
 
 STATE = 3
 
@@ -95,5 +95,5 @@ async def test_tables_that_were_replaced_bring_their_own_timers(seed: int) -> No
         table = HeapStateTable()
         table.apply(changes(put(0, STATE, b"k", at(expiry), b"")))
         world.backend.replace_tables({"op": table}, None, everything)
-        assert world.backend.committed.timers("op").due(STATE, [0], at(9), None, 9) == [(0, b"k", at(expiry))]
+        assert world.backend.committed.source("op").timers.due(STATE, [0], at(9), None, 9) == [(0, b"k", at(expiry))]
     await world.close()

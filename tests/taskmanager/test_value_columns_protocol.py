@@ -7,8 +7,8 @@ import pytest
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.errors import Invalid
-from dstl.rpc.frame_columns import KEY_COLUMNS, VALUE_COLUMN, read_columns, write_columns
-from dstl.taskmanager.reads import values_of
+from dstl.rpc.messages import KEY_COLUMNS, VALUE_COLUMN, FetchValues, read_columns, write_columns
+from dstl.taskmanager.reads import TableSource
 from materializer.tables import HeapStateTable
 
 
@@ -23,9 +23,13 @@ def test_values_come_in_the_order_of_the_keys_and_are_null_where_there_is_none()
         pa.array(list(column), field.type) for column, field in zip(zip(*rows, strict=True), CHANGE_SCHEMA, strict=True)
     ]
     table.apply(pa.RecordBatch.from_arrays(columns, schema=CHANGE_SCHEMA))
-    answer = values_of(table, 7, request([3, 3, 4, 3], [b"b", b"a", b"a", b"x"]))
-    assert read_columns(answer, VALUE_COLUMN)[0].to_pylist() == [b"", b"one", None, None]
-    assert read_columns(values_of(table, 7, request([], [])), VALUE_COLUMN)[0].to_pylist() == []
+
+    def answer(key_groups: list[int], keys: list[bytes]) -> list[bytes | None]:
+        reply = TableSource(table).answer(FetchValues("op", 1, 7, request(key_groups, keys)))
+        return read_columns(memoryview(reply.data), VALUE_COLUMN)[0].to_pylist()
+
+    assert answer([3, 3, 4, 3], [b"b", b"a", b"a", b"x"]) == [b"", b"one", None, None]
+    assert answer([], []) == []
 
 
 def test_what_is_no_request_is_refused() -> None:

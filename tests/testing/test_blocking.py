@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from dstl.testing.simulation.blocking import BlockingThreads, Wait
-from dstl.testing.virtual_time import run_in_virtual_time
+from tests.simulation.blocking import BlockingThreads, Wait
+from tests.simulation.virtual_time import run_in_virtual_time, virtual
 
 
 def in_a_world(work: Callable[[BlockingThreads], Awaitable[None]]) -> None:
@@ -97,15 +97,13 @@ def test_code_that_waits_for_ever_unwinds_when_its_world_ends() -> None:
     assert unwound == ["unwound"]
 
 
-def test_a_thread_that_never_ended_fails_the_world() -> None:
-    async def run() -> None:
-        threads = BlockingThreads()
-        task = asyncio.ensure_future(threads.run(lambda wait: wait(asyncio.sleep(1e9))))
-        await asyncio.sleep(1.0)
-        with pytest.raises(RuntimeError, match="1 threads of a simulated world never ended"):
-            threads.close()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+@virtual
+async def test_a_thread_that_never_ended_fails_the_world() -> None:
+    threads = BlockingThreads()
+    task = asyncio.ensure_future(threads.run(lambda wait: wait(asyncio.sleep(1e9))))
+    await asyncio.sleep(1.0)
+    with pytest.raises(RuntimeError, match="1 threads of a simulated world never ended"):
         threads.close()
-
-    run_in_virtual_time(run())
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    threads.close()

@@ -7,9 +7,9 @@ import pytest
 
 from dstl.errors import DstlError, Invalid, ObjectExists, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
 from dstl.store import ByteRange, MemoryStore, ObjectStore
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore, FiredFault
-from dstl.testing.manual_clock import ManualClock
-from dstl.testing.store_contract import StoreContract
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore, FiredFault
+from tests.simulation.manual_clock import ManualClock
+from worlds.store_contract import StoreContract
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):

@@ -7,10 +7,9 @@ import pytest
 
 from bench._models import models
 from dstl.errors import Invalid, SlowDown
-from dstl.runtime import LoopClock
 from dstl.store.memory import MemoryStore
-from dstl.testing.latency import LatencyModel, LatencyParameters, LatencyStore
-from dstl.testing.virtual_time import run_in_virtual_time
+from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
+from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, virtual
 
 PLAIN = LatencyParameters(
     sizes=((1_000_000, 1.0),), body_med=50, body_sig=0.0, bw_med=10, bw_sig=0.0, connect_med=8, reject=20
@@ -113,35 +112,31 @@ def test_store_waits_and_keeps_its_connection():
     assert first > second
 
 
+@virtual
 @pytest.mark.parametrize(("cancel_after", "sent", "appears"), [(0.15, 1_000_000, True), (0.06, None, False)])
-def test_cancelled_put_creates_its_object_late_only_if_its_body_had_left(cancel_after, sent, appears):
-    async def work() -> None:
-        inner, store = _store(_but(connect_med=0.001))
-        task = asyncio.get_running_loop().create_task(store.put("a/b", bytes(1_000_000)))
-        await asyncio.sleep(cancel_after - 0.03)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert [info.name async for info in inner.list()] == []
-        await asyncio.sleep(1)
-        assert ([info.name async for info in inner.list()] == ["a/b"]) is appears
-        if sent is None:
-            assert 0 < store.bytes_sent < 1_000_000
-        else:
-            assert store.bytes_sent == sent
-        assert store.late == appears
-        await store.close()
-
-    run_in_virtual_time(work())
+async def test_cancelled_put_creates_its_object_late_only_if_its_body_had_left(cancel_after, sent, appears):
+    inner, store = _store(_but(connect_med=0.001))
+    task = asyncio.get_running_loop().create_task(store.put("a/b", bytes(1_000_000)))
+    await asyncio.sleep(cancel_after - 0.03)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert [info.name async for info in inner.list()] == []
+    await asyncio.sleep(1)
+    assert ([info.name async for info in inner.list()] == ["a/b"]) is appears
+    if sent is None:
+        assert 0 < store.bytes_sent < 1_000_000
+    else:
+        assert store.bytes_sent == sent
+    assert store.late == appears
+    await store.close()
 
 
-def test_throttled_put_stores_nothing():
-    async def work() -> None:
-        inner, store = _store(_but(thr_rate=0.001, thr_burst=0.001))
-        await store.put("a/0", b"x")
-        with pytest.raises(SlowDown):
-            await store.put("a/1", b"x")
-        assert [info.name async for info in inner.list()] == ["a/0"]
-        assert store.rejected == 1
-
-    run_in_virtual_time(work())
+@virtual
+async def test_throttled_put_stores_nothing():
+    inner, store = _store(_but(thr_rate=0.001, thr_burst=0.001))
+    await store.put("a/0", b"x")
+    with pytest.raises(SlowDown):
+        await store.put("a/1", b"x")
+    assert [info.name async for info in inner.list()] == ["a/0"]
+    assert store.rejected == 1

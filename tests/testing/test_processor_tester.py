@@ -13,6 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid, UserCodeError
+from dstl.state.group_state_processor import GroupStateProcessor
 from dstl.testing.ddl import parse_ddl
 from dstl.testing.processor_tester import ProcessorTester
 
@@ -61,11 +62,10 @@ def visits(processor=None, **more):
     return ProcessorTester(processor or Visits(), **more)
 
 
-def sessions(time_mode="processingTime", **more):
+def sessions(time_mode="processingTime", processor=None, **more):
     columns = "user string, kind string, n long, at timestamp"
-    return ProcessorTester(
-        Session(), key="user string", input=columns, output="user string, total long", time_mode=time_mode, **more
-    )
+    more = {"key": "user string", "input": columns, "output": "user string, total long", **more}
+    return ProcessorTester(processor or Session(), time_mode=time_mode, **more)
 
 
 def test_state_goes_on_from_batch_to_batch():
@@ -113,6 +113,30 @@ def test_rows_behind_the_watermark_are_late():
     assert tester.process([("ann", "x", 5, at[2]), ("ann", "x", 7, at[3])]) == []
     assert tester.late_rows == 1
     assert tester.peek_list("seen", "ann") == [(7,)]
+
+
+@pytest.mark.parametrize("style", ["row", "pandas"])
+def test_late_rows_are_an_output_of_their_own_where_the_processor_takes_them(style):
+    class Latecomers(Session):
+        def handleLateRows(self, key, rows, timerValues):
+            amounts = [n for each in rows for n in (each["n"] if style == "pandas" else [each.n])]
+            assert timerValues.getCurrentWatermarkInMs() == 120_000
+            total = sum(amounts) + 1000 * len(list(self.seen.get()))
+            yield pd.DataFrame({"user": [key[0]], "total": [total]}) if style == "pandas" else Row(key[0], total)
+
+        def handleInputRows(self, key, rows, timerValues):
+            for each in rows:
+                self.seen.appendList([(int(n),) for n in (each["n"] if style == "pandas" else [each.n])])
+            return iter(())
+
+    tester = sessions("eventTime", Latecomers(), event_time="at", style=style)
+    at = [datetime(1970, 1, 1, 0, minute, tzinfo=UTC) for minute in range(5)]
+    tester.set_watermark(120_000)
+    rows = [("ann", "x", 5, at[2]), ("ann", "x", 7, at[3]), ("ann", "x", 6, at[1]), ("bob", "x", 1, at[1])]
+    found = tester.process(rows)
+    found = list(found.itertuples(index=False, name=None)) if style == "pandas" else list(map(tuple, found))
+    assert sorted(found) == [("ann", 1011), ("bob", 1)], "they come behind the rows that are on time"
+    assert tester.late_rows == 3
 
 
 def test_what_outlived_its_time_to_live_is_gone():
@@ -210,3 +234,41 @@ def test_no_java_is_started():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_function_with_one_state_and_timeouts_runs_as_in_spark_and_takes_its_state_over():
+    calls = []
+
+    def count(key, frames, state):
+        calls.append((key, state.hasTimedOut, state.getOption))
+        if state.hasTimedOut:
+            (n,) = state.get
+            state.remove()
+        else:
+            (n,) = state.getOption or (0,)
+            n += sum(len(frame) for frame in frames)
+            state.update((n,))
+            if n < 10:
+                state.setTimeoutDuration(1000)
+        yield pd.DataFrame({"page": [key[0]], "n": [n]})
+
+    processor = GroupStateProcessor(count, parse_ddl("n long"), "ProcessingTimeTimeout")
+    tester = visits(processor, time_mode="processingTime", style="pandas")
+
+    def seen(frame):
+        return sorted(frame.itertuples(index=False, name=None))
+
+    taken = [("c", 7, 1500), ("d", 1, -1)]
+    schema = "page string, n long, timeoutTimestamp long"
+    assert seen(tester.process([("a",), ("a",)], initial_state=taken, initial_schema=schema)) == [("a", 2)]
+    assert tester.peek_value("state", "c") == (7,)
+    assert seen(tester.set_processing_time(1000)) == [], "a timeout is over when the time is above it"
+    tester.processing_time_ms = 1001
+    assert seen(tester.process([("a",)])) == [("a", 3)], "rows put a timeout off"
+    assert seen(tester.set_processing_time(1501)) == [("c", 7)]
+    assert seen(tester.set_processing_time(2002)) == [("a", 3)]
+    assert tester.peek_value("state", "a") is None
+    assert seen(tester.process([("e",)] * 10)) == [("e", 10)]
+    assert seen(tester.set_processing_time(9000)) == [], "a call that sets no timeout has none"
+    assert calls[0] == (("a",), False, None)
+    assert (("c",), True, (7,)) in calls

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from dstl.runtime import LoopClock
-from dstl.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
+from tests.simulation.virtual_time import LoopClock, VirtualTimeLoop, run_in_virtual_time
 
 
 def test_time_jumps_to_the_next_timer():
@@ -29,38 +28,6 @@ def test_timers_of_one_time_fire_in_the_order_they_were_set():
         return fired
 
     assert run_in_virtual_time(work()) == list(range(20))
-
-
-def test_cancelled_timer_never_fires():
-    async def work() -> list[int]:
-        fired: list[int] = []
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(1, fired.append, 1)
-        loop.call_later(0.5, timer.cancel)
-        await asyncio.sleep(2)
-        assert timer.cancelled()
-        return fired
-
-    assert run_in_virtual_time(work()) == []
-
-
-def test_ordinary_asyncio_code_runs_on_it():
-    async def work() -> tuple[str, float]:
-        queue: asyncio.Queue[str] = asyncio.Queue()
-
-        async def produce() -> None:
-            await asyncio.sleep(2)
-            await queue.put("late")
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(produce())
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
-                    await queue.get()
-            found = await asyncio.wait_for(queue.get(), 5)
-        return found, asyncio.get_running_loop().time()
-
-    assert run_in_virtual_time(work()) == ("late", 2.0)
 
 
 def test_executor_work_runs_at_once_and_its_error_arrives():

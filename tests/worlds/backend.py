@@ -10,20 +10,20 @@ import pyarrow as pa
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.errors import Unavailable
-from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, MemoryOptions, UploadOptions
 from dstl.rpc.fleet_messages import Persisted
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.memory_limit import MemoryUse
 from dstl.taskmanager.task_manager import Components, QueryState
-from dstl.testing.faulty_store import Fault, FaultRule, FaultyStore
-from dstl.testing.table_changes import Change, changes
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.virtual_time import LoopClock, seeded_runtime
+from worlds.memory_recorder import MemoryRecorder
+from worlds.table_changes import Change, changes
 
 MAX_PARALLELISM = 8
 STATE = 1
@@ -71,14 +71,14 @@ class BackendWorld:
         memory_use: Callable[[], MemoryUse] = lambda: MemoryUse(0, None),
         **batching: object,
     ) -> None:
-        self.runtime = Runtime.seeded(seed, LoopClock())
+        self.runtime = seeded_runtime(seed)
         self.disk = MemoryStore(clock=LoopClock())
         self.store = FaultyStore(self.disk, clock=LoopClock(), seed=seed)
         self.recorder = MemoryRecorder()
         config = TaskManagerConfig(
             self.store.location,
             max_parallelism=MAX_PARALLELISM,
-            batching=BatchingOptions(**{"persist_delay_s": 0.0, **batching}),
+            batching=BatchingOptions(**batching),
             upload=UploadOptions(max_attempts=1, delete_grace_s=0),
             hedging=HedgingOptions(enabled=False),
             materialization=MaterializationOptions(enabled=False),
@@ -116,16 +116,19 @@ class BackendWorld:
             await self.manifests.fence("query")
         sequence = self.manifests.next_sequence
         checkpoint, inlined = assemble(
+            CompletedCheckpoint(
+                checkpoint_id=sequence,
+                batch_id=batch,
+                query_id="query",
+                run_id="run",
+                max_parallelism=MAX_PARALLELISM,
+                created_at=0.0,
+                operators=tuple(
+                    OperatorEntry(uid=uid, parallelism=n, key_types="string") for uid, n in PARALLELISM.items()
+                ),
+            ),
             parent,
             [part],
-            sequence=sequence,
-            batch_id=batch,
-            query_id="query",
-            run_id="run",
-            max_parallelism=MAX_PARALLELISM,
-            created_at=0.0,
-            watermark_ms=None,
-            operators=[OperatorEntry(uid=uid, parallelism=n, key_types="string") for uid, n in PARALLELISM.items()],
         )
         await self.manifests.commit(checkpoint, inlined)
         self.backend.complete(sequence, winners_of(winners), inlined_handles([part], sequence))

@@ -1,25 +1,23 @@
 """A changelog storage over a store whose every PUT the test decides: the world of the writer's tests."""
 
 import asyncio
-import functools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from dstl.changelog.change_set import OP_PUT
-from dstl.changelog.log_segment import InlineSegment, LogSegment
-from dstl.changelog.segment.decoder import decode_segment
+from dstl.changelog.log_segment import InlineSegment, LogSegment, PersistResult
+from dstl.changelog.segment.reader import decode_segment
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Unavailable
-from dstl.metrics import MemoryRecorder
 from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ByteRange, ObjectInfo
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
-from dstl.testing.virtual_time import run_in_virtual_time
-from handles.segment_handle import SegmentHandle
+from handles.segment_handle import SegmentHandle, SequenceNumberRange
+from tests.simulation.virtual_time import LoopClock, seeded_runtime
+from worlds.memory_recorder import MemoryRecorder
 from worlds.segment_samples import batch_of
 
 
@@ -93,7 +91,7 @@ class World:
     """Store, uploader and storage, made on the running loop; no retries and no hedges unless asked for."""
 
     def __init__(self, *, seed: int = 1, upload: UploadOptions | None = None, **batching: object) -> None:
-        self.runtime = Runtime.seeded(seed, LoopClock())
+        self.runtime = seeded_runtime(seed)
         self.store = HeldStore()
         self.recorder = MemoryRecorder()
         self.options = BatchingOptions(**batching)
@@ -111,14 +109,25 @@ class World:
     def writer(self, log_id: str = "log-a") -> StateChangelogWriter:
         return self.storage.create_writer(log_id)
 
-    async def uploading(
-        self, value: bytes = b"x"
-    ) -> tuple[StateChangelogWriter, asyncio.Future[tuple[LogSegment, ...]]]:
+    def persist(
+        self, writer: StateChangelogWriter, from_sqn: int = 0, *, allow_inline: bool = False
+    ) -> asyncio.Task[tuple[LogSegment, ...]]:
+        """Persist one log from the next turn on; where it lies."""
+
+        async def persist() -> tuple[LogSegment, ...]:
+            result = await self.storage.persist_all([(writer, from_sqn)], allow_inline=allow_inline)
+            return result.segments[writer.log_id]
+
+        task = asyncio.ensure_future(persist())
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # a test may not care how it ends
+        return task
+
+    async def uploading(self, value: bytes = b"x") -> tuple[StateChangelogWriter, asyncio.Task[tuple[LogSegment, ...]]]:
         """A log whose first persist waits at the store, which holds every PUT from now on."""
         self.store.holding = True
         writer = self.writer()
         put(writer, value)
-        future = writer.persist(0)
+        future = self.persist(writer)
         await turn()
         return writer, future
 
@@ -155,6 +164,11 @@ class World:
         return SegmentHandle(name, inline.size, inline.checksum, len(head))
 
 
+def result_of(writer: StateChangelogWriter, from_sqn: int, to_sqn: int) -> PersistResult:
+    """Return what a persist of this range is confirmed or reset by."""
+    return PersistResult({writer.log_id: SequenceNumberRange(from_sqn, to_sqn)}, {})
+
+
 def decoded(log_id: str, segment: LogSegment, data: bytes) -> list[bytes]:
     found = [
         (sqn, batch.column("value").to_pylist())
@@ -189,13 +203,3 @@ async def world(**settings: object) -> AsyncIterator[World]:
         await each.close()
         assert each.storage.budget.used == 0, "bytes were not given back"
         assert len(each.storage.references) == 0, "a change set of a segment was never ended"
-
-
-def virtual(test):
-    """Run an async test in virtual time, where delays cost nothing; its arguments stay pytest's."""
-
-    @functools.wraps(test)
-    def run(*args: object, **kwargs: object) -> None:
-        run_in_virtual_time(test(*args, **kwargs))
-
-    return run

@@ -27,6 +27,7 @@ from dstl.options import (
 )
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
+from dstl.runtime import system_runtime
 
 OPERATORS = {"left": 2, "right": 1}
 MAX_PARALLELISM = 16
@@ -56,48 +57,61 @@ def answer(**fields: Any) -> None:
 
 
 async def drive(config: dict[str, Any]) -> None:
-    from dstl.checkpoint.service import CoordinatorService
+    from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
+    from dstl.files.file_log import FileLog
+    from dstl.files.namespace import backend_root, plain_location_of
+    from dstl.files.options import FileOptions
+    from dstl.files.query_directory import QueryDirectory
+    from dstl.files.reader import FileReader
+    from dstl.process.launch_spec import LaunchSpec
     from dstl.runtime import system_runtime
     from dstl.spark.application.fleet_launcher import FleetLauncher
     from dstl.spark.application.savepoints import SavepointMaker
     from dstl.store import open_store
     from dstl.taskmanager.config import TaskManagerConfig
-    from dstl.taskmanager.launcher import Invitation
+    from dstl.taskmanager.task_manager import Changelog, Components
 
     location, secret = config["location"], Secret.generate()
     store, launcher = open_store(location), FleetLauncher(config["task_managers"])
     told = TaskManagerConfig(
         location,
         max_parallelism=MAX_PARALLELISM,
-        batching=BatchingOptions(persist_delay_s=0.0, inline_threshold=0),
+        batching=BatchingOptions(inline_threshold=0),
         upload=UploadOptions(),
         # A hedge for every object that is not stored at once.
         hedging=HedgingOptions(cold_delay_s=0.0005, min_delay_s=0.0001, max_delay_s=0.001, target=0.9, budget=1.0),
-        materialization=MaterializationOptions(
-            interval_s=0.3, min_pause_s=0.0, start_jitter_s=0.0, file_bytes=1 << 16, min_log_bytes=0
-        ),
+        materialization=MaterializationOptions(interval_s=0.3, min_pause_s=0.0, file_bytes=1 << 16, min_log_bytes=0),
     )
-    loop = asyncio.get_running_loop()
+    loop, runtime = asyncio.get_running_loop(), system_runtime()
     service = CoordinatorService(
         store,
-        system_runtime(),
+        runtime,
         secret,
-        options=CheckpointOptions(
-            timeout_s=10.0, retained=2, clean_interval_s=0.5, clean_grace_s=600.0, task_manager_timeout_s=30.0
+        CoordinatorSettings(
+            options=CheckpointOptions(
+                timeout_s=10.0, retained=2, clean_interval_s=0.5, clean_grace_s=600.0, task_manager_timeout_s=30.0
+            ),
+            max_parallelism=MAX_PARALLELISM,
+            task_managers=config["task_managers"],
+            host="127.0.0.1",
+            allow_non_restored_state=False,
+            task_manager_config=told.to_json(),
         ),
-        max_parallelism=MAX_PARALLELISM,
-        task_managers=config["task_managers"],
-        host="127.0.0.1",
-        allow_non_restored_state=False,
-        on_event=lambda report: None,
-        on_task_manager_lost=launcher.lost,
-        task_manager_config=told.to_json(),
+        DriverHooks(
+            on_event=lambda report: None,
+            on_task_manager_lost=launcher.lost,
+        ),
     )
     for uid, parallelism in OPERATORS.items():
         definition = operator(uid, parallelism)
         service.expect(uid, parallelism, definition.key_types, definition.resolve, None, definition.by)
+    root = backend_root(location)
+    plain = open_store(plain_location_of(root))
+    changelog = Changelog(told, Components(store=store, runtime=runtime), "files")
+    files = FileLog(changelog, runtime, 1 << 18, FileReader(store, plain, runtime))
+    directory = QueryDirectory(root, store, plain, files, service.commits, runtime, FileOptions(**config["files"]))
     address = await service.start()
-    launcher.invitation = Invitation("", address, secret)
+    launcher.spec = LaunchSpec("", address, secret)
     launcher.start()
     answer(port=address.port, secret=base64.b64encode(secret.reveal()).decode())
 
@@ -111,16 +125,36 @@ async def drive(config: dict[str, Any]) -> None:
         order = json.loads(line)
         try:
             if order["do"] == "savepoint":
+                await directory.settle()
                 made = await asyncio.to_thread(maker.make, order["name"], None, None)
                 answer(ok=True, batch=made.batch_id)
+            elif order["do"] == "plan":
+                answer(ok=True, next=await plan(directory, order["run"], order["batch"]))
+            elif order["do"] == "commit":
+                await directory.put(f"commits/{order['batch']}", order["run"], -1, [b"v1\n{}"])
+                answer(ok=True)
             elif order["do"] == "close":
                 break
         except DstlError as error:
             answer(ok=False, error=type(error).__name__, why=str(error))
+    await directory.settle()
     await service.close()
+    await directory.close()
     await asyncio.to_thread(launcher.stop)
     await store.close()
     answer(ok=True)
+
+
+async def plan(directory: Any, run: str, batch: int) -> int:
+    """Look at the checkpoint directory as Spark does, write a batch's offsets, and return the batch to go on with."""
+    if await directory.find("metadata", run) is None:
+        await directory.put("metadata", "", -1, [b'{"id":"query"}'])
+    following = max((int(name) for name, *_ in await directory.listing("commits", run)), default=-1) + 1
+    if following == batch and await directory.find(f"offsets/{batch}", run) is None:
+        now_ms = int(system_runtime().clock.wall() * 1000)
+        header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": now_ms, "conf": {}})
+        await directory.put(f"offsets/{batch}", run, -1, [b"v1\n%s\n{}" % header.encode()])
+    return following
 
 
 # -- the worker
@@ -132,7 +166,7 @@ def operator(uid: str, parallelism: int) -> Any:
     from pyspark.sql.types import LongType, StringType, StructField, StructType
 
     from dstl.spark.operators.processor import ProcessorDefinition
-    from dstl.state.declared_schemas import DeclaredSchemas
+    from dstl.state.descriptor import DeclaredSchemas
 
     class Append(StatefulProcessor):
         """Keeps the list of the batches that a key had rows in, and yields it."""

@@ -1,29 +1,43 @@
 """Coordinators and hosts' services of files in one event loop, and JVMs that speak the real protocol."""
 
+import asyncio
+import base64
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import cast
 
+import msgpack
+
 from dstl.checkpoint.manifest.format import decode_record
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.errors import OutcomeUnknown
-from dstl.files.invitation import FileInvitation
-from dstl.files.process import HostLife, configuration, coordinating, hosting
+from dstl.errors import AccessDenied, OutcomeUnknown
 from dstl.options import S3Options, SealingOptions
+from dstl.process.launch_spec import LaunchSpec
+from dstl.process.lifecycle import ProcessLife
 from dstl.rpc.client import Address, AsyncConnection
-from dstl.rpc.file_messages import DeleteFile, ListFiles, PlaceFiles, PutFile, ReadFile, StagePart, StatFile
+from dstl.rpc.file_messages import (
+    DeleteFile,
+    EndRun,
+    ListFiles,
+    PlacedFiles,
+    PlaceFiles,
+    PutFile,
+    ReadFile,
+    StagePart,
+    StatFile,
+)
 from dstl.rpc.protocol import Secret
 from dstl.runtime import SystemClock, system_runtime
 from dstl.store import open_store
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
-from dstl.testing.faulty_store import FaultyStore
 from handles.file_record import FILES_OWNER
+from tests.simulation.faulty_store import FaultyStore
 
 ROOT = "dstl:///jobs/query"
 DRIVER_HOST = "127.0.0.1"
@@ -33,6 +47,19 @@ BIG = 300 << 10
 
 def noise(size: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size)
+
+
+def changelog(partition: int, version: int) -> str:
+    """Return the path of a partition's changes."""
+    return f"state/0/{partition}/{version}.changelog"
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    for _ in range(4000):
+        if await condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came to that")
 
 
 class HastyClock(SystemClock):
@@ -63,6 +90,16 @@ class FencesBehind(FaultyStore):
             await ManifestLog(self, system_runtime()).fence(self.owner)
             raise OutcomeUnknown("the answer is lost")
         return info
+
+
+class RefusesThird(FaultyStore):
+    """Refuses its third PUT for good; the first one is the fence."""
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        if self.calls["put"] == 2:
+            self.calls["put"] += 1
+            raise AccessDenied("the role may not write today")
+        return await super().put(name, data, if_absent=if_absent)
 
 
 class Jvm:
@@ -124,6 +161,10 @@ class Jvm:
         found = await self._connection.call(StatFile(f"{self.root}/{path}", self.run))
         return found.size if found.size >= 0 else None
 
+    async def end_run(self) -> None:
+        """What the plugin tells the coordinator when the query has ended."""
+        await self._connection.call(EndRun(self.run))
+
     def close(self) -> None:
         self._connection.close()
 
@@ -143,11 +184,9 @@ class Application:
         self.secret = Secret.generate()
         self.opened: list[InstrumentedStore] = []
         self.jvms: list[Jvm] = []
-        self.version = ""
         self._wrap = wrap
-        self._stack = contextlib.AsyncExitStack()
-        self._hosts: dict[str, tuple[contextlib.AsyncExitStack, HostLife]] = {}
-        self._socket = ""
+        self._hosts: dict[str, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        self.socket = ""
 
     def _open_store(self, location: str, options: S3Options, sealing: SealingOptions) -> ObjectStore:
         if sealing.key_file is not None:  # its location is a directory
@@ -170,12 +209,8 @@ class Application:
         return sum(store.totals.calls for store in self.opened)
 
     async def __aenter__(self) -> "Application":
-        invitation = FileInvitation(
-            kind="coordinator", version=self.version, secret=self.secret, host=DRIVER_HOST, options=self.options
-        )
-        self._socket = await self._stack.enter_async_context(
-            coordinating(invitation, configuration(self.options, {}), self.runtime, self._open_store)
-        )
+        spec = LaunchSpec("", None, self.secret, DRIVER_HOST, bind=DRIVER_HOST, options=self.options)
+        self._coordinator, self._ended, self.socket = await self._started(spec)
         return self
 
     async def __aexit__(
@@ -185,44 +220,52 @@ class Application:
             jvm.close()
         for host in list(self._hosts):
             await self.end_host(host)
-        await self._stack.aclose()
+        self._ended.set()
+        await asyncio.wait([self._coordinator])
 
     async def driver(self, run: str, root: str = ROOT) -> Jvm:
-        return await self._jvm(self._socket, run, root)
+        return await self._jvm(self.socket, run, root)
 
     async def executor(self, host: str, run: str, root: str = ROOT) -> Jvm:
         """A JVM on another host, whose service it starts if nobody has: as the plugin does."""
-        ask = await AsyncConnection.open(Address(DRIVER_HOST, path=self._socket), self.secret)
-        placed = await ask.call(PlaceFiles(host, ""))
-        ask.close()
+        placed = await self.place(host)
         if placed.socket:
             return await self._jvm(placed.socket, run, root)
         assert placed.member
-        stack = contextlib.AsyncExitStack()
-        invitation = FileInvitation(
-            kind="host",
-            version="",
-            secret=self.secret,
-            host=host,
-            member=placed.member,
-            coordinator=Address(placed.coordinator_host, placed.coordinator_port),
-            options=dict(placed.options),
-        )
-        life = await stack.enter_async_context(
-            hosting(invitation, configuration(self.options, {}), self.runtime, self._open_store)
-        )
-        self._hosts[host] = stack, life
-        return await self._jvm(life.socket, run, root)
+        where = Address(placed.coordinator_host, placed.coordinator_port)
+        spec = LaunchSpec(placed.member, where, self.secret, host, bind=host)
+        task, ended, socket = await self._started(spec)
+        self._hosts[host] = task, ended
+        return await self._jvm(socket, run, root)
+
+    async def place(self, host: str, lost: str = "") -> PlacedFiles:
+        """Ask where a host's service is, or under which name to start it."""
+        ask = await AsyncConnection.open(Address(DRIVER_HOST, path=self.socket), self.secret)
+        placed = await ask.call(PlaceFiles(host, lost))
+        ask.close()
+        return placed
 
     async def end_host(self, host: str) -> None:
-        stack, _ = self._hosts.pop(host)
-        await stack.aclose()
+        """End a host's service as if it was killed."""
+        task, _ = self._hosts.pop(host)
+        task.cancel()
+        await asyncio.wait([task])
 
     async def dismiss_host(self, host: str) -> None:
         """End a host's service as SIGTERM does."""
-        _, life = self._hosts[host]
-        await life.hand_over()
-        await self.end_host(host)
+        task, ended = self._hosts.pop(host)
+        ended.set()
+        await asyncio.wait([task])
+
+    async def _started(self, spec: LaunchSpec) -> tuple[asyncio.Task[None], asyncio.Event, str]:
+        """Begin the life of a process in this loop; returns it, what ends it, and where it serves."""
+        ended, said = asyncio.Event(), asyncio.get_running_loop().create_future()
+        life = ProcessLife(spec, None, self._open_store, self.runtime, said.set_result)
+        task = asyncio.ensure_future(life.run(ended))
+        await asyncio.wait([said, task], return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            await task
+        return task, ended, msgpack.unpackb(base64.b64decode(await said))["socket"]
 
     async def _jvm(self, socket: str, run: str, root: str) -> Jvm:
         jvm = Jvm(await AsyncConnection.open(Address(DRIVER_HOST, path=socket), self.secret), run, root)

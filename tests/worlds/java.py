@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from dstl.jvm import build
-from dstl.spark.jar import jar_path
+from dstl.spark import jar_path
 
 
 def compiled(source: Path, classes: Path) -> str:

@@ -2,9 +2,9 @@
 
 from dstl.checkpoint.manifest.format import ManifestRecord, manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry
+from tests.simulation.virtual_time import seeded_runtime
 
 QUERY = "0c0a1b2c-1111-2222-3333-444455556666"
 
@@ -52,7 +52,7 @@ def record(kind: str, sequence: int, epoch: int = 1, put_id: str = "p", batch_id
 
 
 def driver(store: ObjectStore, seed: int, attempts: int = 4) -> ManifestLog:
-    return ManifestLog(store, Runtime.seeded(seed, LoopClock()), attempts=attempts)
+    return ManifestLog(store, seeded_runtime(seed), attempts=attempts)
 
 
 async def commit(log: ManifestLog, batch_id: int, *, oldest: int = 0, objects: tuple[str, ...] = ()) -> int:
@@ -68,7 +68,7 @@ async def names(store: ObjectStore, prefix: str = "") -> list[str]:
 
 async def kinds(store: ObjectStore) -> dict[int, str]:
     """Return the records of the manifest log, by number."""
-    log = ManifestLog(store, Runtime.seeded(0, LoopClock()))
+    log = ManifestLog(store, seeded_runtime(0))
     return {
         s: (await log.read(s)).kind for s in range(1, await log.tail() + 1) if manifest_name(s) in await names(store)
     }

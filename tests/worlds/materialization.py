@@ -13,28 +13,47 @@ from typing import Any
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, manifest_name
-from dstl.metrics import MemoryRecorder
+from dstl.checkpoint.retained_objects import SharedStateRegistry
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
-from dstl.runtime import LoopClock, Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Components, QueryState
-from dstl.testing.table_changes import Change, changes, content
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
-from handles.shared_state_registry import SharedStateRegistry
-from materializer.restore.restore import LogSizes, RestoredTables, restore_tables
+from materializer.bases.table_directory import FileBases
+from materializer.restore.restore import RestoredTables, restore_tables
 from materializer.tables import StateTable, open_table
+from tests.simulation.virtual_time import LoopClock, seeded_runtime
 from worlds.echo import through_a_frame
+from worlds.memory_recorder import MemoryRecorder
+from worlds.table_changes import Change, changes, content
 
 GROUPS = 16
 OPERATORS = ("left", "right")
 Model = dict[str, dict[tuple[int, int, bytes, bytes], bytes]]
 """Per operator: (key group, state, key, user key) -> value."""
 
-EAGER = MaterializationOptions(interval_s=1e-6, start_jitter_s=0, min_pause_s=0, file_bytes=1 << 16)
+EAGER = MaterializationOptions(interval_s=1e-6, min_pause_s=0, file_bytes=1 << 16)
 """Materialize whenever there is any log."""
+
+
+class SlowBases:
+    """A store whose puts of base files take so many seconds."""
+
+    def __init__(self, inner: ObjectStore, seconds: float) -> None:
+        self.inner, self.location = inner, inner.location
+        self.seconds = seconds
+        self.uploaded: set[str] = set()
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> Any:
+        if name.endswith(".base"):
+            self.uploaded.add(name)
+            await asyncio.sleep(self.seconds)
+        return await self.inner.put(name, data, if_absent=if_absent)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
 
 class Member:
@@ -76,12 +95,11 @@ class World:
         retained: int = 3,
     ) -> None:
         self.rng = random.Random(seed)
-        self.runtime = Runtime.seeded(seed, LoopClock())
+        self.runtime = seeded_runtime(seed)
         self.memory = MemoryStore(clock=LoopClock())
         self.store = store or self.memory
         self.options = options
         self.batching = BatchingOptions(inline_threshold=inline_threshold)
-        self.log_sizes = LogSizes()
         self.partitions = partitions
         self.members: list[Member] = []
         self.model: Model = {op: {} for op in OPERATORS}
@@ -98,6 +116,12 @@ class World:
         self._table = table
         self._directory = directory
         self._tables = 0
+
+    async def __aenter__(self) -> "World":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     def open_table(self, operator: str) -> StateTable:
         self._tables += 1
@@ -116,15 +140,16 @@ class World:
         self.members = [Member(self, range_of_partition(i, GROUPS, size)) for i in range(size)]
         reports = []
         for member in self.members:
-            restored = await restore_tables(
-                checkpoint,
-                self.store,
-                member.owned,
-                self.open_table,
-                self.runtime,
-                cache=member.backend.tracker.cache,
-                on_progress=lambda _: None,
-            )
+            async with FileBases(self.store, self.runtime, member.backend.tracker.cache) as files:
+                restored = await restore_tables(
+                    checkpoint,
+                    self.store,
+                    member.owned,
+                    self.open_table,
+                    self.runtime,
+                    on_progress=lambda _: None,
+                    files=files,
+                )
             member.backend.replace_tables(
                 restored.tables,
                 checkpoint.checkpoint_id if checkpoint else None,
@@ -177,17 +202,20 @@ class World:
         parts = [through_a_frame(await member.backend.persist(winners)) for member in self.members]
         self.sequence += 1
         checkpoint, inlined = assemble(
+            CompletedCheckpoint(
+                checkpoint_id=self.sequence,
+                batch_id=self.batch,
+                query_id="query",
+                run_id="run",
+                max_parallelism=GROUPS,
+                created_at=self.runtime.clock.wall(),
+                operators=tuple(
+                    OperatorEntry(uid=op, parallelism=self.partitions, key_types="string") for op in OPERATORS
+                ),
+            ),
             self.newest,
             parts,
-            sequence=self.sequence,
-            batch_id=self.batch,
-            query_id="query",
-            run_id="run",
-            max_parallelism=GROUPS,
-            created_at=0.0,
-            watermark_ms=None,
-            operators=[OperatorEntry(uid=op, parallelism=self.partitions, key_types="string") for op in OPERATORS],
-            generations=self.options.generations,
+            self.options.generations,
         )
         record = ManifestRecord(
             kind="checkpoint",
@@ -219,6 +247,16 @@ class World:
         self.registry.register(checkpoint.checkpoint_id, held(checkpoint))
         self.batch += 1
 
+    async def publish(self, winners: dict[str, list[int]]) -> CompletedCheckpoint:
+        """Make the newest checkpoint again, so that it names what has been materialized since; it has these winners."""
+        replaced = self.completed.pop()
+        self.batch -= 1
+        checkpoint = await self.checkpoint(winners)
+        assert checkpoint is not None
+        self.take(checkpoint, {})
+        await self.delete(self.registry.unregister(replaced.checkpoint_id))
+        return checkpoint
+
     async def subsume(self) -> None:
         """Forget the oldest checkpoints, and delete what nobody needs any more."""
         while len(self.completed) > self.retained:
@@ -236,6 +274,12 @@ class World:
         self.take(checkpoint, applied)
         await self.subsume()
         return checkpoint
+
+    async def batches(self, count: int, size: int = 30) -> None:
+        """Run batches of so many changes, each with what it makes due."""
+        for _ in range(count):
+            await self.batch_of(size)
+            await self.materialized()
 
     async def materialized(self) -> None:
         """Wait until no materialization runs, nor is about to start by a timer."""
@@ -256,13 +300,7 @@ class World:
             owned = range_of_partition(index, GROUPS, size)
             told = on_progress or (lambda _: None)
             restored = await restore_tables(
-                checkpoint,
-                self.store,
-                owned,
-                self.open_table,
-                self.runtime,
-                on_progress=told,
-                log_sizes=self.log_sizes,
+                checkpoint, self.store, owned, self.open_table, self.runtime, on_progress=told
             )
             for operator, table in restored.tables.items():
                 assert set(table.key_groups()) <= set(owned)

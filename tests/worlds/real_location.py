@@ -13,8 +13,7 @@ from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumberRange
+from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from worlds.segment_samples import batch_of
@@ -96,16 +95,17 @@ class Location:
         sequence = self.log.next_sequence
         data = b"".join(self._seals[segment.seal] for segment in segments if segment.seal)
         made, inlined = assemble(
+            CompletedCheckpoint(
+                checkpoint_id=sequence,
+                batch_id=len(self.made),
+                query_id=QUERY,
+                run_id="run",
+                max_parallelism=GROUPS,
+                created_at=self.runtime.clock.wall(),
+                operators=(OperatorEntry(uid="op", parallelism=2, key_types="string", registry={"states": []}),),
+            ),
             self.made[-1] if self.made else None,
             [Persisted(tuple(segments), tuple(logs), reports, inlined=data)],
-            sequence=sequence,
-            batch_id=len(self.made),
-            query_id=QUERY,
-            run_id="run",
-            max_parallelism=GROUPS,
-            created_at=self.runtime.clock.wall(),
-            watermark_ms=None,
-            operators=[OperatorEntry(uid="op", parallelism=2, key_types="string", registry={"states": []})],
         )
         oldest = self.made[-1].checkpoint_id if len(self.made) > 1 else 0
         await self.log.commit(made, inlined, oldest=oldest)

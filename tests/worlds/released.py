@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -74,12 +75,12 @@ class Visits(StatefulProcessor):
 def main(table: str) -> Path:
     """Run the job, three batches with a restart, and keep its location."""
     from dstl.options import MaterializationOptions
-    from dstl.spark import StateBackend, count
+    from dstl.spark import StateBackend
 
     out = GOLDEN / f"location_{version('dstl-pyspark')}_{table}.zip"
     if out.exists():
         raise SystemExit(f"{out} is there: it is what that release has stored")
-    often = MaterializationOptions(interval_s=0.1, min_pause_s=0, start_jitter_s=0, min_log_bytes=0)
+    often = MaterializationOptions(interval_s=0.1, min_pause_s=0, min_log_bytes=0)
     with tempfile.TemporaryDirectory() as directory:
         work = Path(directory)
         (work / "in").mkdir()
@@ -92,10 +93,10 @@ def main(table: str) -> Path:
                 visits = backend.groupBy(read, "user").transformWithState(
                     Visits(), OUTPUT, "update", "processingTime", name="visits"
                 )
-                sums = backend.aggregate(read, by="page", name="sums", n=count())
+                sums = backend.groupBy(read, "page").agg(F.count("*").alias("n"), name="sums")
                 both = visits.selectExpr("user AS k", "n").unionByName(sums.selectExpr("page AS k", "n"))
                 writer = both.writeStream.outputMode("update").format("noop")
-                writer = writer.option("checkpointLocation", str(work / "checkpoint")).trigger(availableNow=True)
+                writer = writer.option("checkpointLocation", backend.checkpoint_location).trigger(availableNow=True)
                 writer.start().awaitTermination()
                 if number == 1:
                     time.sleep(1)  # a materialization, which the next batch names

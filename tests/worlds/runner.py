@@ -1,16 +1,19 @@
 """One operator over a memory source, batch after batch, and processors that do what their rows say."""
 
+from dataclasses import fields
 from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle, ValueState
+from pyspark.sql.types import StructField, StructType
 
-from dstl.state.memory_source import MemoryStateSource
-from dstl.state.processor_runner import ProcessorRunner
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.aggregation import Aggregation
 from worlds.ddl import parse_ddl, schemas_of_tests
+from worlds.memory_source import MemorySource
 
 KEY = parse_ddl("k string")
 INPUT = parse_ddl("k string, op string, n long")
@@ -30,6 +33,13 @@ def batches_of(rows, chunk, schema=None):
     return [batch for batch in table.to_batches(max_chunksize=chunk) if batch.num_rows]
 
 
+def a_runner(processor, registry, *, schemas=None, **options):
+    """A runner of one processor; the options are those of the operator, and of the runner."""
+    of = {field.name for field in fields(ProcessorOperator)} & options.keys()
+    operator = ProcessorOperator(**{"name": "op"} | {name: options.pop(name) for name in of})
+    return ProcessorRunner(processor, operator, registry, schemas or schemas_of_tests(), **options)
+
+
 class Job:
     """Batch after batch of one operator over one memory source."""
 
@@ -43,7 +53,7 @@ class Job:
             key,
         )
         self.more = more
-        self.source = MemoryStateSource()
+        self.source = MemorySource()
         self.stored = StateRegistry(key).to_wire()
         self.batch = 0
         self.runner = None
@@ -51,18 +61,9 @@ class Job:
 
     def run(self, batches, now=1000, watermark=0, source=None):
         registry = StateRegistry.from_wire(self.stored)
-        self.runner = ProcessorRunner(
-            self.make(),
-            operator="op",
-            key_schema=self.key,
-            input_schema=self.schema,
-            output_schema=self.output,
-            schemas=schemas_of_tests(),
-            registry=registry,
-            style=self.style,
-            time_mode=self.mode,
-            **self.more,
-        )
+        what = {"key_schema": self.key, "input_schema": self.schema, "output_schema": self.output}
+        how = {"style": self.style, "time_mode": self.mode} | self.more
+        self.runner = a_runner(self.make(), registry, **what, **how)
         self.parts = []
         self.batch += 1
         task = TaskInput(
@@ -201,3 +202,17 @@ class Seen(StatefulProcessor):
 
     def close(self):
         self.log.append("close")
+
+
+def plain_aggregation(keys, inputs, aggregates, ttl_ms=0):
+    """Return the definition of aggregates by columns of the rows, without event time, in output mode update."""
+    results = [StructField(name, each.accumulator(inputs).result) for name, each in aggregates.items()]
+    return Aggregation(
+        mode="update",
+        aggregates=aggregates,
+        key_schema=keys,
+        others=tuple(keys.names),
+        ttl_ms=ttl_ms,
+        input_schema=inputs,
+        output_schema=StructType([*keys.fields, *results]),
+    )

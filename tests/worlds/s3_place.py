@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from dstl.options import S3Options
 from dstl.store.s3_client import S3Client
-from dstl.testing.s3_server import S3Server
+from worlds.s3_server import S3Server
 
 _buckets = count()
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 
 from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
-from worlds.service import Driver, Events, Model
-
-__all__ = ["TWO", "HurriedClock", "a_job", "a_runtime", "contents", "events", "replace"]
-
-TWO = {"counts": 4, "sums": 3}
+from tests.simulation.virtual_time import seeded_runtime
+from worlds.service import TWO, Driver, Model, some_events
 
 
 class HurriedClock(SystemClock):
@@ -23,14 +21,10 @@ class HurriedClock(SystemClock):
 
 
 def a_runtime(seed: int = 1) -> Runtime:
-    return Runtime.seeded(seed, HurriedClock())
+    return seeded_runtime(seed, HurriedClock())
 
 
-def events(rng: random.Random, batch: int, keys: int = 60) -> Events:
-    def value(n: int) -> bytes | None:
-        return None if rng.random() < 0.15 else f"{batch}/{n}".encode() * 10
-
-    return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in TWO}
+events = functools.partial(some_events, repeat=10)
 
 
 _jobs: dict[tuple[int, int, bool], tuple[dict[str, bytes], list[Model]]] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_PUT, ChangeSet
-from dstl.changelog.segment.decoder import decode_segment
+from dstl.changelog.segment.reader import decode_segment
 
 Row = tuple[int, int, int, bytes, bytes, bytes]
 Key = tuple[str, int, int]

@@ -1,21 +1,27 @@
-"""A coordinator and TaskManagers in one event loop over one store, and tasks that speak the real protocol."""
+"""A coordinator and TaskManagers in one event loop over one store, with what Spark's driver and tasks do there."""
 
 import asyncio
 import contextlib
+import json
+import random
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_DELETE, OP_PUT
-from dstl.checkpoint.attempt_register import ActiveRun
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ATTEMPTS
-from dstl.checkpoint.service import CheckpointReport, CoordinatorService, RestoreReport
+from dstl.checkpoint.report import CheckpointReport, RestoreReport
+from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
+from dstl.checkpoint.spark_commit import SparkExecution
 from dstl.errors import DstlError
+from dstl.files.file_log import FileLog
+from dstl.files.options import FileOptions
+from dstl.files.query_directory import QueryDirectory
+from dstl.files.reader import FileReader
 from dstl.metrics import MetricSet
 from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.rpc.client import Address, AsyncConnection
@@ -23,19 +29,22 @@ from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, FetchMany, OpenAttempt, TaskAttempt, Write
 from dstl.rpc.protocol import Secret
-from dstl.runtime import Runtime, SystemClock
+from dstl.runtime import SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
+from dstl.store.memory import MemoryStore
 from dstl.taskmanager import task_manager
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Components
-from dstl.testing.table_changes import changes
+from dstl.taskmanager.task_manager import Changelog, Components
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.progress import ProgressListener
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
+from tests.simulation.virtual_time import seeded_runtime
+from worlds.table_changes import changes
 
+ROOT = "dstl:///jobs/flights/_spark"
 MAX_PARALLELISM = 128
 STATE = 1
 Model = dict[str, dict[bytes, bytes]]
@@ -52,7 +61,7 @@ def key_group(key: bytes) -> int:
 
 
 class TaskManager:
-    """One TaskManager, as ``python -m dstl.taskmanager`` builds it, but in this loop."""
+    """One TaskManager, as ``python -m dstl.process`` builds it, but in this loop."""
 
     materialization = MaterializationOptions(enabled=False)
     open_table: Callable[[str], StateTable] = staticmethod(lambda _: HeapStateTable())
@@ -71,14 +80,14 @@ class TaskManager:
         config = TaskManagerConfig(
             store.location,
             max_parallelism=MAX_PARALLELISM,
-            batching=BatchingOptions(persist_delay_s=0.0, **batching),
+            batching=BatchingOptions(**batching),
             upload=upload or UploadOptions(max_attempts=1, delete_grace_s=0.0),
             hedging=HedgingOptions(enabled=False),
             materialization=materialization or self.materialization,
         )
         self.recorder = MetricSet()
         self.store = InstrumentedStore(store, recorder=self.recorder)
-        components = Components(store=self.store, runtime=Runtime.seeded(seed, SystemClock()), recorder=self.recorder)
+        components = Components(store=self.store, runtime=seeded_runtime(seed, SystemClock()), recorder=self.recorder)
         self._task_manager = task_manager.TaskManager(config, components, open_table=self.open_table, secret=secret)
         self.service = self._task_manager.service
         self._secret = secret
@@ -123,11 +132,29 @@ class Who:
         return TaskAttempt(self.query, self.run, self.operator, self.batch, self.slot, self.stage, self.attempt)
 
 
+def query_directory(
+    service: CoordinatorService,
+    store: ObjectStore,
+    seed: int,
+    plain: ObjectStore | None = None,
+    files: FileOptions = FileOptions(),
+) -> QueryDirectory:
+    """Return Spark's checkpoint directory in the log of a coordinator's checkpoints."""
+    runtime, config = seeded_runtime(seed + 7, SystemClock()), TaskManagerConfig("")
+    changelog = Changelog(config, Components(store=store, runtime=runtime), "files")
+    earlier = plain if plain is not None else MemoryStore()
+    log = FileLog(changelog, runtime, config.batching.inline_threshold, FileReader(store, earlier, runtime))
+    return QueryDirectory(ROOT, store, earlier, log, service.commits, runtime, files)
+
+
 class Driver:
     """One driver process: a coordinator, its TaskManagers, and the tasks that Spark would start."""
 
     materialization: MaterializationOptions | None = None
     """Its TaskManagers'; None for what they have themselves."""
+    query = "query-1"
+    job_group = ""
+    """What tasks are told instead of their run, as where the user has set a group of their own."""
 
     def __init__(
         self,
@@ -142,8 +169,10 @@ class Driver:
         allow_non_restored_state: bool = False,
         on_progress: ProgressListener | None = None,
         fall_back: bool = False,
-        active_run: ActiveRun | None = None,
         commit_attempts: int = ATTEMPTS,
+        plain: ObjectStore | None = None,
+        execution: SparkExecution | None = None,
+        files: FileOptions = FileOptions(),
         **batching: object,
     ) -> None:
         self.store = store
@@ -162,21 +191,33 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self.service = CoordinatorService(
             self.store,
-            Runtime.seeded(seed, SystemClock()),
+            seeded_runtime(seed, SystemClock()),
             self.secret,
-            options=checkpoints or CheckpointOptions(task_manager_timeout_s=5.0),
-            max_parallelism=max_parallelism,
-            task_managers=task_managers,
-            host="127.0.0.1",
-            allow_non_restored_state=allow_non_restored_state,
-            fall_back=fall_back,
-            on_event=self.reports.append,
-            on_task_manager_lost=self._lost,
-            on_progress=on_progress,
-            active_run=active_run,
-            commit_attempts=commit_attempts,
-            recorder=self.recorder,
+            CoordinatorSettings(
+                options=checkpoints or CheckpointOptions(task_manager_timeout_s=5.0),
+                max_parallelism=max_parallelism,
+                task_managers=task_managers,
+                host="127.0.0.1",
+                allow_non_restored_state=allow_non_restored_state,
+                fall_back=fall_back,
+                commit_attempts=commit_attempts,
+                materialization=self.materialization or MaterializationOptions(),
+            ),
+            DriverHooks(
+                on_event=self.reports.append,
+                on_task_manager_lost=self._lost,
+                on_progress=on_progress,
+                recorder=self.recorder,
+                execution=execution,
+            ),
         )
+        self.directory = query_directory(self.service, store, seed, plain, files)
+
+    async def __aenter__(self) -> "Driver":
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def start(self) -> "Driver":
         for uid, parallelism in self.operators.items():
@@ -187,10 +228,12 @@ class Driver:
         return self
 
     async def close(self) -> None:
+        await self.directory.settle()
         await self.service.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.directory.close()
         for member in self.members.values():
             await member.close()
 
@@ -223,10 +266,45 @@ class Driver:
 
     def who(self, run: str, operator: str, batch: int, slot: int, **more: object) -> Who:
         self._attempts += 1
-        return Who(run, operator, batch, slot, self._attempts, **more)  # type: ignore[arg-type]
+        return Who(self.job_group or run, operator, batch, slot, self._attempts, **{"query": self.query, **more})  # type: ignore[arg-type]
+
+    async def begin_run(self, run: str) -> str:
+        """Look at the checkpoint directory as a run does before its first batch, unless it has; returns the run."""
+        if run not in self.directory.runs:
+            if await self.directory.find("metadata", "") is None:
+                await self.directory.put("metadata", "", -1, [json.dumps({"id": self.query}).encode()])
+            await self.directory.listing("commits", run)
+        return run
+
+    async def plan(self, run: str, batch: int, time_ms: int | None = None) -> None:
+        """Write a batch's offsets, unless they are there from an earlier run."""
+        run = await self.begin_run(run)
+        if await self.directory.find(f"offsets/{batch}", run) is None:
+            now_ms = int(SystemClock().wall() * 1000) if time_ms is None else time_ms
+            header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": now_ms, "conf": {}})
+            content = b"v1\n%s\n" % header.encode() + b'{"logOffset":%d}' % batch
+            await self.directory.put(f"offsets/{batch}", run, -1, [content])
+
+    async def commit(self, run: str, batch: int) -> None:
+        """Commit a batch, as Spark does once its tasks have ended: its checkpoint is durable when this returns."""
+        await self.directory.put(f"commits/{batch}", await self.begin_run(run), -1, [b"v1\n{}"])
+
+    async def next_batch(self, run: str) -> int:
+        """Begin a run; return the batch that it goes on with."""
+        await self.begin_run(run)
+        commits = [int(name) for name, *_ in await self.directory.listing("commits", run)]
+        return max(commits, default=-1) + 1
 
     async def run_batch(self, run: str, batch: int, events: "Events", model: Model) -> None:
-        """Run all tasks of a batch side by side, as Spark does, and bring the model up to date.
+        """Plan a batch, run its tasks, commit it, and bring the model up to date."""
+        await self.plan(run, batch)
+        after = {uid: dict(values) for uid, values in model.items()}
+        await self.run_tasks(run, batch, events, after)
+        await self.commit(run, batch)
+        model.update(after)
+
+    async def run_tasks(self, run: str, batch: int, events: "Events", model: Model) -> None:
+        """Run the tasks of a batch side by side, as Spark does, and bring the model up to date.
 
         Every task checks what it reads against the model before the batch. The first error of a task is raised, once
         all have ended.
@@ -247,14 +325,16 @@ class Driver:
         for uid, written in events.items():
             apply(model.setdefault(uid, {}), written)
 
-    async def task(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> str:
-        """Run one task to its end and return the decision on its acknowledgement."""
+    async def task(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> None:
+        """Run one task to its end."""
         async with self.attempt(who, written, before) as attempt:
-            return await attempt.acknowledge()
+            await attempt.acknowledge()
 
     @contextlib.asynccontextmanager
     async def attempt(self, who: Who, written: "Written", before: Mapping[bytes, bytes]) -> AsyncIterator["Attempt"]:
         """Begin, read and write; the body acknowledges, or does not."""
+        if who.query == self.query and not self.job_group:
+            await self.begin_run(who.run)
         parallelism = self.operators[who.operator]
         mine = {
             k: v for k, v in written.items() if partition_of(key_group(k), MAX_PARALLELISM, parallelism) == who.slot
@@ -287,16 +367,15 @@ class Attempt:
     begun: Begun
     has_rows: bool
     owners: list[tuple[KeyGroupRange, AsyncConnection]] = field(default_factory=list)
-    digest: int = 0
 
     async def read(self, keys: list[bytes]) -> dict[bytes, bytes]:
         values_of: dict[bytes, bytes] = {}
         for owned, connection in self.owners:
             part = [key for key in keys if key_group(key) in owned]
             if part:
-                asked = msgpack.packb(([key_group(k) for k in part], part))
-                found = await connection.call(FetchMany(self.who.operator, self.who.attempt, (STATE,), asked))
-                (values,) = msgpack.unpackb(found.data)
+                groups = tuple(map(key_group, part))
+                asked = FetchMany(self.who.operator, self.who.attempt, (STATE,), groups, tuple(part))
+                (values,) = (await connection.call(asked)).columns
                 values_of.update({k: v for k, v in zip(part, values, strict=True) if v is not None})
         return values_of
 
@@ -308,22 +387,32 @@ class Attempt:
         for owned, connection in self.owners:
             part = [row for row in rows if row[0] in owned]
             if part:
-                self.digest = zlib.crc32(repr(part).encode(), self.digest)
                 who = self.who
                 await connection.call(
                     Write(who.operator, who.attempt, who.slot, self.begun.registry, False, ipc(changes(*part)))
                 )
 
-    async def acknowledge(self, **other: Any) -> str:
-        digest = self.digest.to_bytes(4, "big") if self.has_rows else b""
-        partition = self.who.slot if self.has_rows else None
-        told = Acknowledgement(self.who.task, partition, digest)
-        return (await self.coordinator.call(replace(told, **other))).decision
+    async def acknowledge(self, **other: Any) -> None:
+        told = Acknowledgement(self.who.task, self.who.slot if self.has_rows else None)
+        await self.coordinator.call(replace(told, **other))
 
 
 Written = Mapping[bytes, bytes | None]
 Events = Mapping[str, Written]
 """By operator, what a batch writes: a value, or None for a deletion."""
+TWO = {"counts": 4, "sums": 3}
+"""Two operators and their parallelism."""
+
+
+def some_events(
+    rng: random.Random, batch: int, operators: Mapping[str, int] = TWO, *, keys: int = 60, repeat: int = 1
+) -> Events:
+    """Return what a batch writes to random keys, a deletion now and then; values name the batch, so many times."""
+
+    def value(n: int) -> bytes | None:
+        return None if rng.random() < 0.15 else f"{batch}/{n}".encode() * repeat
+
+    return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in operators}
 
 
 def apply(values: dict[bytes, bytes], written: Written) -> None:
@@ -342,14 +431,14 @@ def ipc(batch: pa.RecordBatch) -> bytes:
 
 
 async def retained(store: ObjectStore) -> list[CompletedCheckpoint]:
-    return await ManifestLog(store, Runtime.seeded(1, SystemClock())).checkpoints()
+    return await ManifestLog(store, seeded_runtime(1, SystemClock())).checkpoints()
 
 
 async def state_of(checkpoint: CompletedCheckpoint | None, store: ObjectStore) -> Model:
     """Return what a restore of a checkpoint gives: everything of every operator."""
     owned = KeyGroupRange.all(MAX_PARALLELISM)
     restored = await restore_tables(
-        checkpoint, store, owned, lambda _: HeapStateTable(), Runtime.seeded(1, SystemClock())
+        checkpoint, store, owned, lambda _: HeapStateTable(), seeded_runtime(1, SystemClock())
     )
     return {uid: dict(_entries(table)) for uid, table in restored.tables.items()}
 

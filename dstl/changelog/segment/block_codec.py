@@ -22,9 +22,7 @@ from dstl.changelog.segment.index import CODEC_STORED, CODEC_ZSTD, MAX_BLOCK_BYT
 from dstl.errors import CorruptData
 from dstl.store.zstd_frame import decompress
 from handles.key_group import KeyGroup
-from handles.sequence_number import SequenceNumber, SequenceNumberRange
-
-__all__ = ["RUN", "Block", "BlockLayout", "compress_block", "decode_block"]
+from handles.segment_handle import SequenceNumber, SequenceNumberRange
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -36,7 +34,7 @@ _WIDTH = struct.Struct("<BI")
 _CONSTANT, _PLAIN = 0, 1
 _FIXED, _VARIABLE = 0, 1
 _LENGTHS: dict[int, np.dtype[Any]] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
-_MIN_COMPRESSED = 64
+_MIN_COMPRESSED = 64  # a zstd frame's own bytes outweigh what so few can save
 
 
 class BlockLayout:

@@ -15,13 +15,18 @@ import zstandard
 
 from dstl.changelog.change_set import META_KEY_GROUP, ChangeSet
 from dstl.changelog.segment.block_codec import Bytes, compress_block
-from dstl.changelog.segment.frame import pack_footer, pack_header, pack_trailer
 from dstl.changelog.segment.grouped_batch import BlockColumns, GroupedBatch, Piece, Runs
-from dstl.changelog.segment.index import HEADER_SIZE, BlockEntry, BlockTable, LogIndex
+from dstl.changelog.segment.index import (
+    HEADER_SIZE,
+    BlockEntry,
+    BlockTable,
+    LogIndex,
+    pack_footer,
+    pack_header,
+    pack_trailer,
+)
 from dstl.errors import Invalid
-from handles.sequence_number import SequenceNumber, SequenceNumberRange
-
-__all__ = ["EncodedBlocks", "encode_blocks", "encode_segment", "segment_checksum"]
+from handles.segment_handle import SequenceNumber, SequenceNumberRange
 
 _SMALL_BLOCK = 256 << 10
 """Key groups of a log share a block below this many raw bytes: a frame and an index entry for each would outweigh
@@ -31,7 +36,7 @@ _LARGE_BLOCK = 4 << 20
 """A key group's changes are split at this many raw bytes, so that a reader can fetch and decode them side by side."""
 _SMALL_BATCH = 1 << 15
 """Batches are joined up to this many changes, or the bytes above, before they are grouped."""
-_SCRATCH = 8 << 20
+_SCRATCH = 8 << 20  # twice a large block, whose estimate of its own size may be short
 
 EncodedBlocks = list[tuple[BlockEntry, bytes]]
 """Blocks of one log in their order, each with its index entry, whose offset is not known yet, and its stored bytes."""

@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dstl.changelog.change_set import common_width, value_offsets
 from dstl.changelog.segment.block_codec import RUN, BlockLayout, Bytes
-from dstl.changelog.value_offsets import common_width, value_offsets
-
-__all__ = ["BlockColumns", "GroupedBatch", "Piece", "Runs"]
 
 _RECORD_BYTES = 8
 """Counted for each change beside its payload: about what its numbers and lengths take."""
 _ALL = slice(0, None)
-_PACKED_ROWS = 1 << 16
+_PACKED_ROWS = 1 << 16  # positions up to here fit the low half of 32 bits
 
 Runs = list[tuple[int, int, int]]
 """Key group, sequence number delta and number of changes, as ``block_codec.RUN`` has them."""

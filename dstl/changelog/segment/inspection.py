@@ -9,15 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.decoder import decode_segment, verify_segment
 from dstl.changelog.segment.encoder import segment_checksum
+from dstl.changelog.segment.reader import decode_segment, verify_segment
 from dstl.errors import CorruptData, Invalid, ObjectNotFound
 from dstl.options import S3Options, SealingOptions
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.location import absolute_location, has_scheme, open_store
 from handles.key_group import KeyGroupRange
-
-__all__ = ["describe_segment", "dump_segment", "fetch_segment", "parse_key_groups"]
 
 _OPS = ("put", "delete", "clear", "metadata")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -13,18 +14,151 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import META_KEY_GROUP
 from dstl.changelog.segment.block_codec import Block, decode_block
-from dstl.changelog.segment.decoder import parse_index
-from dstl.changelog.segment.frame import unpack_footer, unpack_trailer
-from dstl.changelog.segment.index import TRAILER_SIZE, LogIndex, SegmentIndex
-from dstl.changelog.segment.read_plan import Fetch, ReadSizes, Unit, Wanted, plan_fetches
+from dstl.changelog.segment.index import (
+    HEADER_SIZE,
+    TRAILER_SIZE,
+    BlockEntry,
+    LogIndex,
+    SegmentIndex,
+    check_header,
+    unpack_footer,
+    unpack_trailer,
+)
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.look_ahead import LookAhead, Share
 from handles.key_group import KeyGroup, KeyGroupRange
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumber, SequenceNumberRange
+from handles.segment_handle import SegmentHandle, SequenceNumber, SequenceNumberRange
 
-__all__ = ["Changes", "JoinedChanges", "SegmentReader"]
+
+def parse_index(data: bytes, where: str) -> SegmentIndex:
+    """Return the index of a whole segment; header, trailer and footer are checked, blocks are not.
+
+    Raises:
+        CorruptData: The bytes are not what was written.
+        Invalid: Another major format version wrote it.
+    """
+    trailer = unpack_trailer(data[-TRAILER_SIZE:], where, len(data))
+    check_header(data[:HEADER_SIZE], where, trailer.version)
+    end = len(data) - TRAILER_SIZE
+    return unpack_footer(data[end - trailer.footer_length : end], where, trailer, len(data))
+
+
+def verify_segment(data: bytes, where: str) -> SegmentIndex:
+    """Check every byte of a segment, decode every block and return its index.
+
+    Raises:
+        CorruptData: The bytes are not what was written.
+        Invalid: Another major format version wrote it.
+    """
+    index = parse_index(data, where)
+    for log in index.logs:
+        for entry in log.blocks:
+            decode_block(_stored_bytes(data, entry), entry, log.sqns.from_sqn, where)
+    return index
+
+
+def decode_segment(data: bytes, where: str) -> Iterator[tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]]:
+    """Yield log id, sequence number, key group and changes of a whole segment that is checked first.
+
+    In the order of :meth:`SegmentReader.read <dstl.changelog.segment.reader.SegmentReader.read>`.
+
+    Raises:
+        CorruptData: Before anything was yielded: the bytes are not what was written.
+        Invalid: Another major format version wrote it.
+    """
+    index = verify_segment(data, where)
+    for log in index.logs:
+        for entry in log.blocks:
+            block = decode_block(_stored_bytes(data, entry), entry, log.sqns.from_sqn, where)
+            for key_group, sqn, batch in block.slices():
+                yield log.log_id, sqn, key_group, batch
+
+
+def _stored_bytes(data: bytes, entry: BlockEntry) -> bytes:
+    return data[entry.offset : entry.offset + entry.length]
+
+
+_RECORD_BYTES = 16  # of offsets and numbers that a decoded change takes beside its raw bytes
+
+Wanted = tuple[LogIndex, BlockEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSizes:
+    """Sizes by which a segment is read, in bytes.
+
+    Attributes:
+        whole: A segment of at most this size is fetched in one request and checked as a whole.
+        tail: First fetched of a larger one: trailer, and nearly always the whole footer.
+        gap: Fetched in vain rather than asked around.
+        fetch: One request, unless one block is larger.
+        unit: Decoded at once, and few of them ahead, so that decoding writes to memory that is still in a cache:
+            taking twenty times as much costs as much again as the decoding.
+        inline: Stored bytes up to which a unit is decoded on the loop, in about 0.1 ms: a thread would spend as long
+            on handing over, and on waiting for the interpreter.
+    """
+
+    whole: int = 256 << 10
+    tail: int = 64 << 10
+    gap: int = 64 << 10
+    fetch: int = 8 << 20
+    unit: int = 1 << 20
+    inline: int = 64 << 10
+
+
+@dataclass(slots=True)
+class Unit:
+    """Blocks of one fetch that are decoded together.
+
+    Attributes:
+        blocks: In the order of their offsets.
+        raw: Their uncompressed bytes.
+        stored: Their stored bytes.
+        cost: About the bytes that they take in memory once decoded.
+    """
+
+    blocks: list[Wanted] = field(default_factory=list)
+    raw: int = 0
+    stored: int = 0
+    cost: int = 0
+
+    def add(self, log: LogIndex, entry: BlockEntry) -> None:
+        """Decode this block with the others."""
+        self.blocks.append((log, entry))
+        self.raw += entry.raw_length
+        self.stored += entry.length
+        self.cost += entry.raw_length + _RECORD_BYTES * entry.records
+
+
+@dataclass(slots=True)
+class Fetch:
+    """Bytes ``[start, stop)`` of the segment and the units that they hold."""
+
+    start: int
+    stop: int
+    units: list[Unit] = field(default_factory=lambda: [Unit()])
+
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return self.stop - self.start
+
+
+def plan_fetches(wanted: Iterable[Wanted], sizes: ReadSizes) -> list[Fetch]:
+    """Join blocks, which come by offset, into fetches, and cut fetches into units."""
+    fetches: list[Fetch] = []
+    for log, entry in wanted:
+        stop = entry.offset + entry.length
+        last = fetches[-1] if fetches else None
+        if last is None or entry.offset - last.stop > sizes.gap or stop - last.start > sizes.fetch:
+            fetches.append(last := Fetch(entry.offset, stop))
+        elif last.units[-1].raw + entry.raw_length > sizes.unit:
+            last.units.append(Unit())
+        last.stop = stop
+        last.units[-1].add(log, entry)
+    return fetches
+
 
 Changes = tuple[str, SequenceNumber, KeyGroup, pa.RecordBatch]
 """Log id, sequence number, key group (``META_KEY_GROUP`` for metadata) and changes in the order of their appends."""
@@ -34,8 +168,8 @@ _Decoded = TypeVar("_Decoded")
 _Work = Callable[[bytes, int, Unit, str], list[_Decoded]]
 """Decodes a unit out of bytes that begin at this place of the segment, which errors call by this name. Any thread."""
 
-_MAX_FETCHES = 8
-_MAX_UNITS = 4
+_MAX_FETCHES = 8  # hides a store's latency; more take no link any faster
+_MAX_UNITS = 4  # decoded side by side; there are no more cores for it beside the loop
 _SIZES = ReadSizes()
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from dstl.store.base import ObjectStore
 
-__all__ = ["ConnectionPools"]
-
 
 class ConnectionPools:
     """Two stores at one location, each with connections of its own.

@@ -20,10 +20,8 @@ from dstl.store.base import ObjectInfo
 if TYPE_CHECKING:
     import random  # noqa: TID251  (the type alone)
 
-__all__ = ["StoredObject", "Upload", "UploadContext"]
-
-_LAG_SHARE = 0.1
-_LAG_S = 0.005
+_LAG_SHARE = 0.1  # of a wait: a timer that is later than this says more of the loop than of the store
+_LAG_S = 0.005  # what a busy loop is late by all the time
 _ASK_AGAIN_S = 0.0005  # rounding must not make a timer of zero
 
 
@@ -168,7 +166,7 @@ class Upload:
         return self._critical
 
     def make_critical(self) -> None:
-        """A checkpoint has begun to wait for it: it is hedged earlier and before those that nobody waits for."""
+        """A checkpoint has begun to wait for it: it is hedged earlier and before those that no checkpoint waits for."""
         if self._critical or self._future.done():
             return
         self._critical = True
@@ -226,7 +224,7 @@ class Upload:
         """One request has an answer, or was cancelled."""
         if self._future.done() or attempt not in self._active:
             if not task.cancelled():
-                task.exception()  # seen: a loser's error is nobody's concern
+                task.exception()  # seen: a loser's error does not matter
             return
         if task.cancelled():
             error: BaseException | None = Unavailable(f"PUT of {attempt.name} was cancelled by the store")
@@ -278,8 +276,7 @@ class Upload:
             owner.losers.delete([attempt.name])
         now = owner.clock.now()
         if isinstance(error, SlowDown):
-            is_first = self._tries == 1 and not attempt.hedge
-            owner.policy.throttled(now, self._ticket if is_first else None)
+            owner.policy.throttled(now)
             owner.recorder.increment("slowDowns")
         elif isinstance(error, Invalid) or not isinstance(error, (Unavailable, OutcomeUnknown)):
             self.fail(error)
@@ -292,10 +289,9 @@ class Upload:
             return
         doublings = self._failures - 1
         base = owner.options.backoff_base_s
-        cause = owner.policy.cause
-        if isinstance(error, SlowDown) and not cause.is_cleared:
+        if isinstance(error, SlowDown):
             base = owner.options.throttle_backoff_s
-            doublings += owner.policy.pause.storm - 1 if cause.is_load else 0
+            doublings += owner.policy.pause.storm - 1
         ceiling = min(owner.options.backoff_cap_s, base * 2.0**doublings)
         self._hedge_at = None
         self._retry_at = now + owner.rng.random() * ceiling

@@ -20,8 +20,6 @@ from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 
-__all__ = ["StoredObject", "Upload", "Uploader"]
-
 
 class Uploader:
     """All uploads of a process: one hedging policy, one budget, two connection pools.

@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar
 
+from dstl.checkpoint.fleet import members
+from dstl.checkpoint.fleet.members import Member, Members
 from dstl.checkpoint.fleet.restore_watch import RestoreWatch
 from dstl.crash_points import reach
-from dstl.errors import DstlError, TaskManagerLost, Unavailable
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.errors import DstlError, TaskManagerLost
+from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import (
     Abort,
     Complete,
     Persist,
     Persisted,
+    ReadUnnamedBases,
     Restore,
     Restored,
     Resume,
     Size,
     TableSize,
+    UnnamedBases,
 )
-from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Assignment
 from dstl.rpc.protocol import Secret
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
@@ -34,13 +36,9 @@ from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
 from materializer.restore.progress import ProgressListener
 
-__all__ = ["Fleet", "FleetChanged", "MemberInfo"]
-
 _T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
-_ANSWER_S = 30.0
-"""How much longer than it has been given a TaskManager may take to answer; then it counts as lost."""
 
 
 class FleetChanged(TaskManagerLost):
@@ -64,19 +62,7 @@ class MemberInfo:
     key_groups: KeyGroupRange | None
 
 
-@dataclass(slots=True, eq=False)
-class _Member:
-    member_id: str
-    address: Address
-    connection: AsyncConnection
-    pid: int
-    end_lifeline: Callable[[], None]
-    place: int | None = None
-    key_groups: KeyGroupRange | None = None
-    holds: tuple[CheckpointId | None, ...] = ()
-
-
-class Fleet:
+class Fleet(Members):
     """Registered TaskManagers. One event loop.
 
     Args:
@@ -85,7 +71,7 @@ class Fleet:
         max_parallelism: Number of key groups.
         on_lost: Called with a member's id when it is gone.
         host: The driver's own, where a TaskManager is called by its unix socket.
-        on_progress: Told how far restores have come; None: nobody is.
+        on_progress: Told how far restores have come, if given.
         restore_stall_s: A restore that comes no further for so many seconds, and some more, is given up.
     """
 
@@ -99,15 +85,11 @@ class Fleet:
         on_progress: ProgressListener | None = None,
         restore_stall_s: float = 120.0,
     ) -> None:
+        super().__init__(secret, on_lost, host)
         self._on_progress = on_progress
         self._restore_stall_s = restore_stall_s
-        self._secret = secret
         self._wanted = self._size = size
-        self._max_parallelism = max_parallelism
-        self._on_lost = on_lost
-        self._host = host
-        self._members: dict[str, _Member] = {}
-        self._changed = asyncio.Event()
+        self.max_parallelism = max_parallelism
         self._writer_ids: set[str] = set()
 
     @property
@@ -117,7 +99,7 @@ class Fleet:
 
     @wanted.setter
     def wanted(self, size: int) -> None:
-        self._wanted = min(max(1, size), self._max_parallelism)
+        self._wanted = min(max(1, size), self.max_parallelism)
         self.notify()
 
     @property
@@ -130,30 +112,9 @@ class Fleet:
         """True while every key group has its TaskManager, so that none is missing but a spare."""
         return len(self._owners()) >= self._size
 
-    @property
-    def member_hosts(self) -> Sequence[str]:
-        """The members' hosts, in the order of :attr:`pids`."""
-        return [member.address.host for member in self._members.values()]
-
-    async def changed(self, timeout: float) -> None:
-        """Return at the next :meth:`notify` or registration, or after ``timeout`` seconds."""
-        self._changed.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._changed.wait()
-
-    def notify(self) -> None:
-        """Wake those who wait for a change."""
-        self._changed.set()
-
     def holds(self, parent: CheckpointId | None) -> bool:
         """True while every key group has a TaskManager from which a batch can go on from this checkpoint."""
         return self._wanted == self._size == sum(parent in member.holds for member in self._owners())
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """Process ids of the members."""
-        return [member.pid for member in self._members.values()]
 
     async def writer_ids(self) -> set[str]:
         """Return the writer ids of all TaskManagers of this driver, those that are gone included: a checkpoint that is
@@ -168,29 +129,6 @@ class Fleet:
         return [
             Assignment(m.key_groups, m.address) for m in sorted(owners, key=lambda m: m.key_groups or 0) if m.key_groups
         ]
-
-    async def register(
-        self, member_id: str, address: Address, pid: int, end_lifeline: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Take a TaskManager in; it owns nothing until the next :meth:`prepare`.
-
-        Args:
-            member_id: Its name; it takes the place of a member of that name.
-            address: Where it serves.
-            pid: Its process id, on its own host.
-            end_lifeline: Ends the connection on which it has registered, and which tells it that it is a member: called
-                when it is given up, so that it frees what it holds, and ends or comes again.
-
-        Returns:
-            To be called when it is gone, with everything that no checkpoint has. Idempotent.
-        """
-        connection = await AsyncConnection.open(address.seen_from(self._host), self._secret, role=Role.COORDINATOR)
-        if (before := self._members.get(member_id)) is not None:
-            self._lose(before)
-        member = self._members[member_id] = _Member(member_id, address, connection, pid, end_lifeline)
-        self.notify()
-        _log.info("TaskManager %s has registered: pid %d at %s", member_id, pid, address)
-        return lambda: self._lose(member)
 
     def begin_run(self) -> None:
         """Let the next :meth:`prepare` reach every TaskManager: what the run before has left there is dropped."""
@@ -216,7 +154,7 @@ class Fleet:
         parent_id = parent.checkpoint_id if parent else None
         self._assign()
         waiting = [m for m in self._owners() if parent_id not in m.holds]
-        watch = RestoreWatch(self._secret, self._on_progress, self._restore_stall_s + _ANSWER_S)
+        watch = RestoreWatch(self._secret, self._on_progress, self._restore_stall_s + members.ANSWER_S)
         try:
             done = await _together(self._prepare_one(m, query_id, parent_id, body, watch) for m in waiting)
         except TaskManagerLost as error:
@@ -261,7 +199,7 @@ class Fleet:
         """
         holds = (checkpoint.parent, checkpoint.checkpoint_id)
         won = {uid: tuple(ids) for uid, ids in winners.items()}
-        message = Complete(checkpoint.checkpoint_id, won, located, time_ms)
+        message = Complete(located, checkpoint=checkpoint.checkpoint_id, winners=won, time_ms=time_ms)
         await asyncio.gather(*(self._tell(member, holds, message) for member in self._owners()))
 
     async def abort(self) -> None:
@@ -278,22 +216,17 @@ class Fleet:
         sizes = await self._all(Size())
         return TableSize(sum(each.entries for each in sizes), sum(each.bytes for each in sizes))
 
-    def close(self) -> None:
-        """Close every connection, whereupon the TaskManagers end."""
-        for member in self._members.values():
-            member.connection.close()
-        self._members.clear()
+    async def unnamed_bases(self) -> UnnamedBases:
+        """Return how many materializations run or wait for a checkpoint to name them, on all TaskManagers together.
 
-    def _lose(self, member: _Member) -> None:
-        if self._members.get(member.member_id) is member:
-            del self._members[member.member_id]
-            member.connection.close()
-            # It may live: hung, or cut off. Without this it would keep its state and wait to be called for ever.
-            member.end_lifeline()
-            self._on_lost(member.member_id)
-            self.notify()
+        Only while nothing else is asked of them: a TaskManager answers its calls one by one, and counts as lost where
+        that takes long.
+        """
+        parts = await self._all(ReadUnnamedBases())
+        longest = max(each.waited_s for each in parts)
+        return UnnamedBases(sum(each.running for each in parts), sum(each.waiting for each in parts), longest)
 
-    def _owners(self) -> list[_Member]:
+    def _owners(self) -> list[Member]:
         return [m for m in self._members.values() if m.place is not None]
 
     def _assign(self) -> None:
@@ -307,11 +240,11 @@ class Fleet:
         for member in self._members.values():
             if member.place is None and len(self._owners()) < self._size:
                 member.place = next(free)
-                member.key_groups = range_of_partition(member.place, self._max_parallelism, self._size)
+                member.key_groups = range_of_partition(member.place, self.max_parallelism, self._size)
 
     async def _prepare_one(
         self,
-        member: _Member,
+        member: Member,
         query_id: str,
         parent_id: CheckpointId | None,
         body: bytes,
@@ -319,57 +252,35 @@ class Fleet:
     ) -> Restored | None:
         """Bring a TaskManager to a checkpoint, and return the figures of its restore if there was one."""
         assert member.key_groups is not None
-        resumed = await self._call_within(0.0, member, Resume(query_id, parent_id, member.key_groups))
+        resumed = await member.call(Resume(query_id, parent_id, member.key_groups))
         self._writer_ids.add(resumed.writer)
         restored: Restored | None = None
         if not resumed.resumed:
-            restore = self._call(member, Restore(member.key_groups, body))
+            restore = member.call(Restore(member.key_groups, body), None)
             try:
                 restored = await watch.watch(member.member_id, member.connection.address, restore)
             except TimeoutError as error:
-                self._lose(member)
+                member.lose()
                 raise TaskManagerLost(f"{error}: restart the query") from None
             watch.finished(member.member_id, restored.status)
         member.holds = (parent_id,)
         return restored
 
     async def _all(self, message: Call[R], timeout: float = 0.0) -> list[R]:
-        members = self._owners()
-        if len(members) < self._size:
-            raise TaskManagerLost(f"{len(members)} of {self._size} TaskManagers are there: restart the query")
-        return await _together(self._call_within(timeout, m, message) for m in members)
+        owners = self._owners()
+        if len(owners) < self._size:
+            raise TaskManagerLost(f"{len(owners)} of {self._size} TaskManagers are there: restart the query")
+        return await _together(m.call(message, timeout) for m in owners)
 
-    async def _tell(self, member: _Member, holds: tuple[CheckpointId | None, ...], message: Call[Any]) -> None:
+    async def _tell(self, member: Member, holds: tuple[CheckpointId | None, ...], message: Call[Any]) -> None:
         """Tell a TaskManager something after which it holds these checkpoints; else the next prepare() asks it."""
         member.holds = ()
         try:
-            await self._call_within(0.0, member, message)
+            await member.call(message)
             member.holds = holds
             reach("C6")
         except DstlError as error:
             _log.warning("TaskManager %s did not take %s: %s", member.member_id, message.name, error)
-
-    async def _call_within(self, timeout: float, member: _Member, message: Call[R]) -> R:
-        """Call a TaskManager, which counts as lost when it has not answered some time after ``timeout`` seconds."""
-        try:
-            async with asyncio.timeout(timeout + _ANSWER_S):
-                return await self._call(member, message)
-        except TimeoutError:
-            self._lose(member)
-            raise TaskManagerLost(
-                f"TaskManager {member.member_id} does not answer {message.name}: restart the query"
-            ) from None
-
-    async def _call(self, member: _Member, message: Call[R]) -> R:
-        try:
-            return await member.connection.call(message)
-        except Unavailable as error:
-            if member.connection.is_broken:
-                self._lose(member)
-                raise TaskManagerLost(
-                    f"TaskManager {member.member_id} is gone during {message.name}: {error}"
-                ) from error
-            raise
 
 
 async def _together(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -15,11 +15,9 @@ from dstl.rpc.fleet_messages import ReadMetrics
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 
-__all__ = ["MemberMetrics", "MetricsPoll"]
-
 _log = logging.getLogger(__name__)
-_ANSWER_S = 2.0
-_FRESH_S = 0.5
+_ANSWER_S = 2.0  # a page waits for it, and a busy loop answers within a second
+_FRESH_S = 0.5  # a page and a scraper that ask together cost one poll
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class MemberMetrics:
 
 
 class MetricsPoll:
-    """Reads the metrics of all TaskManagers when somebody asks, at most twice a second. One event loop.
+    """Reads the metrics of all TaskManagers when asked, at most twice a second. One event loop.
 
     A TaskManager answers the calls of one connection one after the other, so this has one of its own to each: a restore
     or an upload that takes long does not hold it up. One that does not answer within two seconds shows its last values.

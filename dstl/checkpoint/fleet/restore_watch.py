@@ -14,11 +14,9 @@ from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 from materializer.restore.progress import ProgressListener, RestoreStatus, combine
 
-__all__ = ["RestoreWatch"]
-
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_INTERVAL_S = 0.5
+_INTERVAL_S = 0.5  # a progress bar moves at that pace, and each answer is a small message
 _ANSWER_S = 10.0
 """How long a TaskManager may take to say how far it is; then it is asked again, on another connection."""
 
@@ -31,7 +29,7 @@ class RestoreWatch:
 
     Args:
         secret: The application's.
-        tell: Told of the sum of all, about twice a second, and once more at the end; None: nobody is.
+        tell: Told of the sum of all, about twice a second, and once more at the end, if given.
         stall_s: How many seconds a restore may stand still; it takes as long as it likes while bytes are applied.
     """
 

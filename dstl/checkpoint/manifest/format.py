@@ -3,6 +3,10 @@
 ``"DSTLMAN1" | inlined segments | body | u32 body length | u32 raw length | u32 CRC-32C of all before | "1NAMLTSD"``,
 little-endian. The body is a zstd frame of JSON. Inlined segments come first, back to back, so that their offsets do not
 depend on the body, which contains them.
+
+Per log the change sets of a checkpoint are contiguous and in order from the log's first, so a range needs no sequence
+numbers: only how many change sets come next. And neighbouring logs mostly bring the same number, so a *run* says it for
+several at once.
 """
 
 from __future__ import annotations
@@ -14,33 +18,90 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dstl.checkpoint.manifest.history import HistoryEntry, pack_history, unpack_history
-from dstl.checkpoint.manifest.segment_rows import pack_segments, unpack_segments
 from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid
-from handles.checkpoint import CompletedCheckpoint
+from handles.checkpoint import CompletedCheckpoint, SegmentEntry
 from handles.file_record import FileRecord
 
-__all__ = [
-    "MANIFESTS",
-    "MANIFEST_VERSION",
-    "ManifestRecord",
-    "decode_record",
-    "encode_record",
-    "inline_offsets",
-    "manifest_name",
-    "manifest_sequence",
-]
+_MAX_RANGES = 1 << 20
+"""Most ranges of a checkpoint: a run may stand for many, so the length of the body does not bound them."""
+
+
+def pack_segments(checkpoint: CompletedCheckpoint) -> dict[str, Any]:
+    """Return ``segments`` with a row for each.
+
+    A row is ``[name, size, checksum, offset, first key group, last key group, checkpoint, runs]``; ``runs`` is a flat
+    list of ``log, logs, change sets``: so many logs, beginning with that one, each have so many change sets here.
+
+    Raises:
+        Invalid: More ranges than a reader takes.
+    """
+    rows = []
+    ranges = 0
+    for entry in checkpoint.segments:
+        runs: list[int] = []
+        log_after, sets_before = -1, -1
+        for log, from_sqn, to_sqn in entry.ranges:
+            if log == log_after and to_sqn - from_sqn == sets_before:
+                runs[-2] += 1
+            else:
+                sets_before = to_sqn - from_sqn
+                runs += (log, 1, sets_before)
+            log_after = log + 1
+        ranges += len(entry.ranges)
+        rows.append([*entry.segment, entry.first_key_group, entry.last_key_group, entry.checkpoint, runs])
+    if ranges > _MAX_RANGES:
+        raise Invalid(f"a checkpoint of {ranges} ranges is too large for a manifest: materialize more often")
+    return {"segments": rows}
+
+
+def unpack_segments(checkpoint: dict[str, Any]) -> dict[str, list[SegmentEntry]]:
+    """Return ``segments`` as entries; the inverse of :func:`pack_segments`. The input is not trusted.
+
+    Raises:
+        ValueError, TypeError, KeyError: Not rows.
+    """
+    following = [int(log["from_sqn"]) for log in checkpoint["logs"]]
+    ranges = 0
+    entries = []
+    for name, size, checksum, offset, first, last, came_with, runs in checkpoint["segments"]:
+        held = []
+        for at in range(0, len(runs), 3):
+            log, logs, sets = runs[at : at + 3]
+            ranges += logs
+            if not (0 <= log < log + logs <= len(following) and sets > 0 and ranges <= _MAX_RANGES):
+                raise ValueError(f"a run of {logs} logs from {log}, {sets} change sets each, cannot be")
+            for each in range(log, log + logs):
+                held.append((each, following[each], following[each] + sets))
+                following[each] += sets
+        entries.append(
+            SegmentEntry(
+                segment=(name, size, checksum, offset),
+                first_key_group=first,
+                last_key_group=last,
+                ranges=tuple(held),
+                checkpoint=came_with,
+            )
+        )
+    return {"segments": entries}
+
 
 MANIFESTS = "manifests/"
 """Every record's name has this prefix."""
 
 
-MANIFEST_VERSION = 5
+MANIFEST_VERSION = 6
 """The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
-_TABLE_FILES = 2
-_HISTORY = 3
-_FILES = 4
-_ONE_COMMIT = 5
+_TABLE_FILES = 2  # the first version whose bases may be files of a table
+_HISTORY = 3  # the first with a history
+_FILES = 4  # the first with files of a checkpoint directory
+_ONE_COMMIT = 5  # the first in which files and a checkpoint share a record
+_LOG_TIMES = 6  # the first that says when its log was written
+FORGOTTEN_S = 86_400.0
+"""A record below the cleanup boundary is deleted at this age, in seconds, and not before: its name, once free, refuses
+an older driver no more. A driver whose last record is half as old looks whether it still leads; the other half is a
+margin for clocks. A day: a query with a batch an hour never has to look, and a scheduled one has some hundred records
+to list."""
 _FRAME = RecordFrame(
     magic=b"DSTLMAN1",
     end=b"1NAMLTSD",
@@ -79,7 +140,7 @@ class ManifestRecord(BaseModel):
         query_id: The query that owns the location; empty in a fence that was won before any batch.
         created_at: Unix seconds by the driver's clock; shown to people, decides nothing.
         history: The figures of the checkpoints, failures and restores before it, oldest first, and at its end what is
-            known of its own; for people. Empty in fences and abort markers, which are kept for ever.
+            known of its own; for people. Empty in fences and abort markers.
         checkpoint: The body of a checkpoint; None in the other kinds.
         files: The body of a ``files`` record; in a ``checkpoint`` what Spark's own commit of the batch adds, where it
             lies in this log; None in the other kinds.
@@ -145,6 +206,10 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
                 del base["files"]
         if record.files is not None:
             plain["version"] = _ONE_COMMIT
+        if record.checkpoint.logged_at:
+            plain["version"] = _LOG_TIMES
+        else:
+            del plain["checkpoint"]["logged_at"]
     return _FRAME.pack(plain, inlined)
 
 

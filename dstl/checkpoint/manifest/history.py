@@ -12,12 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["CheckpointHistory", "HistoryEntry", "pack_history", "unpack_history"]
-
 _Count = Annotated[int, Field(ge=0)]
 _Seconds = Annotated[float, Field(ge=0)]
-_MOST_ERROR = 200
-_MOST_ENTRIES = 10_000
+_MOST_ERROR = 200  # a line of a terminal or two: the log has the rest
+_MOST_ENTRIES = 10_000  # ten times the most that an option allows; a forged list must not be believed
 
 
 class HistoryEntry(BaseModel):
@@ -115,7 +113,7 @@ def unpack_history(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the entries as plain rows, still to be validated.
 
     Raises:
-        ValueError: The columns are none, of different lengths, or too long.
+        ValueError: There are no columns, or they are of different lengths, or too long.
     """
     lengths = {len(values) if isinstance(values, list) else -1 for values in columns.values()}
     if len(lengths) > 1 or not lengths <= set(range(_MOST_ENTRIES + 1)):

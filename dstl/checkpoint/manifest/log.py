@@ -1,13 +1,15 @@
 """The manifest log: the only commit point, fenced.
 
 Records have dense numbers, and each is created with put-if-absent under a name made of its number. A driver first
-wins a number with a *fence*; its epoch is that number. Whoever loses a number to somebody else has been fenced.
+wins a number with a *fence*; its epoch is that number. A driver that loses a number to another has been fenced.
 
 Invariants:
     1. A record after fence F and before the next fence was written by F's driver: a driver writes its next number only.
-    2. Fences and abort markers are never deleted, so that put-if-absent never forgets that a number was used by a newer
-       driver, or given up. A fence counts only if nothing is above it once it is visible: a number below may be free
-       again because its checkpoint was cleaned away.
+    2. A number below the cleanup boundary is free again once its record was deleted: a checkpoint's when it is
+       subsumed, any other's, fences and abort markers too, at the age of a day
+       (:data:`~dstl.checkpoint.manifest.format.FORGOTTEN_S`). So a fence, a repeated request, and a record that is half
+       a day younger than its driver's last count only if nothing is above them once they are visible. What a paused
+       driver has put at a free number means nothing, as it is below the boundary.
     3. A commit whose request was sent ends in exactly one of: committed, fenced, or given up by winning an abort marker
        at the same name. Until then it is unknown, and nothing it refers to may be deleted.
     4. Every record carries the cleanup boundary. A checkpoint below it means nothing, so one that a late request brings
@@ -16,24 +18,23 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 
-from dstl.checkpoint.manifest.format import ManifestRecord, encode_record, manifest_name
+from dstl.checkpoint.manifest.format import FORGOTTEN_S, ManifestRecord, encode_record, manifest_name
 from dstl.checkpoint.manifest.history import CheckpointHistory
-from dstl.checkpoint.manifest.reader import ATTEMPTS, ManifestReader
-from dstl.checkpoint.manifest.scan import ManifestScan
-from dstl.checkpoint.put_once import PutOnce, or_unknown
+from dstl.checkpoint.manifest.reader import ATTEMPTS, ManifestReader, ManifestScan
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.store.patience import PutOnce, or_unknown
 from handles.checkpoint import CompletedCheckpoint
 from handles.file_record import FileRecord
 
-__all__ = ["ManifestLog"]
-
-_FENCE_ROUNDS = 8
+_FENCE_ROUNDS = 8  # two drivers that start together need two or three
 
 
 class ManifestLog(ManifestReader):
@@ -53,6 +54,7 @@ class ManifestLog(ManifestReader):
         next_sequence: The number that our next record must win.
         boundary: The cleanup boundary as far as this driver knows.
         history: What the next record tells of; the first :meth:`scan` begins it with what the log holds.
+        turn: Held from the choice of a number until what became of its record is known, by the one who writes it.
         is_unknown: A commit of ours was neither committed nor given up: nothing it refers to may be deleted, and no
             further commit is taken, until :meth:`fence` has resolved it.
     """
@@ -67,11 +69,13 @@ class ManifestLog(ManifestReader):
         history: int = 0,
     ) -> None:
         super().__init__(store, runtime, attempts=attempts, skip_damaged=skip_damaged)
-        self._runtime = runtime
         self._puts = PutOnce(store, self._patience)
+        # Of our last record that was stored at once, by the store's clock and by ours; a fence looks by itself.
+        self._stored_at = math.inf, math.inf
         self.epoch = 0
         self.next_sequence = 1
         self.boundary = 0
+        self.turn = asyncio.Lock()
         self.is_unknown = False
         self.history = CheckpointHistory(history)
 
@@ -110,7 +114,7 @@ class ManifestLog(ManifestReader):
                 self.epoch, self.next_sequence, self.is_unknown = sequence, sequence + 1, False
                 return sequence
             sequence = highest + 1
-        raise Fenced(f"{self._store.location} is taken over by other drivers all the time: stop all but one")
+        raise Fenced(f"{self.store.location} is taken over by other drivers all the time: stop all but one")
 
     async def commit(
         self,
@@ -172,7 +176,7 @@ class ManifestLog(ManifestReader):
             if await self._abort(record):
                 self._go_on(record)
                 raise Unavailable(
-                    f"record {record.sequence} could not be stored in {self._store.location} and was given up: {error}"
+                    f"record {record.sequence} could not be stored in {self.store.location} and was given up: {error}"
                 ) from None
         except DstlError:
             self.is_unknown = False
@@ -193,7 +197,7 @@ class ManifestLog(ManifestReader):
         """
         # A record of ours may be at the next number while what became of it is unknown.
         if (tail := await self.tail()) >= self.next_sequence + self.is_unknown:
-            raise Fenced(f"{self._store.location} was taken over: record {tail} is a newer driver's; stop this one")
+            raise Fenced(f"{self.store.location} was taken over: record {tail} is a newer driver's; stop this one")
 
     def _go_on(self, record: ManifestRecord) -> None:
         if self.epoch != record.epoch:
@@ -223,9 +227,9 @@ class ManifestLog(ManifestReader):
             sequence=sequence,
             epoch=epoch,
             oldest=max(self.boundary, min(oldest, sequence)),
-            put_id=self._runtime.new_id(),
+            put_id=self.runtime.new_id(),
             query_id=query_id,
-            created_at=self._runtime.clock.wall(),
+            created_at=self.runtime.clock.wall(),
             history=tuple(self.history.entries) if checkpoint is not None else (),
             checkpoint=checkpoint,
             files=files,
@@ -233,18 +237,25 @@ class ManifestLog(ManifestReader):
 
     async def _commit(self, record: ManifestRecord, data: bytes) -> None:
         """Create the record's object, or learn whose it is."""
-        await self._puts.put(
+        what, check_valid = f"record {record.sequence}", partial(self._check_not_overtaken, record)
+        stored = await self._puts.put(
             manifest_name(record.sequence),
             data,
-            f"record {record.sequence}",
+            what,
             check_ours=partial(self._check_ours, record),
             taken=Fenced,
             # A repeated request may have created a name anew that a newer driver had already cleaned away.
-            check_valid=partial(self._check_not_overtaken, record),
+            check_valid=check_valid,
         )
+        if stored is not None:
+            # And so may one of a driver that was paused; a host that was stopped with its clock is told by the store's.
+            at = stored.modified, self.runtime.clock.now()
+            if max(at[0] - self._stored_at[0], at[1] - self._stored_at[1]) > FORGOTTEN_S / 2:
+                await or_unknown(what, check_valid, Fenced)
+            self._stored_at = at
 
     async def _check_ours(self, record: ManifestRecord) -> None:
-        """Raise where the record's name is somebody else's."""
+        """Raise where the record's name is another driver's."""
         try:
             found = await self.read(record.sequence)
         except ObjectNotFound:
@@ -254,19 +265,19 @@ class ManifestLog(ManifestReader):
                 return
             if found.epoch == record.epoch and record.kind in ("checkpoint", "files"):
                 raise OutcomeUnknown(
-                    f"record {record.sequence} in {self._store.location} is of an earlier try of this driver, which "
+                    f"record {record.sequence} in {self.store.location} is of an earlier try of this driver, which "
                     "the store said it had not stored: restart the query, which goes on from it"
                 )
             whose = f"a {found.kind} of epoch {found.epoch}"
         raise Fenced(
-            f"{self._store.location} was taken over: record {record.sequence} is {whose}; this driver "
+            f"{self.store.location} was taken over: record {record.sequence} is {whose}; this driver "
             f"(epoch {record.epoch}) must stop"
         )
 
     async def _check_not_overtaken(self, record: ManifestRecord) -> None:
         tail = await self.tail()
         if tail > record.sequence:
-            raise Fenced(f"{self._store.location} was taken over: record {tail} is newer than our {record.sequence}")
+            raise Fenced(f"{self.store.location} was taken over: record {tail} is newer than our {record.sequence}")
 
     async def _abort(self, record: ManifestRecord) -> bool:
         """Win an abort marker at the record's name; False where the record's late request has landed after all."""
@@ -289,10 +300,10 @@ class ManifestLog(ManifestReader):
             try:
                 self.boundary = max(self.boundary, (await self.read(tail)).oldest)
             except ObjectNotFound:
-                # Cleaned away since it was seen, so somebody is far ahead: the fence will not be the highest.
+                # Cleaned away since it was seen, so another driver is far ahead: the fence will not be the highest.
                 return
             except CorruptData:
-                if not self._skip_damaged:
+                if not self.skips_damaged:
                     raise
                 # The newest readable one's may be lower: then more is taken for retained than is, never less.
                 self.boundary = max(self.boundary, (await self.scan()).boundary)

@@ -3,27 +3,104 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from dstl.checkpoint.manifest.format import MANIFESTS, ManifestRecord, decode_record, manifest_name, manifest_sequence
-from dstl.checkpoint.manifest.scan import ManifestScan
-from dstl.errors import CorruptData, DstlError, Invalid, ObjectNotFound, Unavailable
+from dstl.checkpoint.manifest.history import HistoryEntry
+from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.patience import Patience
-from handles.checkpoint import CompletedCheckpoint
+from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
-__all__ = ["ATTEMPTS", "ManifestReader"]
+
+@dataclass(frozen=True, slots=True)
+class ManifestScan:
+    """The records of a log that mean anything: those not below the cleanup boundary.
+
+    Attributes:
+        listed: Every record's object by number; those below the boundary only where their reader had read no record.
+        records: The readable records from the boundary on, by number.
+        damaged: Why the others from the boundary on cannot be read.
+        boundary: No checkpoint below it is retained.
+        query_id: The query that the location belongs to; empty where no query has used it.
+    """
+
+    listed: Mapping[int, ObjectInfo]
+    records: Mapping[int, ManifestRecord]
+    damaged: Mapping[int, DstlError]
+    boundary: int
+    query_id: str
+
+    @property
+    def tail(self) -> int:
+        """The highest number in use, 0 for an empty log."""
+        return max(self.listed, default=0)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the newest fence that is visible: whose driver may commit; 0 without one."""
+        return max((record.epoch for record in self.records.values()), default=0)
+
+    @property
+    def retained(self) -> list[CompletedCheckpoint]:
+        """The checkpoints that can be restored, oldest first."""
+        checkpoints = (record.checkpoint for _, record in sorted(self.records.items()))
+        return retained_of(c for c in checkpoints if c is not None and c.checkpoint_id >= self.boundary)
+
+    @property
+    def history(self) -> Sequence[HistoryEntry]:
+        """The figures of the last checkpoints, failures and restores, oldest first, as the newest record has them."""
+        return next((record.history for _, record in sorted(self.records.items(), reverse=True) if record.history), ())
+
+    def choose(self, checkpoint_id: CheckpointId | None, location: str) -> CompletedCheckpoint:
+        """Return a retained checkpoint, the latest where none is named.
+
+        Raises:
+            MissingState: There is none, or none of that number.
+            CorruptData: Its record, or a newer one, is damaged.
+            Invalid: A newer version wrote the record.
+        """
+        found = {each.checkpoint_id: each for each in self.retained}
+        newest = max(found, default=0)
+        if checkpoint_id is None:
+            for sequence, error in sorted(self.damaged.items(), reverse=True):
+                if sequence > newest:
+                    raise error
+        elif checkpoint_id in self.damaged:
+            raise self.damaged[checkpoint_id]
+        chosen = found.get(newest if checkpoint_id is None else checkpoint_id)
+        if chosen is None:
+            held = ", ".join(map(str, sorted(found))) or "none"
+            wanted = "checkpoint" if checkpoint_id is None else f"checkpoint {checkpoint_id}"
+            raise MissingState(f"{location} has no {wanted}; it retains: {held}. See dstl checkpoints list")
+        return chosen
+
+
+def retained_of(checkpoints: Iterable[CompletedCheckpoint]) -> list[CompletedCheckpoint]:
+    """Return those that no later one replaces: a batch that was run again voids what came of it and after it.
+
+    Args:
+        checkpoints: By ascending number.
+    """
+    kept: list[CompletedCheckpoint] = []
+    for checkpoint in checkpoints:
+        while kept and kept[-1].batch_id >= checkpoint.batch_id:
+            kept.pop()
+        kept.append(checkpoint)
+    return kept
+
 
 T = TypeVar("T")
 
 ATTEMPTS = 20
 """With the pauses between them, at least 30 s of a store that answers nothing but 503 are waited out."""
-_LONGEST_PAUSE_S = 4.0
-_TOGETHER = 16
-_SCAN_ROUNDS = 16
+_LONGEST_PAUSE_S = 4.0  # a store that is back is noticed within seconds
+_TOGETHER = 16  # hides a store's latency without a burst that it would refuse
+_SCAN_ROUNDS = 16  # a round fails only where a job completes checkpoints faster than a list takes
 
 
 class ManifestReader:
@@ -41,9 +118,12 @@ class ManifestReader:
     def __init__(
         self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS, skip_damaged: bool = False
     ) -> None:
-        self._store = store
+        self.store = store
+        self.runtime = runtime
         self._patience = Patience(runtime, attempts=attempts, longest_s=_LONGEST_PAUSE_S)
-        self._skip_damaged = skip_damaged
+        self.skips_damaged = skip_damaged
+        # The highest cleanup boundary that was read, below which no record says anything: listings begin there.
+        self._floor = 0
 
     async def read(self, sequence: int) -> ManifestRecord:
         """Return one record.
@@ -55,16 +135,17 @@ class ManifestReader:
             Unavailable: The store did not answer.
         """
         name = manifest_name(sequence)
-        record = decode_record(await self._repeat(partial(self._store.get, name)), name)
+        record = decode_record(await self._repeat(partial(self.store.get, name)), name)
         if record.sequence != sequence:
             raise CorruptData(
                 f"manifest {name} holds record {record.sequence}: two objects were swapped; restore both from a replica"
             )
+        self._floor = max(self._floor, record.oldest)
         return record
 
     async def tail(self) -> int:
         """Return the highest number in use, 0 for an empty log."""
-        return max(await self._list(), default=0)
+        return max(await self._list(), default=self._floor)
 
     async def scan(self) -> ManifestScan:
         """Return the records from the log's cleanup boundary on, damaged ones included; only reads.
@@ -79,7 +160,7 @@ class ManifestReader:
             scan = await self._scan_once()
             if scan is not None:
                 return scan
-        raise Unavailable(f"the manifest log of {self._store.location} moves on faster than it can be read: try again")
+        raise Unavailable(f"the manifest log of {self.store.location} moves on faster than it can be read: try again")
 
     async def _scan_once(self) -> ManifestScan | None:
         """Return a scan, or None where a record of it was deleted meanwhile."""
@@ -109,7 +190,7 @@ class ManifestReader:
             if record.query_id not in ("", query_id):
                 del records[sequence]
                 damaged[sequence] = CorruptData(
-                    f"manifest {manifest_name(sequence)} is of query {record.query_id}, and {self._store.location} "
+                    f"manifest {manifest_name(sequence)} is of query {record.query_id}, and {self.store.location} "
                     f"belongs to query {query_id}: an object of another location was put here; restore the right one"
                 )
         return ManifestScan(
@@ -140,7 +221,7 @@ class ManifestReader:
             except ObjectNotFound:
                 continue
             except CorruptData:
-                if not self._skip_damaged:
+                if not self.skips_damaged:
                     raise
                 continue
             if record.query_id:
@@ -148,26 +229,30 @@ class ManifestReader:
         return ""
 
     async def _list(self) -> dict[int, ObjectInfo]:
-        """Return the objects of all records by number.
+        """Return the objects of the records from the boundary on by number, as far as one was read; of all before.
 
         A listing may be stale, so names beyond its end are probed until one is missing.
         """
 
         async def names() -> dict[int, ObjectInfo]:
             found = {}
-            async for info in self._store.list(MANIFESTS):
+            after = manifest_name(self._floor - 1) if self._floor else ""
+            async for info in self.store.list(MANIFESTS, start_after=after):
                 sequence = manifest_sequence(info.name)
                 if sequence is not None:
                     found[sequence] = info
             return found
 
         listed = await self._repeat(names)
+        # An empty one may lack the floor's own record, too, which may be gone by now.
+        following = max(listed, default=max(0, self._floor - 1))
         while True:
-            following = max(listed, default=0) + 1
+            following += 1
             try:
-                listed[following] = await self._repeat(partial(self._store.head, manifest_name(following)))
+                listed[following] = await self._repeat(partial(self.store.head, manifest_name(following)))
             except ObjectNotFound:
-                return listed
+                if following != self._floor:
+                    return listed
 
     async def _find(self, sequence: int) -> ManifestRecord | DstlError | None:
         try:
@@ -178,4 +263,4 @@ class ManifestReader:
             return error
 
     async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._patience.repeat(call, f"reading the manifest log of {self._store.location}")
+        return await self._patience.repeat(call, f"reading the manifest log of {self.store.location}")

@@ -2,7 +2,7 @@
 
 A checkpoint is the running job's: it shares files with its neighbours and goes when it is subsumed. A savepoint is the
 operator's: a copy of the state alone, without states that the query has deleted, in the encoding that every table kind
-reads, below ``savepoints/<name>/`` of the same or another location, kept until somebody deletes it. It holds no source
+reads, below ``savepoints/<name>/`` of the same or another location, kept until it is deleted. It holds no source
 offsets: those stay in Spark's checkpoint directory.
 
 Order of creation: base files, then the descriptor, put only if absent. So a savepoint is complete or invisible, and of
@@ -12,41 +12,122 @@ the descriptor, the files, the marker again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import google_crc32c
 
 from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.savepoint.file_writer import SavepointFileWriter
 from dstl.checkpoint.savepoint.format import (
     Savepoint,
     SavepointFile,
+    SavepointObjects,
     check_savepoint_name,
     descriptor_name,
     directory_of,
     marker_name,
 )
-from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState, ObjectExists, OutcomeUnknown
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
-from handles.key_group import KeyGroupRange
+from handles.key_group import KeyGroup, KeyGroupRange
+from materializer.bases.key_group_file import KeyGroupFile, encode_key_group
 from materializer.bases.table_directory import FileBases
 from materializer.expiry import deleted_states, is_deleted
 from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable
+from materializer.tables import Expired, HeapStateTable, StateTable
 
-__all__ = [
-    "OnProgress",
-    "choose_checkpoint",
-    "create_savepoint",
-    "key_group_chunks",
-    "save_checkpoint",
-    "save_newest",
-    "write_savepoint",
-]
+_UPLOADS = 3  # times the file's size is what they hold in memory
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    data: bytearray = field(default_factory=bytearray)
+    parts: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+
+class SavepointFileWriter:
+    """Packs key groups into base files, one open file per operator, and stores them while the next are encoded."""
+
+    def __init__(self, objects: SavepointObjects, directory: str, file_bytes: int) -> None:
+        self._objects = objects
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._open: dict[str, _OpenFile] = {}
+        self._stored: dict[str, list[SavepointFile]] = {}
+        self._uploads: set[asyncio.Task[None]] = set()
+        self._names: list[str] = []
+
+    async def write(self, operator: str, table: StateTable | None, key_groups: KeyGroupRange, dropped: Expired) -> None:
+        """Add one operator's key groups, without what is dropped; closes the table."""
+        table = table if table is not None else HeapStateTable()
+        snapshot = table.snapshot()
+        try:
+            for group in key_groups:
+                # zstd and the checksum let the loop go on meanwhile.
+                part: KeyGroupFile = await asyncio.to_thread(encode_key_group, snapshot, group, expired=dropped)
+                await self.add(operator, group, part.data, part.rows)
+        finally:
+            snapshot.close()
+            table.close()
+
+    async def add(self, operator: str, key_group: KeyGroup, data: bytes, rows: int) -> None:
+        """Add a key group that is encoded already, of an operator whose key groups come in ascending order."""
+        file = self._open.setdefault(operator, _OpenFile())
+        file.parts.append((key_group, len(file.data), len(data), rows))
+        file.data += data
+        if len(file.data) >= self._file_bytes:
+            await self._store(operator)
+
+    async def finish(self, operators: Iterable[str]) -> list[SavepointFile]:
+        """Store what is open, wait for all, and return the files by operator in the given order."""
+        uids = list(operators)
+        for operator in uids:
+            if operator in self._open:
+                await self._store(operator)
+        await self._wait(0)
+        return [file for operator in uids for file in self._stored.get(operator, ())]
+
+    async def withdraw(self) -> None:
+        """Delete what was stored for a savepoint that did not come to be; the descriptor certainly is not there."""
+        for task in self._uploads:
+            task.cancel()
+        await asyncio.gather(*self._uploads, return_exceptions=True)
+        try:
+            await self._objects.delete(self._names)
+        except DstlError as error:
+            _log.warning("%d files below %s are left: %s", len(self._names), self._directory, error)
+
+    async def _store(self, operator: str) -> None:
+        file = self._open.pop(operator)
+        name = f"{self._directory}/{len(self._names):06d}.base"
+        data = bytes(file.data)
+        relative = "/".join(name.split("/")[2:])
+        self._stored.setdefault(operator, []).append(
+            SavepointFile(
+                operator=operator,
+                name=relative,
+                size=len(data),
+                checksum=google_crc32c.value(data),
+                parts=tuple(file.parts),
+            )
+        )
+        self._names.append(name)
+        await self._wait(_UPLOADS - 1)
+        self._uploads.add(asyncio.ensure_future(self._objects.put(name, data)))
+
+    async def _wait(self, most: int) -> None:
+        """Wait until at most so many uploads are under way; raises what one of them raised."""
+        while len(self._uploads) > most:
+            done, self._uploads = await asyncio.wait(self._uploads, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +141,7 @@ restore on many TaskManagers shares the reading better."""
 _CHUNK_BYTES = 128 << 20
 """Stored bytes of state and log that are rebuilt as tables at once; in memory they take several times as much."""
 
-_TAKES = 5
+_TAKES = 5  # each loses against a job only if a whole retention passes meanwhile
 _COPIED = (
     "query_id",
     "checkpoint_id",
@@ -186,7 +267,6 @@ async def save_checkpoint(
     checkpoint: CompletedCheckpoint,
     *,
     on_progress: OnProgress | None = None,
-    chunk_bytes: int = _CHUNK_BYTES,
     file_bytes: int = TARGET_FILE_BYTES,
 ) -> Savepoint:
     """Copy one checkpoint, whose objects must stay there meanwhile; otherwise as :func:`create_savepoint`.
@@ -196,7 +276,7 @@ async def save_checkpoint(
     """
 
     async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
-        return await _copy(checkpoint, source, runtime, files, on_progress, chunk_bytes)
+        return await _copy(checkpoint, source, runtime, files, on_progress)
 
     def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
         return Savepoint(
@@ -292,11 +372,10 @@ async def _copy(
     runtime: Runtime,
     writer: SavepointFileWriter,
     on_progress: OnProgress | None,
-    chunk_bytes: int,
 ) -> list[SavepointFile]:
     total = checkpoint.max_parallelism
     async with FileBases(source, runtime) as files:
-        for chunk in key_group_chunks(checkpoint, chunk_bytes):
+        for chunk in key_group_chunks(checkpoint):
             restored = await restore_tables(checkpoint, source, chunk, lambda _: HeapStateTable(), runtime, files=files)
             try:
                 for entry in checkpoint.operators:

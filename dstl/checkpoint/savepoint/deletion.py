@@ -10,19 +10,17 @@ from dstl.checkpoint.savepoint.format import (
     SAVEPOINTS,
     EndMarker,
     Savepoint,
+    SavepointObjects,
     check_savepoint_name,
     descriptor_name,
     directory_of,
     is_savepoint_object,
     marker_name,
 )
-from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, OutcomeUnknown
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from handles.checkpoint import referenced_objects
-
-__all__ = ["SavepointDeletion", "SavepointListing", "SavepointState", "delete_savepoint", "list_savepoints"]
 
 SavepointState = Literal["complete", "claimed", "deleting", "incomplete", "damaged", "foreign"]
 """``complete``: can be restored. ``claimed``: its files belong to a job now. ``deleting``: a deletion was begun.
@@ -160,7 +158,7 @@ async def _begin(objects: SavepointObjects, own: EndMarker, name: str) -> bool:
     except OutcomeUnknown as error:
         if not isinstance(error.__cause__, CorruptData):
             raise
-        # There is a marker that nobody can read: go by what the manifests need.
+        # There is a marker that cannot be read: go by what the manifests need.
         return False
 
 
@@ -216,7 +214,7 @@ async def _check_deletable(
         if now - youngest < grace_s:
             raise Invalid(
                 f"{where} has no descriptor and was written to {max(0.0, now - youngest):.0f} s ago: it may be being "
-                f"made. Wait until it is {grace_s:.0f} s old, or lower --grace if nobody is making it"
+                f"made. Wait until it is {grace_s:.0f} s old, or lower --grace if it is not being made"
             )
     if not ours and marker_name(listing.name) in {i.name for i in infos} and listing.state in ("claimed", "damaged"):
         scan = await ManifestReader(objects.store, objects.runtime).scan()

@@ -8,7 +8,7 @@ any other does, and TaskManagers of any number and table kind restore it as they
     may be deleted, and any number of jobs may start from it. Costs one copy of the state, through the driver.
 ``claim``
     The files stay where they are and are the job's: it deletes each when no retained checkpoint needs it any more.
-    Nothing is copied. The savepoint has to be in the job's own location, and is none from then on.
+    Nothing is copied. The savepoint has to be in the job's own location, and ceases to be a savepoint.
 
 Order of a claim: the marker, the checkpoint, then the descriptor is deleted. A crash in between is made good by the
 next start of the same query, because the marker names it.
@@ -28,21 +28,19 @@ from dstl.checkpoint.savepoint.format import (
     EndMarker,
     Savepoint,
     SavepointFile,
+    SavepointObjects,
     check_savepoint_name,
     descriptor_name,
     directory_of,
 )
-from dstl.checkpoint.savepoint.objects import SavepointObjects
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, OperatorEntry, TruncatedEntry, referenced_objects
 from handles.materialized_handle import MaterializedStateHandle
 
-__all__ = ["RestoreMode", "SavepointRestore", "savepoint_as_checkpoint"]
-
 _log = logging.getLogger(__name__)
-_TOGETHER = 4
+_TOGETHER = 4  # files of 32 MiB in memory at once
 
 RestoreMode = Literal["no_claim", "claim"]
 
@@ -55,7 +53,6 @@ def savepoint_as_checkpoint(
     batch_id: int | None = None,
     query_id: str | None = None,
     run_id: str = "",
-    created_at: float | None = None,
     operators: Collection[OperatorEntry] | None = None,
 ) -> CompletedCheckpoint:
     """Return the checkpoint that has a savepoint's state and nothing else. Pure.
@@ -67,7 +64,6 @@ def savepoint_as_checkpoint(
         batch_id: The batch whose effects it counts as: the one before the query's first.
         query_id: The query.
         run_id: Its run.
-        created_at: Unix seconds.
         operators: Those that are taken over.
     """
     if checkpoint_id is None:
@@ -81,7 +77,7 @@ def savepoint_as_checkpoint(
         query_id=savepoint.query_id if query_id is None else query_id,
         run_id=run_id,
         max_parallelism=savepoint.max_parallelism,
-        created_at=savepoint.created_at if created_at is None else created_at,
+        created_at=savepoint.created_at,
         watermark_ms=savepoint.watermark_ms,
         late_watermark_ms=savepoint.late_watermark_ms,
         batch_time_ms=savepoint.batch_time_ms,
@@ -204,16 +200,16 @@ class SavepointRestore:
             )
 
         def checkpoint(names: Mapping[str, str], taken: Collection[OperatorEntry]) -> CompletedCheckpoint:
-            return savepoint_as_checkpoint(
+            made = savepoint_as_checkpoint(
                 savepoint,
                 names=names,
                 checkpoint_id=checkpoint_id,
                 batch_id=batch_id,
                 query_id=query_id,
                 run_id=run_id,
-                created_at=self._runtime.clock.wall(),
                 operators=taken,
             )
+            return made.model_copy(update={"created_at": self._runtime.clock.wall()})
 
         check(checkpoint({}, savepoint.operators))
         taken = [entry for entry in savepoint.operators if entry.uid in operators]
@@ -226,7 +222,7 @@ class SavepointRestore:
     async def settle(self, query_id: str, retained: Sequence[CompletedCheckpoint]) -> None:
         """Finish a claim at a start of the query, once its first checkpoint is durable.
 
-        The descriptor goes, for the savepoint is none any more, and with it whatever no retained checkpoint needs: the
+        The descriptor goes, for the savepoint has ended, and with it whatever no retained checkpoint needs: the
         files of operators that the query does not have, and what a crash kept from being deleted. Nothing happens for
         a savepoint that this query has not claimed. A failure is logged and made good by the next start.
 

@@ -13,22 +13,16 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
-from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.manifest.scan import ManifestScan
-from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cleaning, subsumed_candidates
+from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan
+from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cleaning
 from dstl.crash_points import reach
-from dstl.errors import CorruptData, DstlError, Fenced, Invalid, ObjectNotFound
+from dstl.errors import CorruptData, DstlError, Fenced, Invalid
+from dstl.options import CheckpointOptions
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
-__all__ = ["CleanerReport", "clean"]
-
 _log = logging.getLogger(__name__)
-_TOGETHER = 250
-_READ_TOGETHER = 16
-
-LiveWriterIds = Callable[[], Awaitable[Collection[str]]]
-Held = Callable[[], Collection[str]]
+_TOGETHER = 250  # a quarter of S3's most, so that progress is seen and a pass ends soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +53,31 @@ class CleanerReport:
         return sum(each.info.size for each in self.plan.deletions)
 
 
+@dataclass(frozen=True, slots=True)
+class LiveDriver:
+    """The query's driver as a pass asks it, once its list of the location is complete.
+
+    Attributes:
+        epoch: Of the driver who cleans: it must still lead. 0: there is none.
+        writer_ids: The writers of all TaskManagers that are connected, and of those whose segments a checkpoint that is
+            being committed may name. None: unknown (the command line beside a running query), so what any
+            writer may still hand out stays.
+        held: The names that the query's own savepoints read. None: unknown, so what a savepoint that is
+            being written in this location may read stays.
+    """
+
+    epoch: Callable[[], int] = lambda: 0
+    writer_ids: Callable[[], Awaitable[Collection[str]]] | None = None
+    held: Callable[[], Collection[str]] | None = None
+
+
 async def clean(
     store: ObjectStore,
-    runtime: Runtime,
     log: ManifestReader,
     *,
     grace_s: float,
-    epoch: Callable[[], int] = lambda: 0,
+    driver: LiveDriver = LiveDriver(),
     dry_run: bool = True,
-    live_writer_ids: LiveWriterIds | None = None,
-    held: Held | None = None,
     max_deletions: int = 10_000,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CleanerReport:
@@ -81,16 +90,10 @@ async def clean(
 
     Args:
         store: The location.
-        runtime: Source of the probe's name; a dry run's clock.
-        log: A reader of it.
+        log: A reader of it, whose runtime is the source of the probe's name, and a dry run's clock.
         grace_s: Seconds that every object is left alone. It must exceed the longest that a commit may take.
-        epoch: Of the driver who cleans, asked after the list is complete: it must still lead. 0: there is none.
+        driver: Says what is in use; by default there is none to be asked.
         dry_run: Only say what would be deleted.
-        live_writer_ids: Asked once, after the list is complete: the writers of all TaskManagers that are connected,
-            and of those whose segments a checkpoint that is being committed may name. None: nobody can be asked (the
-            command line beside a running query), so what any writer may still hand out stays.
-        held: Asked once, after the list is complete: the names that the query's own savepoints read. None: nobody can
-            be asked, so what a savepoint that is being written in this location may read stays.
         max_deletions: Bound of this pass; the rest is left to the next.
         on_progress: Told (done, in all) of the deletions.
 
@@ -100,18 +103,18 @@ async def clean(
         CorruptData: A record is damaged, so it is unknown what is referenced: nothing was deleted.
         Unavailable: The store did not answer; part of the plan may be done.
     """
-    # Before anything is written, or listed whole: it may be a typo, or somebody else's directory.
-    if not await log.tail():
+    runtime, epoch = log.runtime, driver.epoch
+    # Before anything is written, or listed whole: it may be a typo, or another's directory.
+    if not epoch() and not await log.tail():
         raise _no_location(store)
     now = None if dry_run else await _store_time(store, runtime)
     listing = [info async for info in store.list()]
     scan = await log.scan()
     _check(store, scan, epoch())
-    live = None if live_writer_ids is None else await live_writer_ids()
-    names = None if held is None else held()
+    live = None if driver.writer_ids is None else await driver.writer_ids()
+    names = None if driver.held is None else driver.held()
     if now is None:
         now = max(runtime.clock.wall(), max((info.modified for info in listing), default=0.0))
-    subsumed = await _find_subsumed(log, list(subsumed_candidates(scan, now, grace_s)))
     # Off the loop: the plan of a million objects would hold up a checkpoint.
     plan = await asyncio.get_running_loop().run_in_executor(
         None,
@@ -119,7 +122,6 @@ async def clean(
             plan_cleaning,
             listing,
             scan,
-            subsumed,
             live,
             names,
             now=now,
@@ -156,28 +158,6 @@ def _no_location(store: ObjectStore) -> Invalid:
     return Invalid(f"{store.location} is not a location of DSTL: no query has written a manifest there")
 
 
-async def _find_subsumed(log: ManifestReader, candidates: list[int]) -> set[int]:
-    """Return those that are records of checkpoints or files; what is gone, or cannot be read, is none."""
-
-    async def says_nothing_more(sequence: int) -> bool:
-        try:
-            record = await log.read(sequence)
-            return record.checkpoint is not None or record.files is not None
-        except ObjectNotFound:
-            return False
-        except (CorruptData, Invalid) as error:
-            # It may be a fence: without knowing, it stays.
-            _log.warning("a record below the cleanup boundary stays: %s", error)
-            return False
-
-    found: set[int] = set()
-    for at in range(0, len(candidates), _READ_TOGETHER):
-        some = candidates[at : at + _READ_TOGETHER]
-        answers = await asyncio.gather(*map(says_nothing_more, some))
-        found.update(sequence for sequence, answer in zip(some, answers, strict=True) if answer)
-    return found
-
-
 async def _delete(store: ObjectStore, deletions: tuple[Deletion, ...], on_progress: Callable[[int, int], None]) -> int:
     done = 0
     while done < len(deletions):
@@ -193,3 +173,57 @@ async def _delete(store: ObjectStore, deletions: tuple[Deletion, ...], on_progre
     if done:
         _log.info("the cleaner deleted %d objects of %s", done, store.location)
     return done
+
+
+class PeriodicCleaner:
+    """Runs the cleaner in the background. One event loop.
+
+    Args:
+        store: The location; all that is read or written here goes through it, and is no checkpoint's request.
+        runtime: Clock and ids.
+        driver: This one, asked by every pass: one that has been fenced deletes nothing.
+        options: Interval and grace.
+    """
+
+    def __init__(self, store: ObjectStore, runtime: Runtime, driver: LiveDriver, options: CheckpointOptions) -> None:
+        self._store = store
+        self._reader = ManifestReader(store, runtime)
+        self._runtime = runtime
+        self._driver = driver
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with a pass now; called again, nothing happens while the task runs. It ends where it is fenced."""
+        if self._options.clean_interval_s > 0 and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; a pass may be cut off anywhere. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                grace_s = self._options.clean_grace_s
+                report = await clean(self._store, self._reader, grace_s=grace_s, driver=self._driver, dry_run=False)
+                _log.info(
+                    "the cleaner has passed: %d of %d objects deleted, of %d bytes",
+                    report.deleted,
+                    report.objects,
+                    report.orphan_bytes,
+                )
+            except Fenced as error:
+                # For good, unless this driver begins another run.
+                _log.warning("the cleaner ends: %s", error)
+                return
+            except DstlError as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    # The pass was cut off and ended with an error of its own: close() waits for us.
+                    return
+                _log.warning("the cleaner was stopped, and will try again: %s", error)
+            await self._runtime.clock.sleep(self._options.clean_interval_s)

@@ -10,8 +10,8 @@ of a segment                its writer is not live; or it is older than the newe
                             batch is over
 of a base file              its writer is not live; or it is a day older than the oldest of two retained checkpoints:
                             a finished materialization is named by the next one, however long that takes to come
-of a checkpoint's record    it is below the cleanup boundary, or its batch was run again and it holds no files
-of a record of files        it is below the cleanup boundary
+of a record                 it is below the cleanup boundary, a day old, and not the fence of the driver at work
+of a checkpoint's record    its batch was run again and it holds no files
 of a segment of files       it is older than the newest fence: what a driver has put before it lost the log, or died, no
                             record will name
 of a probe                  the grace period
@@ -33,15 +33,13 @@ from enum import StrEnum
 from heapq import nsmallest
 
 from dstl.changelog.object_names import SegmentName, parse_segment_name
-from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
-from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.manifest.format import FORGOTTEN_S, manifest_name, manifest_sequence
+from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S
 from dstl.checkpoint.savepoint.format import SAVEPOINTS, descriptor_name, is_savepoint_object, marker_name
 from dstl.store.base import ObjectInfo
 from handles.checkpoint import referenced_objects
 from handles.file_record import FILES_OWNER
-
-__all__ = ["CleaningPlan", "Deletion", "Kept", "plan_cleaning", "subsumed_candidates"]
 
 _PROBE = re.compile(r"(?:s[0-9]{1,4}/)?probe/[0-9a-f]{32}")
 _CLOCK_MARGIN_S = 60.0
@@ -57,7 +55,7 @@ class Kept(StrEnum):
     YOUNG = "younger than the grace period"
     HELD = "a savepoint that is being made may read it"
     PERHAPS_PENDING = "a running batch or materialization may still need it"
-    LOG_RECORD = "record of the manifest log (fences and abort markers are never deleted)"
+    LOG_RECORD = "record of the manifest log that is not below its cleanup boundary, or not for a day"
     OTHER_QUERY = "of another query"
     SAVEPOINT = "of a savepoint, which no cleanup touches (dstl savepoint list)"
     UNKNOWN = "not a name of ours"
@@ -90,7 +88,6 @@ class CleaningPlan:
 def plan_cleaning(
     listing: Collection[ObjectInfo],
     scan: ManifestScan,
-    subsumed: Collection[int],
     live_writer_ids: Collection[str] | None,
     held: Collection[str] | None,
     *,
@@ -104,9 +101,8 @@ def plan_cleaning(
         listing: Every object of the location, listed *before* ``scan`` was read and the writers were asked for: what
             they do not know of was then not there yet.
         scan: The manifest log, without damage.
-        subsumed: Of :func:`subsumed_candidates`, those that were read and are records of checkpoints or files.
-        live_writer_ids: Writers that may still hand out what they have stored; None where nobody could be asked.
-        held: What the query's savepoints read; None where nobody could be asked.
+        live_writer_ids: Writers that may still hand out what they have stored; None where that is unknown.
+        held: What the query's savepoints read; None where that is unknown.
         now: Unix seconds by the store's clock.
         grace_s: Seconds that any object is left alone.
         max_deletions: Bound of one pass.
@@ -114,7 +110,7 @@ def plan_cleaning(
     needed = {name for c in scan.retained for name in (*referenced_objects(c), manifest_name(c.checkpoint_id))}
     # Whatever a step of the index of Spark's files has named: some of it may have been removed by a later step.
     needed |= {name for r in scan.records.values() if r.files is not None for name, *_ in r.files.segments}
-    proofs = _Proofs(scan, live_writer_ids)
+    proofs = _Proofs(listing, scan, live_writer_ids)
     is_saving = held is None and _is_saving(listing, now)
     held = frozenset(held or ())
     kept: Counter[Kept] = Counter()
@@ -126,7 +122,7 @@ def plan_cleaning(
             if info.name in needed:
                 reason: str | Kept = Kept.REFERENCED
             elif (sequence := manifest_sequence(info.name)) is not None:
-                is_record, reason = True, _record_reason(sequence, scan, subsumed)
+                is_record, reason = True, _record_reason(sequence, scan, now - info.modified)
             elif (parsed := parse_segment_name(info.name)) is not None:
                 reason = proofs.reason(parsed, info.modified)
             elif is_savepoint_object(info.name):
@@ -150,19 +146,12 @@ def plan_cleaning(
     return CleaningPlan(deletions, dict(+kept), {reason: kept_bytes[reason] for reason in +kept})
 
 
-def subsumed_candidates(scan: ManifestScan, now: float, grace_s: float) -> Iterator[int]:
-    """Yield the records below the boundary that are old enough, whose kind must be read before one may go."""
-    for sequence, info in scan.listed.items():
-        if sequence < scan.boundary and info.modified + grace_s <= now:
-            yield sequence
-
-
-def _record_reason(sequence: int, scan: ManifestScan, subsumed: Collection[int]) -> str | Kept:
+def _record_reason(sequence: int, scan: ManifestScan, age_s: float) -> str | Kept:
     """Return the reason to delete or keep a record that is neither retained nor referenced."""
-    if sequence >= scan.tail:
+    if sequence >= scan.tail or sequence == scan.epoch:
         return Kept.LOG_RECORD
-    if sequence in subsumed:
-        return "its checkpoint is subsumed"
+    if sequence < scan.boundary:
+        return "it is below the cleanup boundary" if age_s >= FORGOTTEN_S else Kept.LOG_RECORD
     record = scan.records.get(sequence)
     if record is not None and record.checkpoint is not None and record.files is None:
         return "its batch was run again"
@@ -172,11 +161,14 @@ def _record_reason(sequence: int, scan: ManifestScan, subsumed: Collection[int])
 class _Proofs:
     """Decides whether anybody may still come to refer to an unreferenced object."""
 
-    def __init__(self, scan: ManifestScan, live_writer_ids: Collection[str] | None) -> None:
+    def __init__(
+        self, listing: Collection[ObjectInfo], scan: ManifestScan, live_writer_ids: Collection[str] | None
+    ) -> None:
         self._query_id = scan.query_id
         self._live = None if live_writer_ids is None else frozenset(live_writer_ids)
-        fence = scan.listed.get(scan.epoch)
-        self._fenced_at = fence.modified if fence is not None else float("-inf")
+        fence = manifest_name(scan.epoch)
+        # It may lie below what the scan has listed.
+        self._fenced_at = max((info.modified for info in listing if info.name == fence), default=float("-inf"))
         retained = scan.retained
         oldest = scan.listed.get(retained[0].checkpoint_id) if len(retained) > 1 else None
         self._retained_at = oldest.modified if oldest is not None else float("-inf")

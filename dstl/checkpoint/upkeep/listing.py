@@ -6,18 +6,14 @@ import json
 from itertools import pairwise
 from typing import Any
 
+from dstl.checkpoint.assembly import recovery_work
 from dstl.checkpoint.manifest.format import manifest_name
-from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.manifest.scan import ManifestScan
-from dstl.checkpoint.savepoint.format import check_savepoint_name
-from dstl.checkpoint.savepoint.objects import SavepointObjects
-from dstl.checkpoint.truncation import recovery_work
+from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan
+from dstl.checkpoint.savepoint.format import SavepointObjects, check_savepoint_name
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, log_coverage, referenced_objects
-
-__all__ = ["describe_checkpoint", "list_checkpoints", "list_states"]
 
 
 async def list_checkpoints(store: ObjectStore, runtime: Runtime) -> dict[str, Any]:
@@ -130,7 +126,7 @@ async def list_states(
 
 
 def _columns(schema: Any) -> str:
-    """Return a stored schema as people write it; what is none is shown as it is."""
+    """Return a stored schema as people write it; anything else is shown as it is."""
     try:
         return ", ".join(
             f"{field['name']} {_type(field['type'])}" for field in json.loads(schema or '{"fields": []}')["fields"]

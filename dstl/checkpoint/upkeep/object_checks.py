@@ -12,21 +12,17 @@ from typing import TypeVar
 import google_crc32c
 
 from dstl.changelog.change_set import META_KEY_GROUP
-from dstl.changelog.segment.decoder import verify_segment
 from dstl.changelog.segment.index import SegmentIndex
-from dstl.changelog.segment.reader import SegmentReader
+from dstl.changelog.segment.reader import SegmentReader, verify_segment
 from dstl.errors import CorruptData
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle, TableFile
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumberRange
+from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from materializer.bases.key_group_file import decode_key_group
-from materializer.bases.table_index import decode_index
+from materializer.bases.table_directory import decode_index
 
 T = TypeVar("T")
-
-__all__ = ["SegmentUse", "check_base", "check_segment", "check_size", "check_stray_segment", "check_table_file"]
 
 _WHOLE = 16 << 20
 """A larger segment is read twice, in parts: for its checksum, and block by block."""

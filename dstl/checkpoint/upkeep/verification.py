@@ -14,8 +14,10 @@ from functools import partial
 
 from dstl.changelog.object_names import parse_segment_name
 from dstl.checkpoint.manifest.format import manifest_name
-from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.manifest.scan import ManifestScan
+from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan
+from dstl.checkpoint.savepoint.creation import OnProgress
+from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, check_savepoint_name
+from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.object_checks import (
     SegmentUse,
     check_base,
@@ -24,18 +26,15 @@ from dstl.checkpoint.upkeep.object_checks import (
     check_stray_segment,
     check_table_file,
 )
-from dstl.errors import CorruptData, Invalid, MissingState, ObjectNotFound
+from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.patience import Patience
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
 from handles.materialized_handle import MaterializedStateHandle
-from handles.segment_handle import SegmentHandle
-from handles.sequence_number import SequenceNumberRange
+from handles.segment_handle import SegmentHandle, SequenceNumberRange
 
-__all__ = ["LocationVerification", "Problem", "verify_location"]
-
-_TOGETHER = 8
+_TOGETHER = 8  # objects of up to 64 MiB in memory at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Problem:
 
     Attributes:
         object: Its name.
-        checkpoints: The retained checkpoints that need it; none where nobody does.
+        checkpoints: The retained checkpoints that need it; empty where none does.
         kind: ``damaged``, ``missing`` or ``unsupported`` (a newer version wrote it).
         detail: What is wrong.
         next_step: What the operator can do.
@@ -264,3 +263,61 @@ def _needed_by(checkpoints: Collection[CompletedCheckpoint]) -> dict[str, tuple[
 def _is_ours(name: str, query_id: str) -> bool:
     parsed = parse_segment_name(name)
     return parsed is not None and parsed.query_id == query_id
+
+
+_STEP = "restore it from a replica, or use another savepoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The result of reading a savepoint whole.
+
+    Attributes:
+        savepoint: The descriptor.
+        entries: Entries that were decoded.
+        bytes: Bytes that were read.
+        problems: One message per damaged or missing object; empty where all is well.
+    """
+
+    savepoint: Savepoint
+    entries: int
+    bytes: int
+    problems: tuple[str, ...]
+
+
+async def verify_savepoint(
+    store: ObjectStore, runtime: Runtime, name: str, *, on_progress: OnProgress | None = None
+) -> Verification:
+    """Read and decode every byte of a savepoint, and report every object that is not sound.
+
+    Raises:
+        MissingState: There is no such savepoint.
+        CorruptData: Its descriptor is damaged.
+        Invalid: A newer version wrote it.
+    """
+    objects = SavepointObjects(store, runtime)
+    savepoint = await objects.descriptor(check_savepoint_name(name))
+    listed = {info.name: info for info in await objects.list(f"{name}/")}
+    checkpoint = savepoint_as_checkpoint(savepoint)
+    problems: list[str] = []
+    entries = read = done = 0
+    for file, handle in zip(savepoint.files, checkpoint.materialized, strict=True):
+        label = f"savepoint {name!r} in {store.location}: {handle.name}"
+        try:
+            check_size(listed.get(handle.name), handle.size)
+            held = await Patience(runtime).read(partial(check_base, store, handle))
+            read += handle.size
+            entries += sum(held)
+            for (group, _, _, expected), found in zip(file.parts, held, strict=True):
+                if found != expected:
+                    raise CorruptData(f"key group {group} has {found} entries, not {expected}")
+        except MissingState:
+            problems.append(f"{label} is not there; {_STEP}")
+        except CorruptData as error:
+            problems.append(f"{label} is damaged: {error}; {_STEP}")
+        except DstlError as error:
+            problems.append(f"{label}: {error}")
+        done += len(file.parts)
+        if on_progress is not None:
+            on_progress(done, len(savepoint.operators) * savepoint.max_parallelism)
+    return Verification(savepoint, entries, read, tuple(problems))

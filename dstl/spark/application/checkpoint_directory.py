@@ -11,19 +11,20 @@ from dstl.errors import Invalid
 from dstl.files.directory import Directory
 from dstl.files.file_log import FileLog
 from dstl.files.namespace import backend_root, plain_location_of
+from dstl.files.options import FileOptions
 from dstl.files.query_directory import QueryDirectory
+from dstl.files.reader import FileReader
 from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 from dstl.runtime import IoLoop, Runtime
 from dstl.spark.application.driver_jar import driver_roots
 from dstl.store.base import ObjectStore
+from dstl.store.location import split_locations
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
 from handles.file_record import FILES_OWNER
-from materializer.scratch_directory import ScratchDirectory
-
-__all__ = ["CheckpointDirectory"]
+from materializer.local_disk import ScratchDirectory
 
 
 class CheckpointDirectory:
@@ -37,6 +38,7 @@ class CheckpointDirectory:
         service: The coordinator of the query.
         runtime: Clock, jitter and ids.
         loop: The coordinator's.
+        options: When a batch waits for its record.
     """
 
     def __init__(
@@ -48,46 +50,61 @@ class CheckpointDirectory:
         service: CoordinatorService,
         runtime: Runtime,
         loop: IoLoop,
+        options: FileOptions,
     ) -> None:
         self._session = session
         self._store, self._config, self._open_store = store, config, open_store
         self._checkpoints, self._runtime, self._loop = service.commits, runtime, loop
+        self._options = options
         self._root = ""
         self._secret = Secret.generate()
         self._roots = CheckpointRoots()
         self._files = FileService(self._of, self._roots, self._secret, {})
         self._scratch: ScratchDirectory | None = None
         self._directory: QueryDirectory | None = None
+        self._first: ObjectStore | None = None
 
     def location(self) -> str:
         """Return what ``checkpointLocation`` is set to; the driver's JVM finds it from now on.
 
         Raises:
-            Invalid: As :func:`driver_roots`; or no such root names the location.
+            Invalid: As :func:`driver_roots`.
         """
         if not self._root:
             roots = driver_roots(self._session)
-            root = backend_root(self._config.location)
+            root = backend_root(split_locations(self._config.location)[0])
             socket = self._loop.run(self._listen(root))
             # The secret lets this JVM in, and nobody else: it is of this directory alone.
             roots.own(root, socket, self._secret.reveal(), PROTOCOL_VERSION)
             self._root = root
         return self._root
 
+    async def settle(self) -> None:
+        """Make a commit durable that waits for the next offsets; on the loop."""
+        if self._directory is not None:
+            await self._directory.settle()
+
     async def close(self) -> None:
         """Stop listening, and store what was written outside of the query; on the loop. Idempotent."""
         await self._files.server.close()
         if self._directory is not None:
             await self._directory.close()
+        if self._first is not None:
+            await self._first.close()
         if self._scratch is not None:
             self._scratch.close()
 
     async def _listen(self, root: str) -> str:
         if self._directory is None:
             plain = self._open_store(plain_location_of(root))
-            changelog = Changelog(self._config, Components(store=self._store, runtime=self._runtime), FILES_OWNER)
-            log = FileLog(changelog, self._runtime, self._config.batching.inline_threshold)
-            self._directory = QueryDirectory(root, self._store, plain, log, self._checkpoints, self._runtime)
+            # Of several locations the first has the log, and all that is needed to read Spark's half of it.
+            self._first = self._open_store(split_locations(self._config.location)[0])
+            changelog = Changelog(self._config, Components(store=self._first, runtime=self._runtime), FILES_OWNER)
+            reader = FileReader(self._first, plain, self._runtime)
+            log = FileLog(changelog, self._runtime, self._config.batching.inline_threshold, reader)
+            self._directory = QueryDirectory(
+                root, self._store, plain, log, self._checkpoints, self._runtime, self._options
+            )
             self._roots.add(root)
         if self._scratch is None:
             self._scratch = ScratchDirectory()

@@ -1,4 +1,4 @@
-"""Brings DSTL's jar into the driver's JVM, whichever way that was started: no session has to be prepared for it."""
+"""The jar that gives Spark ``dstl://``, and its way into a driver's JVM: no session has to be prepared for it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,29 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from dstl.files.invitation import check_version
 from dstl.files.namespace import SCHEME
-from dstl.spark.jar import jar_path
-
-__all__ = ["driver_roots"]
+from dstl.jvm.build import check_version, kept_jar
 
 _ROOTS = "dstl.fs.OwnedRoots"
 _MUTABLE = "org.apache.spark.util.MutableURLClassLoader"
 
 _made: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """The class loader of a JVM that had none to add to, by py4j's gateway: a later SparkContext shares it."""
+
+
+def jar_path() -> str:
+    """Return the path of the jar, for ``spark.jars``; the first call of an installation compiles it, in seconds.
+
+    It is kept in the package's directory, or where that may not be written to, in ``~/.cache/dstl``
+    (``$XDG_CACHE_HOME/dstl``).
+
+    Set ``spark.plugins`` to ``dstl.spark.DstlPlugin`` beside it, both before the session is made, and give queries a
+    ``checkpointLocation`` of ``dstl://bucket/path``.
+
+    Raises:
+        Invalid: It cannot be compiled (a JDK is missing, say), or kept nowhere; says what is missing.
+    """
+    return str(kept_jar())
 
 
 def driver_roots(session: SparkSession) -> Any:

@@ -16,8 +16,6 @@ from pyspark.sql import SparkSession
 
 from dstl.errors import Invalid
 
-__all__ = ["check_pyspark", "check_table", "check_worker_python"]
-
 
 def check_pyspark() -> None:
     """Refuse a PySpark that DSTL is not made for: ``repartitionById`` came with 4.1.
@@ -56,7 +54,7 @@ def check_worker_python(session: SparkSession) -> None:
     found = shutil.which(program)
     cure = f"set PYSPARK_PYTHON={sys.executable} before the Spark session is made"
     if found is None:
-        raise Invalid(f"Spark's workers are to run {program!r} (PYSPARK_PYTHON), and there is no such program: {cure}")
+        raise Invalid(f"PYSPARK_PYTHON names {program!r} for Spark's workers, and there is no such program: {cure}")
     if os.path.abspath(found) == os.path.abspath(sys.executable):
         return
     shipped = [os.path.join(SparkFiles.getRootDirectory(), name) for name in context._python_includes]

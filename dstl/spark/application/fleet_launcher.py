@@ -6,23 +6,22 @@ import logging
 import threading
 from dataclasses import replace
 
-from dstl.taskmanager.launcher import Invitation, TaskManagerProcess
-
-__all__ = ["FleetLauncher"]
+from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
 
 _log = logging.getLogger(__name__)
 _MOST_EARLY_ENDS = 5
+"""In a row: one may be killed for the machine's memory, and so may its successor; five say that every one ends."""
 
 
 class FleetLauncher:
     """Starts the driver's TaskManagers and replaces those that die, also before they have registered. Thread-safe.
 
     Attributes:
-        invitation: What each is given; its ``member_id`` is filled in. None on a cluster, where this starts nothing.
+        spec: What each is given; its ``member_id`` is filled in. None on a cluster, where this starts nothing.
     """
 
     def __init__(self, size: int) -> None:
-        self.invitation: Invitation | None = None
+        self.spec: LaunchSpec | None = None
         self._size = size
         self._lock = threading.Lock()
         self._processes: dict[str, TaskManagerProcess] = {}
@@ -33,7 +32,7 @@ class FleetLauncher:
     def start(self) -> None:
         """Start the TaskManagers, once."""
         with self._lock:
-            while self.invitation is not None and self._started < self._size:
+            while self.spec is not None and self._started < self._size:
                 self._launch()
 
     def lost(self, member_id: str) -> None:
@@ -71,10 +70,10 @@ class FleetLauncher:
             process.stop()
 
     def _launch(self) -> None:
-        assert self.invitation is not None
+        assert self.spec is not None
         self._started += 1
         member_id = f"taskmanager-{self._started}"
-        process = self._processes[member_id] = TaskManagerProcess(replace(self.invitation, member_id=member_id))
+        process = self._processes[member_id] = TaskManagerProcess(replace(self.spec, member_id=member_id))
         threading.Thread(target=self._watch, args=(member_id, process), name=f"dstl-{member_id}", daemon=True).start()
 
     def _watch(self, member_id: str, process: TaskManagerProcess) -> None:

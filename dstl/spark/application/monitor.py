@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dstl.checkpoint.service import CoordinatorService
 from dstl.metrics import MetricSet
-from dstl.monitoring.driver_metrics import DriverMetrics
-from dstl.monitoring.exposition import CONTENT_TYPE, Exposition
+from dstl.monitoring.exposition import CONTENT_TYPE, DriverMetrics, Exposition
 from dstl.monitoring.overview import Overview, of_driver
 from dstl.monitoring.page import Page, assets
 from dstl.monitoring.server import PageServer, Reply, Route
@@ -19,18 +19,20 @@ from dstl.runtime import IoLoop, Runtime
 from dstl.store.base import ObjectStore
 from materializer.restore.progress import RestoreStatus
 
-__all__ = ["Monitor"]
-
 _ANSWER_S = 20.0
+"""For an answer to a scraper, which gives up after 10 s by Prometheus's default, or to a page. The coordinator's loop
+answers within milliseconds, unless it is stuck."""
 _POLL_S = 2.0
+"""Between two looks of an open page, which cost no request to the store: about the pace of quick micro-batches."""
 _STORE_FRESH_S = 60.0
+"""What was read of the store is shown for so long: savepoints are rare, and a look costs some five requests."""
 
 
 class Monitor:
     """Serves a driver's metrics at ``/metrics``, and its page. Thread-safe.
 
-    What the driver knows is told from memory; savepoints, and checkpoints of before it began, are read from the store
-    once a minute while somebody looks.
+    What the driver knows comes from memory; savepoints, and checkpoints made before it began, are read from the store
+    once a minute while a page is open.
 
     Args:
         store: The job's location.
@@ -80,7 +82,7 @@ class Monitor:
 
     def note_progress(self, status: RestoreStatus) -> None:
         """Take how far a restore has come."""
-        self._restoring = status
+        self._restoring = None if status.finished else status
 
     def metrics(self) -> DriverMetrics:
         """Return the metrics at this moment; TaskManagers are asked."""
@@ -101,13 +103,10 @@ class Monitor:
     async def _overview(self) -> Overview:
         service = self._service
         stored, members = await asyncio.gather(self._reader.overview(), service.task_manager_metrics())
-        return of_driver(
-            stored,
-            self._runtime.clock.wall(),
-            service.query_id,
-            service.history,
-            service.completed,
-            members,
-            service.fleet.wanted,
-            self._restoring,
+        return replace(
+            of_driver(stored, service.query_id, service.history, service.completed),
+            at=self._runtime.clock.wall(),
+            members=members,
+            wanted=service.fleet.wanted,
+            restoring=self._restoring,
         )

@@ -19,8 +19,6 @@ from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
 from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["SavepointMaker", "start_from_savepoint"]
-
 T = TypeVar("T")
 
 OpenAt = Callable[[str], ObjectStore]

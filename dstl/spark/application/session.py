@@ -11,22 +11,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from dstl.checkpoint.fleet.fleet_size import task_managers_of
-from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
+from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, task_managers_of
 from dstl.errors import Invalid, brief
 from dstl.option_sources import check_option_names
-
-__all__ = [
-    "LOOPBACK",
-    "active_run",
-    "driver_host",
-    "executor_hosts",
-    "is_local",
-    "local_slots",
-    "local_task_managers",
-    "session_of",
-    "settings_of",
-]
 
 LOOPBACK = "127.0.0.1"
 """Driver, TaskManagers and tasks of a local session share a machine."""
@@ -55,7 +42,7 @@ def settings_of(session: SparkSession) -> dict[str, str]:
     """Return Spark's settings with which the application has started.
 
     Raises:
-        Invalid: One is no option of DSTL; or the session sets one later, when nobody reads it any more.
+        Invalid: One is not an option of DSTL; or the session sets one after the start, when it is no longer read.
     """
     settings = dict(session.sparkContext.getConf().getAll())
     check_option_names(os.environ, settings)
@@ -94,7 +81,7 @@ def executor_hosts(session: SparkSession) -> ExecutorHosts:
 
 
 def local_slots(master: str, cores: int) -> int:
-    """Return how many tasks a ``local`` master runs at once on a machine of so many cores."""
+    """Return how many tasks a ``local`` master runs at once on a machine with this many cores."""
     found = re.fullmatch(r"local\[\s*(\*|\d+)\s*(?:,[^]]*)?\]", master)
     if found is None:
         return 1
@@ -106,12 +93,13 @@ def local_task_managers(session: SparkSession, most: int) -> int:
     return min(most, task_managers_of(local_slots(session.sparkContext.master, os.cpu_count() or 1)))
 
 
-def active_run(session: SparkSession, query_id: str) -> str | None:
-    """Return the run id of a query that this driver runs, of whatever session; None where it runs no longer.
-
-    Tasks are not told it where the user has set a job group of their own: Spark says it by the group alone.
-    """
+def active_query(session: SparkSession, query_id: str) -> Any:
+    """Return Spark's execution of a query that this driver runs, of whatever session; None where it runs no longer."""
     jvm: Any = session._jvm
-    active = session._jsparkSession.sharedState().activeStreamingQueries()
-    query = active.get(jvm.java.util.UUID.fromString(query_id))
-    return None if query is None else str(query.runId().toString())
+    return session._jsparkSession.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+
+
+def query_of_run(session: SparkSession, run_id: str) -> Any:
+    """Return Spark's execution of a run of a query; None where it is over."""
+    found = session._jsparkSession.sharedState().activeStreamingQueries().values()
+    return next((each for each in found if str(each.runId().toString()) == run_id), None)

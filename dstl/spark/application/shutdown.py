@@ -1,4 +1,4 @@
-"""The end of a backend: everything that its driver holds is closed, in an order in which nobody waits for another."""
+"""The end of a backend: all that its driver holds is closed, in an order in which nothing waits for what is gone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from dstl.spark.application.monitor import Monitor
 from dstl.spark.query.watermark_batches import WatermarkFile
 from dstl.store.base import ObjectStore
 
-__all__ = ["shut_down"]
-
 
 def shut_down(
     loop: IoLoop,
@@ -24,7 +22,10 @@ def shut_down(
     watermark: WatermarkFile,
     directory: CheckpointDirectory,
 ) -> None:
-    """End the page, the service, its stores, the loop, and then the TaskManagers, which end by themselves."""
+    """End the page, the service, its stores, the loop, and then the TaskManagers, which end by themselves.
+
+    Before that, bases that are being made are waited for: see :meth:`BasePublication.finish`.
+    """
 
     async def close() -> None:
         await service.close()
@@ -32,11 +33,16 @@ def shut_down(
         for store in stores:
             await store.close()
 
-    if monitor is not None:
-        monitor.close()
     try:
-        loop.run(close(), timeout=10)
+        # It may take minutes, and be interrupted.
+        loop.run(directory.settle())
+        loop.run(service.bases.finish())
     finally:
-        loop.close()
-        launcher.stop()
-        watermark.close()
+        if monitor is not None:
+            monitor.close()
+        try:
+            loop.run(close(), timeout=10)
+        finally:
+            loop.close()
+            launcher.stop()
+            watermark.close()

@@ -1,4 +1,4 @@
-"""Groups of Spark's own aggregations, read as what ``StateBackend``'s aggregates keep.
+"""Groups of Spark's own aggregations, read as what ours keep.
 
 Spark's state names its columns by their functions alone: two sums are both ``sum``. So whoever moves it says what the
 query's aggregates are, in their order. The types are those of Spark's columns.
@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DecimalType, DoubleType, LongType, StructField, StructType
 
 from dstl.errors import Invalid
-from dstl.spark.migration.entries import StateFrame, checked_schema, key_group, state_reader
+from dstl.spark.migration.entries import OperatorReader, StateFrame
+from dstl.spark.query.placement import key_group_of
 from dstl.state.vectorised.aggregate_functions import Extreme, Sum
-from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START
-from dstl.state.vectorised.keyed_functions import Aggregate, state_fields
-
-__all__ = ["HeldAggregate", "NamedAggregation", "group_frame", "held_aggregates"]
+from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, state_fields
 
 _COLUMNS = {
     "count": ("count",),
@@ -94,7 +92,7 @@ def held_aggregates(where: str, held: StructType, named: NamedAggregation) -> li
     at = 0
     for name, each in named.aggregates.items():
         if each.function not in _COLUMNS:
-            raise Invalid(f"{where}: {name}={each} cannot be moved: Spark keeps another sketch than DSTL")
+            raise Invalid(f"{where}: {name}={each} cannot be moved: DSTL does not keep it as Spark does")
         before = known.get(each)
         if before is not None:
             found.append(replace(before, fields=_fields(name, each, before.fields, named.output_mode)))
@@ -120,25 +118,18 @@ def held_aggregates(where: str, held: StructType, named: NamedAggregation) -> li
     return found
 
 
-def group_frame(
-    spark: SparkSession, location: str, batch_id: int, number: int, named: NamedAggregation, max_parallelism: int
-) -> StateFrame:
-    """Return the groups of one aggregation as its reader has them after a batch.
+def group_frame(reader: OperatorReader, named: NamedAggregation) -> StateFrame:
+    """Return the groups of one aggregation.
 
     Args:
-        spark: The session.
-        location: The query's checkpoint.
-        batch_id: The committed batch.
-        number: Spark's operator id.
+        reader: Reads its state.
         named: The rest of the aggregation.
-        max_parallelism: Key groups.
 
     Raises:
         Invalid: As :func:`held_aggregates`; or there are no grouping columns, or other ones.
     """
-    where = f"operator {number} of {location}"
-    df = state_reader(spark, batch_id, number).load(location)
-    schema = checked_schema(df, where)
+    where = str(reader)
+    df, schema = reader.read(where)
     key, held = schema["key"].dataType, schema["value"].dataType
     assert isinstance(key, StructType)
     assert isinstance(held, StructType)
@@ -152,7 +143,7 @@ def group_frame(
         column.alias(field.name) for each in found for field, column in zip(each.fields, _columns(each), strict=True)
     ]
     rows = df.select(
-        key_group(placing, max_parallelism).alias("key_group"),
+        key_group_of(placing, reader.max_parallelism).alias("key_group"),
         F.struct(*(column.alias(f"k{at}") for at, column in enumerate(columns))).alias("key"),
         F.struct(*values).alias("value"),
     )
@@ -204,7 +195,9 @@ def _scale_without_point(
     has_few = of.precision <= digits
     if not isinstance(columns[0].dataType, kind if has_few else DecimalType):
         shown = columns[0].dataType.simpleString()
-        raise Invalid(f"{where}: {name}={aggregate} is kept as {shown} by Spark, which is none of {of.simpleString()}")
+        raise Invalid(
+            f"{where}: {name}={aggregate} is kept as {shown} by Spark, which is not one of {of.simpleString()}"
+        )
     return int(of.scale) if has_few else None
 
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dstl.spark.migration.spark_operator import SparkState
+from dstl.spark.query.placement import key_group_of
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.stored_schema import schema_from_json
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
@@ -22,18 +23,6 @@ from dstl.state.timers import expiry_user_key
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
 from materializer.tables.base import ENTRY_SCHEMA
-
-__all__ = [
-    "EntryEncoder",
-    "StateFrame",
-    "checked_schema",
-    "key_group",
-    "pack",
-    "pack_key_groups",
-    "state_frame",
-    "state_reader",
-    "timer_frame",
-]
 
 _ENTRIES = "key_group int, state int, key binary, user_key binary, value binary"
 _FILES = "key_group int, entries long, data binary"
@@ -64,63 +53,76 @@ class StateFrame:
     value: StructType
 
 
-def checked_schema(df: DataFrame, where: str) -> StructType:
-    """Return the schema that a checkpoint of Spark's gives its rows, before Spark's parser here sees it.
+@dataclass(frozen=True, slots=True)
+class OperatorReader:
+    """Reads the state of one operator as it is after a batch, by Spark's own reader.
 
-    Raises:
-        CorruptData: It holds another type than SQL's own: a user-defined one names a module, to be imported.
-    """
-    return schema_from_json(str(df._jdf.schema().json()), f"the schema of {where}")
-
-
-def state_frame(
-    spark: SparkSession, location: str, batch_id: int, number: int, state: SparkState, max_parallelism: int
-) -> StateFrame:
-    """Return one state of one operator as its reader has it after a batch.
-
-    Args:
+    Attributes:
         spark: The session.
         location: The query's checkpoint.
         batch_id: The committed batch.
         number: Spark's operator id.
-        state: Which one.
-        max_parallelism: Key groups.
+        max_parallelism: Key groups here.
     """
-    reader = state_reader(spark, batch_id, number).option("stateVarName", state.name)
-    df = reader.options(**_STATE_OPTIONS[state.kind]).load(location)
-    schema = checked_schema(df, f"state {state.name!r} of operator {number} of {location}")
-    key, user_key = schema["key"].dataType, None
-    group = key_group([F.col("key").getField(name) for name in key.names], max_parallelism)
-    columns: list[Column] = [group.alias(_GROUP), F.col("key").alias(_KEY)]
-    if state.kind is StateKind.LIST:
-        elements = F.posexplode("list_value").alias(_USER_KEY, _VALUE)
-        df = df.select(*columns, elements)
-        columns = [F.col(_GROUP), F.col(_KEY), F.col(_USER_KEY)]
-        value = F.col(_VALUE)
-    elif state.kind is StateKind.MAP:
-        user_key = schema["user_map_key"].dataType
-        columns.append(F.col("user_map_key").alias(_USER_KEY))
-        value = F.col("user_map_value")
-    else:
-        value = F.col("value")
-    if state.has_ttl:
-        columns += [value.getField("value").alias(_VALUE), value.getField("ttlExpirationMs").alias(_ENDS)]
-    else:
-        columns.append(value.alias(_VALUE))
-    rows = df.select(*columns)
-    return StateFrame(rows, key, user_key, rows.schema[_VALUE].dataType)
 
+    spark: SparkSession
+    location: str
+    batch_id: int
+    number: int
+    max_parallelism: int
 
-def timer_frame(spark: SparkSession, location: str, batch_id: int, number: int, max_parallelism: int) -> StateFrame:
-    """Return the timers of one operator; arguments as above."""
-    df = state_reader(spark, batch_id, number).option("readRegisteredTimers", "true").load(location)
-    key = checked_schema(df, f"the timers of operator {number} of {location}")["key"].dataType
-    rows = df.select(
-        key_group([F.col("key").getField(name) for name in key.names], max_parallelism).alias(_GROUP),
-        F.col("key").alias(_KEY),
-        F.col("expiration_timestamp_ms").alias(_USER_KEY),
-    )
-    return StateFrame(rows, key, None, StructType([]))
+    def __str__(self) -> str:
+        return f"operator {self.number} of {self.location}"
+
+    def read(self, what: str, **options: str) -> tuple[DataFrame, StructType]:
+        """Return rows of the reader, and their schema, looked at before Spark's parser here sees it.
+
+        Args:
+            what: Names the rows, for messages.
+            options: The reader's, beside batch and operator.
+
+        Raises:
+            CorruptData: The schema holds another type than SQL's own: a user-defined one names a module, to be
+                imported.
+        """
+        reader = self.spark.read.format("statestore").option("batchId", self.batch_id)
+        df = reader.option("operatorId", self.number).options(**options).load(self.location)
+        return df, schema_from_json(str(df._jdf.schema().json()), f"the schema of {what}")
+
+    def state(self, state: SparkState) -> StateFrame:
+        """Return one state."""
+        options = {"stateVarName": state.name, **_STATE_OPTIONS[state.kind]}
+        df, schema = self.read(f"state {state.name!r} of {self}", **options)
+        key, user_key = schema["key"].dataType, None
+        columns = self._placed(key)
+        if state.kind is StateKind.LIST:
+            elements = F.posexplode("list_value").alias(_USER_KEY, _VALUE)
+            df = df.select(*columns, elements)
+            columns = [F.col(_GROUP), F.col(_KEY), F.col(_USER_KEY)]
+            value = F.col(_VALUE)
+        elif state.kind is StateKind.MAP:
+            user_key = schema["user_map_key"].dataType
+            columns.append(F.col("user_map_key").alias(_USER_KEY))
+            value = F.col("user_map_value")
+        else:
+            value = F.col("value")
+        if state.has_ttl:
+            columns += [value.getField("value").alias(_VALUE), value.getField("ttlExpirationMs").alias(_ENDS)]
+        else:
+            columns.append(value.alias(_VALUE))
+        rows = df.select(*columns)
+        return StateFrame(rows, key, user_key, rows.schema[_VALUE].dataType)
+
+    def timers(self) -> StateFrame:
+        """Return the timers."""
+        df, schema = self.read(f"the timers of {self}", readRegisteredTimers="true")
+        key = schema["key"].dataType
+        rows = df.select(*self._placed(key), F.col("expiration_timestamp_ms").alias(_USER_KEY))
+        return StateFrame(rows, key, None, StructType([]))
+
+    def _placed(self, key: StructType) -> list[Column]:
+        group = key_group_of([F.col("key").getField(name) for name in key.names], self.max_parallelism)
+        return [group.alias(_GROUP), F.col("key").alias(_KEY)]
 
 
 def pack(frames: Sequence[tuple[StateDescriptor, StateFrame]], max_parallelism: int) -> DataFrame:
@@ -142,16 +144,6 @@ def pack(frames: Sequence[tuple[StateDescriptor, StateFrame]], max_parallelism: 
     partitions = min(max_parallelism, int(entries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1))
     place = F.floor(F.col(_GROUP) * F.lit(partitions) / F.lit(max_parallelism)).cast("int")
     return entries.repartitionById(partitions, place).sortWithinPartitions(_GROUP).mapInArrow(pack_key_groups, _FILES)
-
-
-def state_reader(spark: SparkSession, batch_id: int, number: int) -> DataFrameReader:
-    """Return Spark's reader of an operator's state after a batch."""
-    return spark.read.format("statestore").option("batchId", batch_id).option("operatorId", number)
-
-
-def key_group(columns: Sequence[Column], max_parallelism: int) -> Column:
-    """Return a key's group by the columns that place it, as ``key_group_column`` of ``dstl.spark.query`` has it."""
-    return F.pmod(F.hash(*columns), F.lit(max_parallelism)).cast("int")
 
 
 class EntryEncoder:

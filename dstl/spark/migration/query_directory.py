@@ -14,8 +14,6 @@ from pyspark.sql import SparkSession
 
 from dstl.errors import CorruptData, Invalid, MissingState
 
-__all__ = ["Position", "QueryDirectory", "position_of", "without_state_ids"]
-
 _STATE = "state"
 _OURS = "_dstl"
 _COMMITS = "commits"

@@ -13,31 +13,27 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from dstl.checkpoint.savepoint.creation import write_savepoint
-from dstl.checkpoint.savepoint.file_writer import SavepointFileWriter
+from dstl.checkpoint.savepoint.creation import SavepointFileWriter, write_savepoint
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name, directory_of
 from dstl.errors import Invalid, brief, clip
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.session import session_of
 from dstl.spark.migration.aggregation import NamedAggregation, group_frame
-from dstl.spark.migration.entries import StateFrame, pack, state_frame, timer_frame
+from dstl.spark.migration.entries import OperatorReader, StateFrame, pack
 from dstl.spark.migration.query_directory import Position, QueryDirectory
 from dstl.spark.migration.spark_operator import SparkOperator, check_aggregates, name_operators, operators_of
 from dstl.spark.operators.ddl import parse_ddl
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import TIMERS, StateRegistry
-from dstl.state.vectorised.aggregation import AggregateStates, OutputMode
-from dstl.state.vectorised.keyed_functions import Aggregate
+from dstl.state.vectorised.aggregation import Aggregate, AggregateStates, OutputMode
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
 from handles.checkpoint import OperatorEntry
 from handles.key_group import KeyGroupRange
-from handles.operator_uid import is_operator_uid
+from handles.materialized_handle import is_operator_uid
 from materializer.tables import HeapStateTable
-
-__all__ = ["MigrationReport", "migrate_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ def migrate_state(
     name: str = "migrated",
     operators: Mapping[int, str] | None = None,
     ttl_ms: Mapping[str, int] | None = None,
-    aggregates: Mapping[int, Mapping[str, Aggregate]] | None = None,
+    aggregates: Mapping[int, Mapping[str, str]] | None = None,
     types: Mapping[str, str] | None = None,
     keys: Mapping[int, Sequence[str]] | None = None,
     output_mode: OutputMode = "update",
@@ -115,9 +111,9 @@ def migrate_state(
             without: it is ``operator-1``, which it is in the new query without a name.
         ttl_ms: The time to live, in milliseconds, of each state that has one: Spark keeps no more of it than when
             values end.
-        aggregates: Of each aggregation, by Spark's operator id, what ``StateBackend.aggregate`` takes as keyword
-            arguments, in the old query's order: ``{0: {"n": count(), "total": sum("v")}}``. Spark keeps no more of
-            them than ``count`` and ``sum``, so two sums that change places are not noticed.
+        aggregates: Of each aggregation, by Spark's operator id, its aggregates by the names of their columns in the new
+            query, in the old query's order: ``{0: {"n": "count()", "total": "sum(v)"}}``. Spark keeps no more of them
+            than ``count`` and ``sum``, so two sums that change places are not noticed.
         types: Of aggregated columns, ``{"price": "decimal(6, 2)"}``: needed of decimals of up to 11 digits, whose sums
             Spark keeps without a point.
         keys: Names of an aggregation's grouping columns in the new query, without the window, where Spark's will not
@@ -152,26 +148,32 @@ def migrate_state(
     given = {column: parse_ddl(f"c {kind}")["c"].dataType for column, kind in (types or {}).items()}
     check_aggregates(directory.location, found, aggregates or {}, keys or {})
     if output_mode not in get_args(OutputMode):
-        raise Invalid(f"output mode {brief(output_mode)} is none of {', '.join(get_args(OutputMode))}")
+        raise Invalid(f"output mode {brief(output_mode)} is not one of {', '.join(get_args(OutputMode))}")
     wrong = sorted(each for each in names.values() if not is_operator_uid(each))
     if wrong:
         raise Invalid(f"an operator cannot be called {wrong[0]!r}: up to 64 letters, digits, '-' and '_'")
     if new_checkpoint:
         directory.check_empty(new_checkpoint)
     named = {
-        number: NamedAggregation(each, given, (keys or {}).get(number, ()), output_mode)
+        number: NamedAggregation(
+            {name: Aggregate.of(text) for name, text in each.items()}, given, (keys or {}).get(number, ()), output_mode
+        )
         for number, each in (aggregates or {}).items()
     }
     moving = []
     for each in found:
+        reader = OperatorReader(session, directory.location, position.batch_id, each.number, max_parallelism)
         try:
             if each.is_aggregation:
-                states = [_groups(session, directory.location, position, each, named[each.number], max_parallelism)]
+                groups = group_frame(reader, named[each.number])
+                states = [_State(StateKind.VALUE, AggregateStates.name, groups)]
             else:
-                states = _states(session, directory.location, position, each, ttl_ms or {}, max_parallelism)
+                states = _states(reader, each, ttl_ms or {})
         except (PySparkException, Py4JJavaError) as error:
-            raise Invalid(f"Spark cannot read operator {each.number} of {directory.location}: {clip(error)}") from error
-        moving.append(_moving(directory.location, position, each, names[each.number], states, max_parallelism))
+            raise Invalid(f"Spark cannot read {reader}: {clip(error)}") from error
+        if not states:
+            raise Invalid(f"{reader} has neither states nor timers: start it anew")
+        moving.append(_moving(position, each, names[each.number], states, max_parallelism))
     store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
     try:
         made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
@@ -203,49 +205,18 @@ def _rows(spark: SparkSession, source: str, location: str) -> list[dict[str, obj
         raise Invalid(f"Spark cannot read the operators of {location}: {clip(error)}") from error
 
 
-def _states(
-    spark: SparkSession,
-    location: str,
-    position: Position,
-    operator: SparkOperator,
-    ttl_ms: Mapping[str, int],
-    max_parallelism: int,
-) -> list[_State]:
+def _states(reader: OperatorReader, operator: SparkOperator, ttl_ms: Mapping[str, int]) -> list[_State]:
     """Return a processor's timers and states."""
-    found: list[_State] = []
-    if operator.has_timers:
-        timers = timer_frame(spark, location, position.batch_id, operator.number, max_parallelism)
-        found.append(_State(StateKind.TIMER, TIMERS, timers))
+    found = [_State(StateKind.TIMER, TIMERS, reader.timers())] if operator.has_timers else []
     for state in operator.states:
-        frame = state_frame(spark, location, position.batch_id, operator.number, state, max_parallelism)
-        found.append(_State(state.kind, state.name, frame, ttl_ms[state.name] if state.has_ttl else 0))
+        found.append(_State(state.kind, state.name, reader.state(state), ttl_ms[state.name] if state.has_ttl else 0))
     return found
 
 
-def _groups(
-    spark: SparkSession,
-    location: str,
-    position: Position,
-    operator: SparkOperator,
-    named: NamedAggregation,
-    max_parallelism: int,
-) -> _State:
-    """Return an aggregation's groups, its only state."""
-    frame = group_frame(spark, location, position.batch_id, operator.number, named, max_parallelism)
-    return _State(StateKind.VALUE, AggregateStates.name, frame)
-
-
 def _moving(
-    location: str,
-    position: Position,
-    operator: SparkOperator,
-    uid: str,
-    states: Sequence[_State],
-    max_parallelism: int,
+    position: Position, operator: SparkOperator, uid: str, states: Sequence[_State], max_parallelism: int
 ) -> _Moving:
     """Return an operator's registry, and its states as base files that Spark makes when they are asked for."""
-    if not states:
-        raise Invalid(f"operator {operator.number} of {location} has neither states nor timers: start it anew")
     key: StructType = states[0].frame.key
     registry = StateRegistry(key)
     described: list[tuple[StateDescriptor, StateFrame]] = [

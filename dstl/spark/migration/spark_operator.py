@@ -10,9 +10,6 @@ from typing import Any
 from dstl.errors import CorruptData, Invalid
 from dstl.state.descriptor import StateKind
 from dstl.state.handle import TimeMode
-from dstl.state.vectorised.keyed_functions import Aggregate
-
-__all__ = ["SparkOperator", "SparkState", "check_aggregates", "name_operators", "operators_of"]
 
 _PROCESSORS = ("transformWithStateInPySparkExec", "transformWithStateInPandasExec")
 _AGGREGATION = "stateStoreSave"
@@ -120,7 +117,7 @@ def _operator(where: str, number: int, row: Mapping[str, Any]) -> SparkOperator:
 def check_aggregates(
     where: str,
     operators: Collection[SparkOperator],
-    aggregates: Mapping[int, Mapping[str, Aggregate]],
+    aggregates: Mapping[int, Collection[str]],
     keys: Mapping[int, Sequence[str]],
 ) -> None:
     """See that each aggregation's aggregates were named, and no others.
@@ -128,7 +125,7 @@ def check_aggregates(
     Args:
         where: The checkpoint, for messages.
         operators: All of them.
-        aggregates: By Spark's operator id.
+        aggregates: Their columns, by Spark's operator id.
         keys: Names of grouping columns, likewise.
 
     Raises:
@@ -139,13 +136,13 @@ def check_aggregates(
     if missing:
         raise Invalid(
             f"{where}: operator {missing[0]} is an aggregation, and Spark keeps no more of its aggregates than their "
-            f"functions: name them in the query's order (aggregates={{{missing[0]}: {{'n': count(), ...}}}}, "
+            f"functions: name them in the query's order (aggregates={{{missing[0]}: {{'n': 'count()', ...}}}}, "
             f"--aggregate '{missing[0]}:n=count()')"
         )
     unknown = sorted({*aggregates, *keys} - aggregations)
     if unknown:
         held = ", ".join(map(str, sorted(aggregations))) or "none"
-        raise Invalid(f"{where}: operator {unknown[0]} is no aggregation that can be moved; there is {held}")
+        raise Invalid(f"{where}: operator {unknown[0]} is not an aggregation that can be moved; there is {held}")
 
 
 def _states(operator: SparkOperator) -> str:

@@ -6,45 +6,20 @@ columns of the result, so those are Spark's own. Its plan is read here, through 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from py4j.java_gateway import get_field  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, clip
-from dstl.spark.operators.input_checks import SESSION_WINDOW, WATERMARK_DELAY
-from dstl.state.vectorised.keyed_functions import Aggregate
-from dstl.state.vectorised.time_windows import TimeWindows
-
-__all__ = [
-    "AnalysedAggregation",
-    "GroupingWindow",
-    "ReadAggregate",
-    "aggregate_columns",
-    "analyse",
-    "is_plain",
-    "moment_of",
-]
-
-_FUNCTIONS = {
-    "count": "count",
-    "sum": "sum",
-    "avg": "mean",
-    "mean": "mean",
-    "min": "min",
-    "max": "max",
-    "first": "first",
-    "first_value": "first",
-    "last": "last",
-    "last_value": "last",
-    "approx_count_distinct": "approx_count_distinct",
-}
-"""Spark's names of the functions that there are here, and ours."""
+from dstl.state.vectorised.aggregation import FUNCTIONS, Aggregate, TimeWindows
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +73,23 @@ class AnalysedAggregation:
     aggregates: tuple[ReadAggregate, ...]
 
 
-def analyse(df: DataFrame, cols: Sequence[Any], exprs: Sequence[Column], what: str) -> AnalysedAggregation:
-    """Return what ``df.groupBy(*cols).agg(*exprs)`` computes.
+def analyse(
+    df: DataFrame, cols: Sequence[Any], aggregate: Callable[[GroupedData], DataFrame], what: str
+) -> AnalysedAggregation:
+    """Return what ``aggregate(df.groupBy(*cols))`` computes.
 
     Args:
         df: The input.
         cols: Grouping columns: names, columns or positions.
-        exprs: Aggregate columns.
+        aggregate: Calls PySpark's own ``agg``, ``count``, ``sum``, ...
         what: Names the operator, for messages.
 
     Raises:
         Invalid: Spark does not take it, or it has an aggregate that there is not here; says which.
     """
-    for each in (*cols, *exprs):
-        if isinstance(each, Column) and not hasattr(each, "_jc"):
-            raise Invalid(f"{what}: {each!r} is a column of Spark Connect, which a StateBackend cannot read")
+    check_classic(cols, what)
     try:
-        native = df.groupBy(*cols).agg(*exprs)
+        native = aggregate(df.groupBy(*cols))
         schema: StructType = native.schema
     except PySparkException as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -133,12 +108,25 @@ def analyse(df: DataFrame, cols: Sequence[Any], exprs: Sequence[Column], what: s
         window = found or window
         grouping.append(None if found else Column(to_column(grouped.apply(at))))
     results = analysed.aggregateExpressions()
-    if results.size() != len(grouping) + len(exprs):
+    if df.sparkSession.conf.get("spark.sql.retainGroupColumns") != "true":
         raise Invalid(f"{what}: the grouping columns are not in the result: set spark.sql.retainGroupColumns=true")
-    aggregates = [
-        _aggregate(results.apply(at), to_column, what) for at in range(len(grouping), len(grouping) + len(exprs))
-    ]
+    aggregates = [_aggregate(results.apply(at), to_column, what) for at in range(len(grouping), results.size())]
     return AnalysedAggregation(schema, tuple(grouping), window, tuple(aggregates))
+
+
+def check_classic(columns: Iterable[Any], what: str) -> None:
+    """Refuse columns of Spark Connect, whose plan is not to be read here.
+
+    Args:
+        columns: Columns, or anything else.
+        what: Names the operator, for the message.
+
+    Raises:
+        Invalid: One of them is one.
+    """
+    for each in columns:
+        if isinstance(each, Column) and not hasattr(each, "_jc"):
+            raise Invalid(f"{what}: {each!r} is a column of Spark Connect, which a StateBackend cannot read")
 
 
 def _window(written: Any, position: int, jvm: Any, what: str) -> GroupingWindow | None:
@@ -174,28 +162,36 @@ def _aggregate(result: Any, to_column: Any, what: str) -> ReadAggregate:
         call = call.child()
     if _kind(call) != "AggregateExpression":
         raise Invalid(
-            f"{what}: column {name!r} is no aggregate but an expression: aggregate under a name with "
+            f"{what}: column {name!r} is not an aggregate but an expression: aggregate under a name with "
             "alias(), and compute with withColumn() behind"
         )
     function = call.aggregateFunction()
     known = str(function.prettyName())
     if call.isDistinct():
-        raise Invalid(f"{what}: {name!r} has DISTINCT, which is not kept here; approx_count_distinct() is")
+        if known != "count":
+            raise Invalid(f"{what}: {name!r} has DISTINCT, which count() alone may have here")
+        known = "count_distinct"
     if call.filter().isDefined():
         raise Invalid(f"{what}: {name!r} has a FILTER: aggregate when(condition, column), which is null elsewhere")
-    if known not in _FUNCTIONS:
+    if known not in FUNCTIONS:
         raise Invalid(
             f"{what}: the aggregate {known}() of column {name!r} is not kept here; there are "
-            f"{', '.join(sorted(_FUNCTIONS))}. Write it as a map_states() function or a StatefulProcessor, or leave "
+            f"{', '.join(sorted(FUNCTIONS))}. Write it as a mapStates() function or a StatefulProcessor, or leave "
             "it to Spark's own groupBy().agg()"
         )
     arguments = [function.children().apply(at) for at in range(function.children().size())]
-    ours = _FUNCTIONS[known]
+    ours = FUNCTIONS[known]
     if ours == "count":
         if len(arguments) > 1:
             raise Invalid(f"{what}: {name!r} counts rows by several columns: count when(condition, lit(1)) instead")
         if _kind(arguments[0]) == "Literal" and arguments[0].value() is not None:
             return ReadAggregate(name, Aggregate("count"), None, "")
+    if len(arguments) > 1 and ours in ("count_distinct", "max_by", "min_by"):
+        columns = [Column(to_column(each)) for each in arguments]
+        together = F.struct(*(each.alias(f"c{at}") for at, each in enumerate(columns)))
+        if ours == "count_distinct":  # as in Spark, rows with a null do not count
+            together = F.when(reduce(and_, (each.isNotNull() for each in columns)), together)
+        return ReadAggregate(name, Aggregate(ours), together, ", ".join(str(each.sql()) for each in arguments))
     aggregate = Aggregate(ours)
     if ours in ("first", "last"):
         aggregate = Aggregate(ours, ignore_nulls=bool(function.ignoreNulls()))
@@ -220,7 +216,7 @@ def _microseconds(text: str, jvm: Any, what: str) -> int:
     try:
         interval = jvm.org.apache.spark.sql.catalyst.util.IntervalUtils.stringToInterval(utf8)
     except Exception as error:
-        raise Invalid(f"{what}: {text!r} is no duration: {clip(error)}") from None
+        raise Invalid(f"{what}: {text!r} is not a duration: {clip(error)}") from None
     if get_field(interval, "months"):
         raise Invalid(f"{what}: the duration {text!r} has months, which differ in length: give days")
     return int(get_field(interval, "days")) * 86_400_000_000 + int(get_field(interval, "microseconds"))
@@ -230,36 +226,3 @@ def moment_of(df: DataFrame, time: Column) -> Column:
     """Return the event time of a window: of a window's window, the last moment of the inner one, as in Spark."""
     kind = df.select(time).schema.fields[0].dataType
     return F.window_time(time) if isinstance(kind, StructType) else time
-
-
-def is_plain(df: DataFrame, by: Any, mode: str, aggregates: Mapping[str, Any]) -> bool:
-    """Return True for groups by names alone, without event time, in output mode update: no plan has to be read."""
-    names = by if isinstance(by, (list, tuple)) else [by]
-    if mode != "update" or any(isinstance(each, Column) for each in (*names, *aggregates.values())):
-        return False
-    timed = {
-        field.name
-        for field in (df.schema.fields if isinstance(df, DataFrame) else ())
-        if {WATERMARK_DELAY, SESSION_WINDOW} & (field.metadata or {}).keys()
-    }
-    return not any(isinstance(each, str) and each in timed for each in names)
-
-
-def aggregate_columns(aggregates: Mapping[str, Aggregate | Column]) -> list[Column]:
-    """Return the aggregates that were named as keyword arguments as PySpark's columns."""
-    columns = []
-    for name, each in aggregates.items():
-        if isinstance(each, Column):
-            columns.append(each.alias(name))
-            continue
-        if not isinstance(each, Aggregate):
-            raise Invalid(f"{name}= is {each!r}, not an aggregate of dstl.spark such as count(), nor a column")
-        column = F.lit(1) if each.column is None else F.col(f"`{each.column}`")
-        if each.function in ("first", "last"):
-            made = getattr(F, each.function)(column, each.ignore_nulls)
-        elif each.function == "approx_count_distinct":
-            made = F.approx_count_distinct(column, each.rsd)
-        else:
-            made = getattr(F, each.function)(column)
-        columns.append(made.alias(name))
-    return columns

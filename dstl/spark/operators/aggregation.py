@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, GroupedData
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from dstl.errors import Invalid, brief
 from dstl.spark.operators.aggregate_columns import AnalysedAggregation, GroupingWindow, analyse, moment_of
-from dstl.spark.operators.input_checks import SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
+from dstl.spark.operators.arguments import time_to_live
+from dstl.spark.operators.input_checks import MOMENTS, SESSION_WINDOW, WATERMARK_DELAY, check_hashable, check_stream
 from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition, TaskRunner
+from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, AggregateStates, Aggregation, OutputMode
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from dstl.state.vectorised.session_runner import SessionRunner
 
-__all__ = ["AggregationDefinition", "define_grouped_aggregation"]
-
 _TIME = "__dstl_time"
 _START = "__dstl_start"
 _END = "__dstl_end"
-_MOMENTS = (TimestampType, TimestampNTZType)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,6 @@ class AggregationDefinition(TaskDefinition):
         self.aggregation.check_known(known.get(AggregateStates.name), self.uid)
         return self._runner(registry).registry
 
-    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows as they came."""
-        return (batch for batch in batches if batch.num_rows)
-
     def task_runner(self, registry: StateRegistry) -> TaskRunner:
         """Return the runner of one task."""
         return self._runner(registry)
@@ -68,15 +62,21 @@ class AggregationDefinition(TaskDefinition):
 
 
 def define_grouped_aggregation(
-    df: DataFrame, cols: Sequence[Any], exprs: Sequence[Column], mode: str, place: OperatorPlace
+    df: DataFrame,
+    cols: Sequence[Any],
+    aggregate: Callable[[GroupedData], DataFrame],
+    mode: str,
+    ttl_ms: int | None,
+    place: OperatorPlace,
 ) -> tuple[DataFrame, AggregationDefinition]:
     """Check a grouped aggregation; return its definition and the rows that it takes.
 
     Args:
         df: The input.
         cols: Grouping columns.
-        exprs: Aggregate columns.
+        aggregate: Calls PySpark's own ``agg``, ``count``, ``sum``, ...
         mode: The output mode.
+        ttl_ms: Milliseconds after a group's last row at which it is gone; None for never.
         place: Name and partitions; its grouping columns are not looked at.
 
     Raises:
@@ -86,20 +86,29 @@ def define_grouped_aggregation(
     check_stream(df, what)
     if not cols:
         raise Invalid(f"{what}: groupBy() names no column; there is no state without a key")
-    if not exprs:
-        raise Invalid(f"{what}: there is nothing to aggregate; pass F.count('*').alias('n'), say")
     modes: tuple[OutputMode, ...] = get_args(OutputMode)
     chosen = next((each for each in modes if isinstance(mode, str) and mode.lower() == each), None)
     if chosen is None:
-        raise Invalid(f"{what}: output mode {brief(mode)} is none of {', '.join(modes)}")
-    found = analyse(df, cols, exprs, what)
-    return _Defined(df, found, chosen, place).result()
+        raise Invalid(f"{what}: output mode {brief(mode)} is not one of {', '.join(modes)}")
+    found = analyse(df, cols, aggregate, what)
+    if not found.aggregates:
+        raise Invalid(f"{what}: there is nothing to aggregate; pass F.count('*').alias('n'), say")
+    rows, definition = _Defined(df, found, chosen, place, time_to_live(what, ttl_ms)).result()
+    if ttl_ms is not None and (chosen != "update" or definition.aggregation.expires is not None):
+        raise Invalid(
+            f"{what}: ttlDurationMs={ttl_ms} is for groups without a watermark in output mode update: leave it out. "
+            "Groups with a watermark end by it; in mode complete all are kept"
+        )
+    return rows, definition
 
 
 class _Defined:
     """The columns of a grouped aggregation's rows, put together one after the other."""
 
-    def __init__(self, df: DataFrame, found: AnalysedAggregation, mode: OutputMode, place: OperatorPlace) -> None:
+    def __init__(
+        self, df: DataFrame, found: AnalysedAggregation, mode: OutputMode, place: OperatorPlace, ttl_ms: int
+    ) -> None:
+        self._ttl_ms = ttl_ms
         self._df = self._input = df
         self._found = found
         self._mode = mode
@@ -128,16 +137,22 @@ class _Defined:
         others, keys, position = self._others(marked)
         aggregation = self._with_event_time(position, marked)
         aggregates = {}
+        shown = dict(zip(others, (field.name for field in keys), strict=True))
         for at, (each, result) in enumerate(zip(self._found.aggregates, self._results, strict=True)):
             if each.argument is None:
                 aggregates[result.name] = each.aggregate
                 continue
             self._columns[f"__dstl_a{at}"] = each.argument
+            shown[f"__dstl_a{at}"] = each.shown
             aggregates[result.name] = replace(each.aggregate, column=f"__dstl_a{at}", shown=each.shown)
         rows = self._df
         if aggregation.windows is not None or aggregation.session:
             rows = rows.where(self._columns[_TIME].isNotNull())
         rows = rows.select([column.alias(name) for name, column in self._columns.items()])
+        for field in rows.schema.fields:
+            arrow_schema_of(
+                StructType([StructField(shown.get(field.name, field.name), field.dataType)]), f"{self._what}: the input"
+            )
         delay = int(marked[0].metadata[WATERMARK_DELAY]) if marked else None
         whole = replace(
             aggregation,
@@ -203,8 +218,8 @@ class _Defined:
         elif marked:
             expires = marked[0].name
             more = {"time": f"__dstl_g{self._grouping.index(marked[0])}"}
-            if not isinstance(marked[0].dataType, _MOMENTS):
-                raise Invalid(f"{self._what}: the watermark's column {expires!r} is no timestamp")
+            if not isinstance(marked[0].dataType, MOMENTS):
+                raise Invalid(f"{self._what}: the watermark's column {expires!r} is not a timestamp")
         return Aggregation(
             mode=self._mode,
             aggregates={},
@@ -212,6 +227,7 @@ class _Defined:
             others=(),
             window=position,
             expires=expires,
+            ttl_ms=self._ttl_ms,
             input_schema=StructType([]),
             output_schema=StructType([]),
             **more,
@@ -220,7 +236,7 @@ class _Defined:
     def _of_window(self, window: GroupingWindow | None, position: int) -> dict[str, Any]:
         if window is None:
             # The rows have their window. The event time it was made of says more, where it is still there.
-            moments = [field for field in self._df.schema.fields if isinstance(field.dataType, _MOMENTS)]
+            moments = [field for field in self._df.schema.fields if isinstance(field.dataType, MOMENTS)]
             own = [field.name for field in moments if WATERMARK_DELAY in (field.metadata or {})]
             self._columns[_TIME] = F.col(f"`{own[0]}`") if own else self._columns[_START]
             return {"time": _TIME, "starts": _START, "ends": _END}
@@ -235,7 +251,7 @@ class _Defined:
             return {"time": _TIME, "starts": _START, "ends": _END}
         if self._mode == "update":
             raise Invalid(
-                f"{self._what}: output mode update is not to be had with session_window, as in Spark: a session that "
+                f"{self._what}: output mode update is not available with session_window, as in Spark: a session that "
                 "is merged into another would have to be taken back. Choose append or complete"
             )
         if len(self._grouping) == 1:
@@ -269,7 +285,7 @@ class _Defined:
             raise Invalid(f"{self._what}: the result has two columns {twice[0]!r}: rename one with alias()")
         taken = [name for name in names if name.startswith(("$", "__dstl_")) or name in (WINDOW_START, WINDOW_END)]
         if taken:
-            raise Invalid(f"{self._what}: the column name {taken[0]!r} is taken by DSTL: rename it with alias()")
+            raise Invalid(f"{self._what}: the column name {taken[0]!r} is reserved by DSTL: rename it with alias()")
 
 
 def _written(window: GroupingWindow, time: Column) -> Column:

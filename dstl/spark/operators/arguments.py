@@ -12,18 +12,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from dstl.errors import Invalid, brief
-from handles.operator_uid import is_operator_uid
-
-__all__ = [
-    "OutputModeName",
-    "check_operator_name",
-    "check_ships",
-    "choice",
-    "column_names",
-    "count_within",
-    "flag",
-    "with_signature_of",
-]
+from handles.materialized_handle import is_operator_uid
 
 OutputModeName = Literal["append", "update", "complete", "Append", "Update", "Complete"]
 """What users write, for type checkers: any case is taken, and these are PySpark's."""
@@ -62,7 +51,7 @@ def choice(name: str, value: Any, choices: Collection[T]) -> T:
     if found is None:
         near = get_close_matches(value, choices, 1) if isinstance(value, str) else []
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise Invalid(f"{name}={brief(value)} is none of {', '.join(map(repr, choices))}{meant}")
+        raise Invalid(f"{name}={brief(value)} is not one of {', '.join(map(repr, choices))}{meant}")
     return found
 
 
@@ -77,24 +66,21 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
-def column_names(by: Any, what: str) -> list[str]:
-    """Return the names of grouping columns that were given as one or as a sequence.
+def time_to_live(what: str, given: Any) -> int:
+    """Return the milliseconds of a time to live, 0 for ever.
 
     Args:
-        by: A name, or a list or tuple of names.
         what: Names the operator, for the message.
+        given: What was given; None for ever.
 
     Raises:
-        Invalid: Something that is no name.
+        Invalid: It is no whole number above 0.
     """
-    if isinstance(by, str):
-        return [by]
-    if not isinstance(by, (list, tuple)):
-        raise Invalid(f"{what}: by={brief(by)} is {type(by).__name__}: give a column's name or a list of names")
-    for each in by:
-        if not isinstance(each, str):
-            raise Invalid(f"{what}: by holds {brief(each)}, which is {type(each).__name__} and not a column's name")
-    return list(by)
+    if given is None:
+        return 0
+    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
+        raise Invalid(f"{what}: ttlDurationMs={brief(given)} is not a number of milliseconds above 0")
+    return given
 
 
 def check_ships(value: object, what: str, where_instead: str) -> None:
@@ -128,12 +114,10 @@ def check_operator_name(name: object) -> str:
 
 
 def with_signature_of(of: Callable[P, DataFrame]) -> Callable[[Callable[..., DataFrame]], Callable[P, DataFrame]]:
-    """Give a method the signature of another one, but for ``style``, which it decides."""
+    """Give a method the signature of another one."""
 
     def decorate(method: Callable[..., DataFrame]) -> Callable[P, DataFrame]:
-        signature = inspect.signature(of)
-        parameters = [each for name, each in signature.parameters.items() if name != "style"]
-        method.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        method.__signature__ = inspect.signature(of)  # type: ignore[attr-defined]
         return method
 
     return decorate

@@ -22,13 +22,11 @@ from dstl.spark.operators.grouping import take_marks
 from dstl.spark.operators.initial_state import with_initial_state
 from dstl.spark.operators.processor import ProcessorDefinition
 from dstl.spark.query.placement import repartition, with_key_groups
-from dstl.state.broadcast_rows import BroadcastRows, rows_of_streams
+from dstl.state.broadcast_state import BroadcastRows, rows_of_streams
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
-from dstl.state.memory_source import MemoryStateSource
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-
-__all__ = ["BatchTask", "batch_query"]
+from dstl.taskmanager.reads import nothing_held
 
 _TIME_COLUMN = "__dstl_processing_time"
 """When the query began, in every row: Spark gives all tasks and attempts of one execution the same time."""
@@ -93,7 +91,7 @@ class BatchTask:
             keyed,
             # The source stays empty: what may still be read of a task's writes is not sent before it was.
             TaskInput(
-                source=MemoryStateSource(),
+                source=nothing_held(),
                 send=_drop,
                 sequence=0,
                 processing_time_ms=now,

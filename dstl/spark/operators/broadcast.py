@@ -17,11 +17,9 @@ from pyspark.sql.types import ArrayType, StructType
 from dstl.errors import Invalid, brief
 from dstl.spark.query.ticks import nulls_for
 from dstl.spark.task_definition import TaskDefinition
-from dstl.state.broadcast_rows import BroadcastStream
+from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
-
-__all__ = ["check_broadcast", "with_broadcast"]
 
 _COLUMN = "__dstl_broadcast"
 _PARTITION = "__dstl_partition"
@@ -56,7 +54,7 @@ def check_broadcast(
         if not isinstance(rows, DataFrame):
             raise Invalid(f"{where} is {type(rows).__name__}, not a DataFrame")
         if rows.isStreaming and not df.isStreaming:
-            raise Invalid(f"{where} is a stream, and the input is none: read it with spark.read")
+            raise Invalid(f"{where} is a stream, and the input is not: read it with spark.read")
         if df.isStreaming and not rows.isStreaming:
             raise Invalid(
                 f"{where} is a batch DataFrame, which no batch would bring anything new of: read it with "

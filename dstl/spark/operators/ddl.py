@@ -6,8 +6,6 @@ from pyspark.sql.types import DataType, StructType
 
 from dstl.errors import Invalid, brief, clip
 
-__all__ = ["parse_ddl"]
-
 
 def parse_ddl(text: str) -> StructType:
     """Return the schema of a text such as ``"name string, n long not null"``; a lone ``struct<...>`` is taken as well.

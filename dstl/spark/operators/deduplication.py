@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructField, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import StructField, StructType
 
 from dstl.errors import Invalid, brief
-from dstl.spark.operators.input_checks import WATERMARK_DELAY, check_hashable, check_names, check_stream
+from dstl.spark.operators.input_checks import MOMENTS, WATERMARK_DELAY, check_hashable, check_names, check_stream
 from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
 from dstl.state.registry import StateRegistry
 from dstl.state.vectorised.duplicates_runner import Deduplication, DuplicatesRunner
-
-__all__ = ["DeduplicationDefinition", "define_deduplication"]
-
-_MOMENTS = (TimestampType, TimestampNTZType)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +48,6 @@ class DeduplicationDefinition(TaskDefinition):
             )
         return made
 
-    def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows as they came."""
-        return (batch for batch in batches if batch.num_rows)
-
     def task_runner(self, registry: StateRegistry) -> DuplicatesRunner:
         """Return the runner of one task."""
         return DuplicatesRunner(self.deduplication, operator=self.uid, registry=registry)
@@ -86,7 +77,7 @@ def define_deduplication(
             f"{what}: columns {' and '.join(repr(field.name) for field in marked)} both have a watermark: drop one"
         )
     timed = marked[0] if marked else None
-    if within_watermark and (timed is None or not isinstance(timed.dataType, _MOMENTS)):
+    if within_watermark and (timed is None or not isinstance(timed.dataType, MOMENTS)):
         raise Invalid(
             f"{what}: dropDuplicatesWithinWatermark needs a timestamp column with a watermark: call "
             "df.withWatermark(column, delay) before, and keep the column; or take dropDuplicates"
@@ -137,7 +128,7 @@ def _resolve(df: DataFrame, subset: Any, what: str) -> list[str]:
     if subset is None:
         return list(df.columns)
     if not isinstance(subset, (list, tuple)) or not subset or not all(isinstance(each, str) for each in subset):
-        raise Invalid(f"{what}: {brief(subset)} is no list of columns: give names, or nothing for all columns")
+        raise Invalid(f"{what}: {brief(subset)} is not a list of columns: give names, or nothing for all columns")
     exact = df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
     found = []
     for name in subset:

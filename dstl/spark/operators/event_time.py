@@ -13,15 +13,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, brief
+from dstl.spark.operators.input_checks import MOMENTS, WATERMARK_DELAY
 from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime
-
-__all__ = ["WATERMARK_DELAY", "check_event_time_column", "event_time_of", "passed_on"]
-
-WATERMARK_DELAY = "spark.watermarkDelayMs"
 
 
 def event_time_of(df: DataFrame) -> EventTime | str:
@@ -40,14 +37,14 @@ def check_event_time_column(name: Any, output: StructType, what: str) -> None:
     """Check the column that an operator names as its output's event time.
 
     Raises:
-        Invalid: It is no column of the output, or no timestamp.
+        Invalid: It is not a column of the output, or no timestamp.
     """
     if name not in output.names:
         raise Invalid(
-            f"{what}: eventTimeColumnName={brief(name)} is no column of the output, which has {', '.join(output.names)}"
+            f"{what}: eventTimeColumnName={brief(name)} is not a column of the output: it has {', '.join(output.names)}"
         )
     kind = output[name].dataType
-    if not isinstance(kind, (TimestampType, TimestampNTZType)):
+    if not isinstance(kind, MOMENTS):
         raise Invalid(
             f"{what}: eventTimeColumnName={name!r} is {kind.simpleString()}: an event time is a timestamp; declare it "
             "so in the output schema"

@@ -18,11 +18,10 @@ import pyarrow.compute as pc
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 
-__all__ = ["Marked", "group_rows", "initial_first", "take_marks"]
-
 _ROWS_PER_BATCH = 1 << 14
+"""Some megabytes of usual rows, of which a reader makes Python objects at once."""
 _MOST_BYTES = 1 << 30
-"""Half of what the 32-bit offsets of text reach, so that who holds a batch may put a next one behind it."""
+"""Half of what the 32-bit offsets of text reach, so that the next batch can be appended to one that is held."""
 
 
 def group_rows(

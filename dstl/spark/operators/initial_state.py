@@ -20,8 +20,6 @@ from dstl.spark.task_definition import TaskDefinition
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.keyed_batch import INITIAL_STATE_COLUMN, KEY_GROUP_COLUMN
 
-__all__ = ["check_initial_state", "with_initial_state"]
-
 
 def check_initial_state(initial_state: Any, definition: TaskDefinition) -> DataFrame:
     """Return the DataFrame of initial state if its keys can be those of the stream.

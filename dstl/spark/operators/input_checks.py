@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from pyspark.sql import DataFrame
-from pyspark.sql.types import DataType, MapType, StructType
+from pyspark.sql.types import DataType, MapType, StructType, TimestampNTZType, TimestampType
 
 from dstl.errors import Invalid
 from dstl.spark.task_definition import OperatorPlace
-
-__all__ = ["SESSION_WINDOW", "WATERMARK_DELAY", "check_hashable", "check_input", "check_names", "check_stream"]
 
 SESSION_WINDOW = "spark.sessionWindow"
 """In the metadata of a column of session windows."""
 WATERMARK_DELAY = "spark.watermarkDelayMs"
 """In a column's metadata: its watermark's delay, as ``withWatermark`` has left it there."""
+
+MOMENTS = (TimestampType, TimestampNTZType)
+"""Spark's types of event times, beside windows of them."""
 
 
 def check_input(df: DataFrame, place: OperatorPlace, *, or_batch: bool = False) -> None:
@@ -30,7 +31,7 @@ def check_input(df: DataFrame, place: OperatorPlace, *, or_batch: bool = False) 
     what, by = place.label, place.by
     check_stream(df, what, or_batch=or_batch)
     if not by:
-        raise Invalid(f"{what}: by names no column; there is no state without a key")
+        raise Invalid(f"{what}: groupBy() names no column; there is no state without a key")
     missing = [name for name in by if name not in df.columns]
     if missing:
         raise Invalid(f"{what}: there is no column {missing[0]!r} to group by; there are {', '.join(df.columns)}")
@@ -55,7 +56,7 @@ def check_stream(df: DataFrame, what: str, *, or_batch: bool = False) -> None:
         raise Invalid(f"{what}: the DataFrame is not streaming; read it with spark.readStream")
     taken = [name for name in df.columns if name.startswith("__dstl_")]
     if taken:
-        raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL keeps for itself: rename it")
+        raise Invalid(f"{what}: the input's column {taken[0]!r} has a name that DSTL reserves: rename it")
 
 
 def check_names(df: DataFrame, used: Collection[str], place: OperatorPlace) -> None:

@@ -5,29 +5,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, UserCodeError, brief
-from dstl.spark.operators.arguments import check_ships, choice
+from dstl.spark.operators.arguments import OutputModeName, check_ships
 from dstl.spark.operators.broadcast import check_broadcast
 from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.event_time import check_event_time_column, event_time_of
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.input_checks import check_input, check_names
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
-from dstl.state.declared_schemas import DeclaredSchemas
+from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.frames.row_writer import arrow_schema_of
-from dstl.state.handle import TimeMode
+from dstl.state.handle import TimeMode, TimeModeName
 from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
-from dstl.state.processor_runner import ProcessorRunner, discover_states
+from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
-
-__all__ = ["ProcessorDefinition", "Style", "define_processor"]
 
 _OUTPUT_MODES = ("append", "update")
 _BATCH_OUTPUT_MODES = (*_OUTPUT_MODES, "complete")
@@ -78,9 +76,11 @@ class ProcessorDefinition(TaskDefinition):
         Raises:
             UserCodeError: A state cannot follow the stored one; names both schemas.
         """
-        return discover_states(
-            copy.deepcopy(self.processor), registry, self.time_mode, self.uid, self.schemas, self.streams
-        )
+        # Here, for it brings tables and their options, which workers have no use for.
+        from dstl.taskmanager.reads import nothing_held
+
+        processor, nothing = copy.deepcopy(self.processor), nothing_held()
+        return discover_states(processor, registry, self.time_mode, self.uid, self.schemas, nothing, self.streams)
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows, those of one key together."""
@@ -98,60 +98,74 @@ class ProcessorDefinition(TaskDefinition):
         """
         return ProcessorRunner(
             self.processor,
-            operator=self.uid,
-            key_schema=self.key_schema,
-            input_schema=self.input_schema,
-            output_schema=self.output,
-            registry=registry,
-            schemas=self.schemas,
-            style=self.style,
-            time_mode=self.time_mode,
-            event_time_column=self.event_time.column if self.event_time else None,
-            emitted_time_column=self.emitted_time or None,
-            timezone=self.timezone,
-            frames=self.frames,
-            streams=self.streams,
+            ProcessorOperator(
+                name=self.uid,
+                key_schema=self.key_schema,
+                input_schema=self.input_schema,
+                output_schema=self.output,
+                style=self.style,
+                time_mode=self.time_mode,
+                event_time=self.event_time.column if self.event_time else None,
+                emitted_time=self.emitted_time or None,
+                timezone=self.timezone,
+                frames=self.frames,
+                streams=self.streams,
+            ),
+            registry,
+            self.schemas,
         )
+
+
+class TransformCall(NamedTuple):
+    """The arguments of PySpark's ``transformWithState``, under its names: see :class:`GroupedStream`."""
+
+    statefulProcessor: StatefulProcessor
+    outputStructType: StructType | str
+    outputMode: OutputModeName
+    timeMode: TimeModeName
+    initialState: GroupedData | DataFrame | None = None
+    eventTimeColumnName: str = ""
 
 
 def define_processor(
     df: DataFrame,
     place: OperatorPlace,
-    *,
-    processor: StatefulProcessor,
-    output: StructType | str,
-    output_mode: str,
-    time_mode: str,
     style: Style,
-    has_initial_state: bool,
-    emitted_time: str = "",
+    call: TransformCall,
     broadcast: Mapping[str, DataFrame] | None = None,
 ) -> ProcessorDefinition:
     """Check everything that can be checked before a task runs, and return the definition.
+
+    Args:
+        df: The input.
+        place: Name, grouping columns and partitions.
+        style: What the processor takes: rows or pandas frames.
+        call: The user's call.
+        broadcast: Broadcast streams by name.
 
     Raises:
         Invalid: Names the operator and what is wrong.
         UserCodeError: The processor's ``init`` raised.
     """
     what = place.label
+    processor, output_mode, emitted_time = call.statefulProcessor, call.outputMode, call.eventTimeColumnName
     if not isinstance(processor, StatefulProcessor):
         if isinstance(processor, type):
             name = processor.__name__
             raise Invalid(f"{what}: the processor is the class {name}; pass an object of it: {name}()")
         raise Invalid(f"{what}: the processor is {type(processor).__name__}, not a StatefulProcessor object")
-    choice(f"{what}: style", style, get_args(Style))
     check_input(df, place, or_batch=True)
     modes = _OUTPUT_MODES if df.isStreaming else _BATCH_OUTPUT_MODES
     if not isinstance(output_mode, str) or output_mode.lower() not in modes:
-        raise Invalid(f"{what}: output mode {brief(output_mode)} is none of {', '.join(modes)}")
+        raise Invalid(f"{what}: output mode {brief(output_mode)} is not one of {', '.join(modes)}")
     try:
-        mode = TimeMode.parse(time_mode)
+        mode = TimeMode.parse(call.timeMode)
     except Invalid as error:
         raise Invalid(f"{what}: {error}") from None
     check_names(df, df.columns, place)
     arrow_schema_of(df.schema, f"{what}: the input")
     schemas = DeclaredSchemas(parse_ddl)
-    schema = schemas.schema(output, f"{what}: the output schema")
+    schema = schemas.schema(call.outputStructType, f"{what}: the output schema")
     arrow_schema_of(schema, f"{what}: the output")
     if emitted_time:
         check_event_time_column(emitted_time, schema, what)
@@ -162,12 +176,12 @@ def define_processor(
         key_schema=StructType([df.schema[name] for name in place.by]),
         output=schema,
         style=style,
-        time_mode=time_mode,
+        time_mode=call.timeMode,
         event_time=_event_time(df, mode, emitted_time, what),
         emitted_time=emitted_time if df.isStreaming else "",
         schemas=schemas,
         timezone=df.sparkSession.conf.get("spark.sql.session.timeZone") or "UTC",
-        has_initial_state=has_initial_state,
+        has_initial_state=call.initialState is not None,
         streams=check_broadcast(broadcast, df, processor, what),
         frames=_frame_limits(df.sparkSession),
     )

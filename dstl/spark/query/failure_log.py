@@ -11,10 +11,9 @@ from pyspark.sql import SparkSession
 
 from dstl.spark.cause import cause
 
-__all__ = ["log_failures"]
-
 _log = logging.getLogger("dstl")
 _LONGEST = 500
+"""Characters of a message: a few lines of a terminal. The whole of it is in the error."""
 _watched: set[str] = set()
 """Sessions, by Spark's id."""
 

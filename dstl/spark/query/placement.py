@@ -10,15 +10,18 @@ from pyspark.sql import functions as F
 from dstl.spark.task_definition import TaskDefinition
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
-__all__ = ["key_group_column", "keyed_input", "repartition", "with_key_groups"]
 
-
-def key_group_column(by: Sequence[str], max_parallelism: int) -> Column:
-    """Return each row's key group: Spark's murmur3 (seed 42) of the key columns modulo ``max_parallelism``.
+def key_group_of(columns: Sequence[Column], max_parallelism: int) -> Column:
+    """Return each row's key group: Spark's murmur3 (seed 42) of the columns that place it, modulo ``max_parallelism``.
 
     The hash is Spark's own, so that the same key has the same group whoever computes it; a null key has a group too.
     """
-    return F.pmod(F.hash(*[F.col(f"`{name}`") for name in by]), F.lit(max_parallelism)).cast("int")
+    return F.pmod(F.hash(*columns), F.lit(max_parallelism)).cast("int")
+
+
+def key_group_column(by: Sequence[str], max_parallelism: int) -> Column:
+    """Return each row's key group by the names of the columns that place it."""
+    return key_group_of([F.col(f"`{name}`") for name in by], max_parallelism)
 
 
 def with_key_groups(df: DataFrame, definition: TaskDefinition) -> DataFrame:
@@ -30,8 +33,8 @@ def with_key_groups(df: DataFrame, definition: TaskDefinition) -> DataFrame:
 def keyed_input(df: DataFrame, definition: TaskDefinition) -> DataFrame:
     """Return the columns that an operator needs and its key groups, of rows that are counted for the query's progress.
 
-    Counting also keeps a source without new data from being planned away, and an operator's tasks with it: then its
-    acknowledgements would be missing.
+    Counting also keeps a source without new data from being planned away, and an operator's tasks with it: then the
+    batch could not be committed.
     """
     counted = df.observe(f"dstl_{definition.uid}", F.count(F.lit(1)).alias("rows"))
     return with_key_groups(counted.select([F.col(f"`{name}`") for name in definition.input_schema.names]), definition)

@@ -1,17 +1,13 @@
-"""Our operators in Spark's plan of a query, and the limits behind them."""
+"""Whose watermark an event time goes by, from Spark's plan of a query."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
-__all__ = ["PlannedOperator", "mark_of", "planned_operators", "watermark_follows"]
-
 _MARK = "CollectMetrics"
-_LIMITS = ("GlobalLimit", "LocalLimit", "Offset", "Tail")
 _STATEFUL = frozenset(
     (
         "Aggregate",
@@ -28,38 +24,6 @@ _STATEFUL = frozenset(
 """Spark's operators with one input whose output goes by their watermark."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedOperator:
-    """One place in a plan that looks like an operator of ours.
-
-    Attributes:
-        mark: Number of the operator's row counter, unique in a JVM; a copy of the operator in the same plan has the
-            same one.
-        limited: A limit stands behind it, which ends its tasks before they are through.
-    """
-
-    mark: int
-    limited: bool
-
-
-def mark_of(keyed: DataFrame, uid: str) -> int:
-    """Return the mark of the operator whose input, counted by :func:`~dstl.spark.query.placement.keyed_input`, this is.
-
-    Raises:
-        LookupError: Its rows are not counted.
-    """
-    for node, _ in _nodes(keyed._jdf.queryExecution().analyzed()):
-        if node.nodeName() == _MARK and node.name() == f"dstl_{uid}":
-            return _mark(node)
-    raise LookupError(f"the rows of operator {uid!r} are not counted")
-
-
-def planned_operators(df: DataFrame) -> list[PlannedOperator]:
-    """Return the operators in a streaming DataFrame as it was written down; other observed frames may be among them."""
-    found = _nodes(df._jdf.queryExecution().analyzed())
-    return [PlannedOperator(_mark(node), limited) for node, limited in found if node.nodeName() == _MARK]
-
-
 def watermark_follows(df: DataFrame) -> Literal["operator", "spark"] | None:
     """Return whose watermark the event time of a stream goes by.
 
@@ -68,6 +32,15 @@ def watermark_follows(df: DataFrame) -> Literal["operator", "spark"] | None:
         makes a watermark of its own; ``spark`` where one of Spark's does, or ours behind one of Spark's.
     """
     return _follows(df._jdf.queryExecution().analyzed())
+
+
+def has_state_of_spark(df: DataFrame) -> bool:
+    """Return True where a stateful operator of Spark's own is in the plan of a stream."""
+    return any(
+        (node.nodeName() in _STATEFUL and node.isStreaming())
+        or (node.nodeName() == "Join" and sum(bool(child.isStreaming()) for child in _children(node)) > 1)
+        for node in _nodes(df._jdf.queryExecution().analyzed())
+    )
 
 
 def _follows(node: Any) -> Literal["operator", "spark"] | None:
@@ -96,7 +69,7 @@ def _follows(node: Any) -> Literal["operator", "spark"] | None:
 
 
 def _has_watermark(node: Any) -> bool:
-    return any(each.nodeName() == "EventTimeWatermark" for each, _ in _nodes(node))
+    return any(each.nodeName() == "EventTimeWatermark" for each in _nodes(node))
 
 
 def _children(node: Any) -> Iterator[Any]:
@@ -116,14 +89,8 @@ def _counted_input(node: Any) -> Any:
     return None
 
 
-def _mark(node: Any) -> int:
-    # Not the counter's name, which two backends may both have, nor its frame, which two operators may share.
-    return int(node.metrics().apply(0).exprId().id())
-
-
-def _nodes(plan: Any, limited: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yield each node of a JVM plan, and whether a limit is above it; from the top, first children first."""
-    yield plan, limited
-    below = limited or plan.nodeName() in _LIMITS
+def _nodes(plan: Any) -> Iterator[Any]:
+    """Yield each node of a JVM plan, from the top, first children first."""
+    yield plan
     for child in _children(plan):
-        yield from _nodes(child, below)
+        yield from _nodes(child)

@@ -25,24 +25,14 @@ from dstl.errors import Invalid, brief
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 
 try:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow as SupportsTriggerAvailableNow
 except ImportError:  # before Spark 4.2: such a query then takes everything that is there in one batch
     SupportsTriggerAvailableNow = object
-
-__all__ = [
-    "SupportsTriggerAvailableNow",
-    "TickSource",
-    "interval_ms",
-    "nulls_for",
-    "one_row_once",
-    "python_source",
-    "with_marks",
-    "with_ticks",
-]
 
 _FORMAT = "dstl_ticks"
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000, "min": 60_000, "hour": 3_600_000}
+"""Milliseconds of each unit, as Spark's intervals name them."""
 
 
 class TickSource(DataSource):  # type: ignore[misc]
@@ -141,7 +131,7 @@ def with_marks(df: DataFrame, partitions: int) -> DataFrame:
         rows = numbers._jdf.queryExecution().toRdd()
         made = session._jsparkSession.internalCreateDataFrame(rows, numbers._jdf.schema(), True)
     except Exception as error:
-        raise Invalid(f"timers and initial state cannot be had with this Spark, {session.version}: {error}") from error
+        raise Invalid(f"timers and initial state are not available with Spark {session.version}: {error}") from error
     return df.union(DataFrame(made, session).select(*nulls_for(df, (KEY_GROUP_COLUMN,))))
 
 

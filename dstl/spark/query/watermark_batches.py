@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     # The source's process would load pydantic, too.
     from handles.checkpoint import CompletedCheckpoint
 
-__all__ = ["WatermarkFile", "WatermarkSource", "with_watermark_batches"]
-
 _FORMAT = "dstl_watermark"
 _FILE = "watermark"
 _NO_DATA_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"

@@ -16,9 +16,8 @@ from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
+from dstl.spark.application.session import active_query
 from dstl.spark.query.watermark_batches import WatermarkFile
-
-__all__ = ["QueryWatermarks"]
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +62,7 @@ class QueryWatermarks:
             self._file.write(sparks_ms=mark)
 
     def _read(self, query_id: str) -> dict[str, _Marks] | None:
-        query = self._query(query_id)
+        query = active_query(self._session, query_id)
         execution = query.lastExecution() if query is not None else None
         if execution is None:
             return None
@@ -72,7 +71,7 @@ class QueryWatermarks:
         origin = int(execution.offsetSeqMetadata().batchWatermarkMs()), int(late_ms)
         gateway = self._session.sparkContext._gateway
         found: dict[str, _Marks] = {}
-        for node in _nodes(execution.executedPlan()):
+        for node in physical_nodes(execution.executedPlan()):
             if node.nodeName() == _MARK and node.name().startswith(_PREFIX):
                 uid = node.name().removeprefix(_PREFIX)
                 # An operator that the plan has twice goes by what reaches both.
@@ -85,7 +84,7 @@ class QueryWatermarks:
         Spark works it out once it has committed the batch, which is too late for a source to say that another is due.
         All event times have been seen before: they lie below the shuffle to our operators.
         """
-        query = self._query(query_id)
+        query = active_query(self._session, query_id)
         execution = query.lastExecution() if query is not None else None
         if execution is None or execution.currentBatchId() != batch_id:
             return None
@@ -98,11 +97,6 @@ class QueryWatermarks:
             self._run = run
         self._tracker.updateWatermark(execution.executedPlan())
         return int(self._tracker.currentWatermark())
-
-    def _query(self, query_id: str) -> Any:
-        jvm: Any = self._session._jvm
-        active = self._session._jsparkSession.sharedState().activeStreamingQueries()
-        return active.get(jvm.java.util.UUID.fromString(query_id))
 
 
 def _reaching(gateway: Any, node: Any, origin: _Marks) -> _Marks | None:
@@ -123,10 +117,11 @@ def _lowest(each: list[_Marks]) -> _Marks:
     return min(mark for mark, _ in each), min(late for _, late in each)
 
 
-def _nodes(node: Any) -> Iterator[Any]:
+def physical_nodes(node: Any) -> Iterator[Any]:
+    """Yield each node of a physical plan, from the top."""
     yield node
     for child in _children(node):
-        yield from _nodes(child)
+        yield from physical_nodes(child)
 
 
 def _children(node: Any) -> Iterator[Any]:

@@ -20,8 +20,6 @@ from dstl.errors import Invalid
 from dstl.spark.saved_state.reader import StateColumns, StateRow
 from dstl.state.frames.row_writer import RowWriter
 
-__all__ = ["json_lines", "plain_rows", "write_parquet"]
-
 _ROWS = 10_000
 """Rows of a batch: what is held at once beside the tables."""
 

@@ -17,21 +17,20 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
-from dstl.spark.saved_state.reader import find_checkpoint, read_state, state_columns
+from dstl.spark.saved_state.reader import read_state, state_columns
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
-
-__all__ = ["operator_of", "state_rows"]
 
 
 async def state_rows(
     store: ObjectStore, runtime: Runtime, name: str, checkpoint: int | Literal["latest"], operator: str | None
 ) -> tuple[StructType, list[tuple[Any, ...]]]:
     """Return the schema and the live entries of one state: see ``StateBackend.read_state``."""
-    found = await find_checkpoint(store, runtime, None if checkpoint == "latest" else checkpoint)
+    found = await choose_checkpoint(store, runtime, None if checkpoint == "latest" else checkpoint)
     uid = operator_of(found, name) if operator is None else operator
     columns = state_columns(found, uid, name)
     has_key = bool(columns.key.fields)

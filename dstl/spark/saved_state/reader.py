@@ -9,31 +9,20 @@ from typing import Any
 from pyspark.sql.types import LongType, StructField, StructType
 
 from dstl.checkpoint.savepoint.creation import choose_checkpoint, key_group_chunks
-from dstl.checkpoint.savepoint.objects import SavepointObjects
+from dstl.checkpoint.savepoint.format import SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.errors import DstlError, Invalid
 from dstl.runtime import Runtime
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_codec import ValueCodec
+from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_ms
-from dstl.state.ttl import is_expired
 from dstl.store.base import ObjectStore
-from handles.checkpoint import CheckpointId, CompletedCheckpoint
+from handles.checkpoint import CompletedCheckpoint
 from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
-
-__all__ = [
-    "StateColumns",
-    "StateRow",
-    "find_checkpoint",
-    "find_savepoint",
-    "latest_watermark",
-    "read_state",
-    "state_columns",
-]
 
 _TIMER = StructType([StructField("expiry_ms", LongType(), nullable=False)])
 
@@ -68,22 +57,10 @@ class StateColumns:
     value: StructType
 
 
-async def find_checkpoint(
-    store: ObjectStore, runtime: Runtime, checkpoint_id: CheckpointId | None = None
-) -> CompletedCheckpoint:
-    """Return a checkpoint of a location, the latest where none is named.
-
-    Raises:
-        MissingState: There is none, or none of that number.
-        CorruptData: Its manifest, or a newer one, is damaged.
-    """
-    return await choose_checkpoint(store, runtime, checkpoint_id)
-
-
 async def latest_watermark(store: ObjectStore, runtime: Runtime) -> int | None:
     """Return the watermark after the latest checkpoint, Unix milliseconds; None where none can be read, or has one."""
     try:
-        return (await find_checkpoint(store, runtime)).watermark_ms
+        return (await choose_checkpoint(store, runtime)).watermark_ms
     except DstlError:
         return None
 
@@ -92,7 +69,7 @@ async def find_savepoint(store: ObjectStore, runtime: Runtime, name: str) -> Com
     """Return a savepoint of a location as the checkpoint that it is a copy of.
 
     Raises:
-        MissingState: There is none of that name.
+        MissingState: There is not one of that name.
         CorruptData: Its descriptor is damaged.
     """
     return savepoint_as_checkpoint(await SavepointObjects(store, runtime).descriptor(name))
@@ -169,12 +146,13 @@ def _rows(
     is_timer, is_broadcast = descriptor.kind is StateKind.TIMER, descriptor.kind is StateKind.BROADCAST
     values = ValueCodec(descriptor.name, descriptor.value_schemas)
     user_keys = KeyCodec(descriptor.user_key, "the user key") if descriptor.user_key is not None else None
+    ttl = TimeToLive(descriptor.ttl_ms, now_ms)
     after: tuple[bytes, bytes] | None = None
     while page := table.scan(descriptor.state_id, key_group, after=after):
         for entry in page:
             if is_timer:
                 yield StateRow(keys.decode(entry.key), (expiry_ms(entry.user_key),), ())
-            elif not is_expired(entry.value, descriptor.ttl_ms, now_ms):
+            elif not ttl.is_dead(entry.value):
                 user_key = user_keys.decode(entry.user_key) if user_keys is not None else None
                 key = () if is_broadcast else keys.decode(entry.key)
                 yield StateRow(key, user_key, values.decode(entry.value))

@@ -8,27 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "Bytes",
-    "Nulls",
-    "Positions",
-    "binary_of",
-    "content_of",
-    "empty_values",
-    "fixed_width_of",
-    "from_int64",
-    "lengths_of",
-    "piece_of",
-    "rows_of",
-    "to_int64",
-]
-
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 Nulls = npt.NDArray[np.bool_] | None
 """True where a column is null; None for nowhere."""
 
-_MAX_BYTES = (1 << 31) - 1
+_MAX_BYTES = (1 << 31) - 1  # what 32-bit offsets reach
 
 
 def binary_of(data: npt.NDArray[Any], lengths: npt.NDArray[np.integer]) -> pa.Array:

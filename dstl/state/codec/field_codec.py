@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     BinaryType,
     BooleanType,
     ByteType,
+    CharType,
     DataType,
     DateType,
     DayTimeIntervalType,
@@ -33,17 +34,34 @@ from pyspark.sql.types import (
     NullType,
     Row,
     ShortType,
+    StringType,
     StructType,
     TimestampNTZType,
     TimestampType,
     UserDefinedType,
+    VarcharType,
     YearMonthIntervalType,
 )
 
 from dstl.errors import Invalid, brief
-from dstl.state.codec.type_groups import TEXT, is_small_decimal
 
-__all__ = ["INT_BOUNDS", "FieldCodec", "bound_row", "field_codec", "plain", "values_by_name"]
+INTEGERS = (ByteType, ShortType, IntegerType, LongType)
+
+MICROSECONDS = (TimestampType, TimestampNTZType, DayTimeIntervalType)
+"""Moments and durations, which are numbers of microseconds."""
+
+WHOLE = (*INTEGERS, DateType, *MICROSECONDS)
+"""Types whose values are whole numbers of at most 64 bits."""
+
+FLOATS = (DoubleType, FloatType)
+
+TEXT = (StringType, CharType, VarcharType)
+
+
+def is_small_decimal(data_type: DecimalType) -> bool:
+    """Return True where every unscaled value of the type fits 64 bits."""
+    return bool(data_type.precision <= 18)
+
 
 Convert = Callable[[Any], Any]
 

@@ -33,12 +33,9 @@ from dstl.state.codec.column_buffers import (
     rows_of,
     to_int64,
 )
-from dstl.state.codec.field_codec import field_codec
+from dstl.state.codec.field_codec import FLOATS, TEXT, field_codec, is_small_decimal
 from dstl.state.codec.flat_row import FlatRow, slot_format, unpack_nested
 from dstl.state.codec.schema_evolution import conversion
-from dstl.state.codec.type_groups import FLOATS, TEXT, is_small_decimal
-
-__all__ = ["FlatColumns", "SplitRows"]
 
 _NUMPY_FORMATS: dict[str, Any] = {"?": "u1", "16s": ("<i8", (2,))}
 """Slots that numpy calls otherwise than ``struct``."""

@@ -38,16 +38,14 @@ from pyspark.sql.types import (
     YearMonthIntervalType,
 )
 
-from dstl.state.codec.type_groups import TEXT, is_small_decimal
-
-__all__ = ["END_FORMAT", "FlatRow", "slot_format", "unpack_nested"]
+from dstl.state.codec.field_codec import TEXT, is_small_decimal
 
 END_FORMAT = "I"
 """The format of the slot of a field without a fixed width, in ``struct`` and numpy."""
 
 Converter = Callable[[Any], Any]
 
-_MAX_PLANS = 256
+MAX_PLANS = 256  # rows of one state have few patterns of nulls and Python types; a hostile one may have any
 
 _FORMATS: dict[type[DataType], str] = {
     BooleanType: "?",
@@ -157,7 +155,7 @@ class FlatRow:
                 (i, each) for i, each in enumerate(converters) if each and not is_null[i] and i not in bodies
             ]
             plan = tuple(bodies.items()), tuple(conversions), tuple(i for i, null in enumerate(is_null) if null)
-            if len(plans) < _MAX_PLANS:
+            if len(plans) < MAX_PLANS:
                 plans[nulls] = plan
             return plan
 

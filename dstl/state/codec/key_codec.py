@@ -35,13 +35,10 @@ from pyspark.sql.types import (
 from dstl.errors import CorruptData, Invalid, clip
 from dstl.rpc.messages import ExpiryPlace
 from dstl.state.codec.column_buffers import empty_values, fixed_width_of, from_int64, lengths_of, rows_of, to_int64
-from dstl.state.codec.field_codec import FieldCodec, field_codec
+from dstl.state.codec.field_codec import FLOATS, TEXT, WHOLE, FieldCodec, field_codec
 from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.row_codec import RowCodec
-from dstl.state.codec.type_groups import FLOATS, TEXT, WHOLE
 from dstl.state.frames.row_writer import arrow_schema
-
-__all__ = ["KeyCodec"]
 
 _NULL_TEXT = b"\xff"
 _I64 = struct.Struct("<q")

@@ -12,11 +12,8 @@ from pyspark.sql.types import StructType
 from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid, clip
 from dstl.state.codec.field_codec import FieldCodec, field_codec, values_by_name
-from dstl.state.codec.flat_row import Converter, FlatRow
+from dstl.state.codec.flat_row import MAX_PLANS, Converter, FlatRow
 
-__all__ = ["RowCodec"]
-
-_MAX_PLANS = 256
 _REFUSED = (struct.error, TypeError, ValueError, OverflowError, AssertionError, LookupError)
 
 
@@ -99,7 +96,7 @@ class RowCodec:
                     f"a value of {owner} has {len(data)} bytes, above the limit of {max_bytes}: split it over a map or "
                     "list state"
                 )
-            if isinstance(value, (tuple, list)) and len(plans) < _MAX_PLANS:
+            if isinstance(value, (tuple, list)) and len(plans) < MAX_PLANS:
                 types = tuple(map(type, value))
                 plans[types] = self._plan(types, prefix)
             return data

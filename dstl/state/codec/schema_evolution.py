@@ -35,8 +35,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-__all__ = ["MEANING", "Convert", "conversion", "why_unreadable"]
-
 MEANING = "dstl.meaning"
 """In a column's metadata: what it holds, where its type does not say so and another content would not fit."""
 

@@ -16,13 +16,11 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructField, StructT
 
 from dstl.errors import CorruptData, Invalid, brief, clip
 
-__all__ = ["MAX_DEPTH", "plain_schema", "schema_from_json", "schema_to_json", "with_user_types"]
-
 MAX_DEPTH = 64
 """Types nest no deeper, in arrays, maps and structs."""
 
 _MAX_JSON_DEPTH = 4 * MAX_DEPTH
-_MAX_DIGITS = 38
+_MAX_DIGITS = 38  # Spark's own limit of a decimal
 
 _PLAIN = re.compile(
     r"""
@@ -56,7 +54,7 @@ def schema_to_json(schema: StructType) -> str:
 def schema_from_json(text: str, what: str) -> StructType:
     """Return a schema that a checkpoint holds; the inverse of :func:`schema_to_json`.
 
-    The same text is the same object, for every task asks for the same few: nobody may change it.
+    The same text is the same object, for every task asks for the same few; it must not be changed.
 
     Args:
         text: Spark's JSON of a struct type, from a place that others may have written to.

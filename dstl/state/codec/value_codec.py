@@ -9,6 +9,11 @@
 ``value_columns`` reads and writes the same bytes a column at a time. Nothing is ever pickled. A value of an older
 schema version is read with that version's schema and then converted to the newest (``schema_evolution``); only what
 the processor writes is written anew.
+
+Time is the batch's processing time, fixed for the whole batch and the same when the batch runs again, so a value never
+disappears between two reads. A read of an expired value finds nothing, and removes nothing: whether it is still there
+depends on the sweep that drops such values in the background (``materializer.expiry``), and attempts at one task
+must make the same changes.
 """
 
 from __future__ import annotations
@@ -25,13 +30,11 @@ from dstl.state.codec.flat_row import FlatRow
 from dstl.state.codec.row_codec import RowCodec
 from dstl.state.codec.schema_evolution import conversion
 
-__all__ = ["HAS_WRITE_TIME", "MAX_SCHEMA_VERSIONS", "WRITE_TIME", "ValueCodec"]
-
 HAS_WRITE_TIME = 0x80
 """Bit of a value's first byte: eight bytes of write time follow."""
 
 WRITE_TIME = struct.Struct("<q")
-MAX_SCHEMA_VERSIONS = 127
+MAX_SCHEMA_VERSIONS = 127  # what seven bits hold, without 0
 
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes], tuple[Any, ...]]
@@ -103,3 +106,39 @@ class ValueCodec:
         else:
             self._decoders[kind] = lambda value: decoded(convert(wire(value)))
         return self._decoders[kind](data)
+
+
+def write_time_ms(value: bytes) -> int | None:
+    """Return when an encoded value was written (milliseconds since 1970), None where it does not say."""
+    if len(value) > WRITE_TIME.size and value[0] & HAS_WRITE_TIME:
+        written: int = WRITE_TIME.unpack_from(value, 1)[0]
+        return written
+    return None
+
+
+class TimeToLive:
+    """Tells which of a state's values are gone at one batch's time.
+
+    Args:
+        ttl_ms: 0 for states that live for ever.
+        now_ms: The batch's processing time.
+    """
+
+    __slots__ = ("_latest_dead", "ttl_ms")
+
+    def __init__(self, ttl_ms: int, now_ms: int) -> None:
+        self.ttl_ms = ttl_ms
+        self._latest_dead = now_ms - ttl_ms
+
+    def find_expired(self, values: Sequence[bytes | None]) -> list[int]:
+        """Return the positions of the values that are gone."""
+        if not self.ttl_ms:
+            return []
+        return [i for i, value in enumerate(values) if value is not None and self.is_dead(value)]
+
+    def is_dead(self, value: bytes) -> bool:
+        """Return True where a value is gone; one without a write time never is."""
+        if not self.ttl_ms:
+            return False
+        written = write_time_ms(value)
+        return written is not None and written <= self._latest_dead

@@ -20,8 +20,6 @@ from dstl.state.codec.flat_columns import FlatColumns
 from dstl.state.codec.value_codec import HAS_WRITE_TIME, WRITE_TIME
 from dstl.state.frames.row_writer import arrow_schema
 
-__all__ = ["ValueColumns", "without_expired"]
-
 _MAX_VALUE_BYTES = MAX_CHANGE_BYTES - (1 << 16)
 
 
@@ -73,7 +71,7 @@ class ValueColumns:
 
         Args:
             columns: Of :attr:`schema`.
-            kept: False for rows that nobody will read: they may have nulls anywhere. None: all are read.
+            kept: False for rows that will not be read: they may have nulls anywhere. None: all are read.
 
         Raises:
             Invalid: A null where the schema has NOT NULL, or a value above the limit; names the state.

@@ -20,12 +20,10 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid, clip
-from dstl.state.codec.type_groups import FLOATS, INTEGERS
-from dstl.state.frames.frame_blocks import join_frames
-from dstl.state.frames.null_checks import forbids_nulls, refuse_null
+from dstl.state.codec.field_codec import FLOATS, INTEGERS
+from dstl.state.frames.frame_reader import join_frames
+from dstl.state.frames.output_checks import forbids_nulls, refuse_null
 from dstl.state.frames.row_writer import arrow_schema
-
-__all__ = ["FrameWriter"]
 
 _FLAT = (*INTEGERS, *FLOATS, BooleanType, StringType, BinaryType)
 

@@ -18,8 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import Row
 
-__all__ = ["python_values", "row_class", "rows_of"]
-
 _UTC = ("UTC", "Etc/UTC", "+00:00")
 _YEARS_1_TO_9999 = (-62_135_596_800_000_000, 253_402_300_799_999_999)
 _YEARS_1930_TO_2036 = (-1_262_304_000_000_000, 2_114_380_800_000_000)

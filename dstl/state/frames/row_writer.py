@@ -17,9 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, MapType, Row, StructType, UserDefinedType
 
 from dstl.errors import Invalid, brief, clip
-from dstl.state.frames.null_checks import forbids_nulls, refuse_null
-
-__all__ = ["RowWriter", "arrow_schema", "arrow_schema_of"]
+from dstl.state.frames.output_checks import forbids_nulls, refuse_null
 
 # PySpark 4.1 and 4.2 know no time zone here: they always mean UTC.
 _IN_UTC = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}

@@ -7,8 +7,8 @@ integers are summed as ``bigint`` and never wrap around, nulls are left out, NaN
 from __future__ import annotations
 
 import decimal
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +30,10 @@ from pyspark.sql.types import (
 
 from dstl.errors import Invalid
 from dstl.state.codec.column_buffers import from_int64, to_int64
-from dstl.state.codec.type_groups import INTEGERS, MICROSECONDS
+from dstl.state.codec.field_codec import INTEGERS, MICROSECONDS
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.vectorised.exact_sums import exact_sums
 from dstl.state.vectorised.key_codes import Groups
-
-__all__ = ["Accumulator", "Count", "Extreme", "First", "Last", "Mean", "Sum"]
 
 _REAL = (FloatType, DoubleType)
 _ORDERED = (
@@ -49,13 +47,13 @@ _ORDERED = (
     BinaryType,
 )
 _I64 = np.iinfo(np.int64)
-_EXACT = 1 << 62
-_DIGITS = 60
+_EXACT = 1 << 62  # half of what 64 bits hold: the prior sum has the other half
+_DIGITS = 60  # 38 of a value and 18 of a count of rows fit, and 256 bits hold 76
 
 Columns = Sequence[pa.Array]
 
 
-class Accumulator(Protocol):
+class Accumulator(ABC):
     """One aggregate of one operator.
 
     Attributes:
@@ -66,6 +64,7 @@ class Accumulator(Protocol):
     state: tuple[DataType, ...]
     result: DataType
 
+    @abstractmethod
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators of all groups with the rows added.
 
@@ -77,8 +76,8 @@ class Accumulator(Protocol):
         Raises:
             Invalid: A result does not fit its type.
         """
-        ...
 
+    @abstractmethod
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the accumulators of all groups, each put together of some partial ones.
 
@@ -89,18 +88,17 @@ class Accumulator(Protocol):
         Raises:
             Invalid: A result does not fit its type.
         """
-        ...
 
     def finish(self, accumulated: Columns) -> pa.Array:
         """Return each group's result."""
-        ...
+        return accumulated[0]
 
 
-class Count:
+class Count(Accumulator):
     """Number of rows, or of those whose column is not null."""
 
-    state: tuple[DataType, ...] = (LongType(),)
-    result: DataType = LongType()
+    state = (LongType(),)
+    result = LongType()
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
@@ -120,11 +118,10 @@ class Count:
         return accumulated[0].fill_null(0)
 
 
-class Sum:
+class Sum(Accumulator):
     """Sum of a number column; null where all values are."""
 
     def __init__(self, of: DataType) -> None:
-        self.result: DataType
         if isinstance(of, INTEGERS):
             self.result = LongType()
         elif isinstance(of, _REAL):
@@ -146,24 +143,20 @@ class Sum:
         """Return the sums of the partial sums."""
         return [_summed(partial[0], groups, self._kind)]
 
-    def finish(self, accumulated: Columns) -> pa.Array:
-        """Return the results."""
-        return accumulated[0]
 
-
-class Mean:
+class Mean(Accumulator):
     """Mean of a number column; null where all values are. A double, or of decimals one with four more digits."""
 
     def __init__(self, of: DataType) -> None:
         if isinstance(of, DecimalType):
-            self.result: DataType = DecimalType(min(38, of.precision + 4), min(38, of.scale + 4))
+            self.result = DecimalType(min(38, of.precision + 4), min(38, of.scale + 4))
         elif isinstance(of, (*INTEGERS, *_REAL)):
             self.result = DoubleType()
         else:
             raise Invalid(f"mean() takes numbers, not {of.simpleString()}")
         self._sum = Sum(of if isinstance(of, DecimalType) else DoubleType())
         self._count = Count()
-        self.state: tuple[DataType, ...] = (self._sum.result, LongType())
+        self.state = (self._sum.result, LongType())
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
@@ -189,7 +182,7 @@ class Mean:
         return pc.divide(accumulated[0], count.cast(pa.float64(), safe=False))
 
 
-class Extreme:
+class Extreme(Accumulator):
     """Smallest or largest value; null where all are.
 
     Args:
@@ -206,36 +199,30 @@ class Extreme:
                 f"{self._name}() takes plain strings, not {of.simpleString()}: their order is not that of bytes"
             )
         self._largest = largest
-        self.result: DataType = of
-        self.state: tuple[DataType, ...] = (of,)
+        self.result = of
+        self.state = (of,)
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
         # The prior values are rows like any other.
         codes = np.concatenate((groups.codes, np.arange(groups.count)))
-        values = pa.concat_arrays([column, prior[0]])
-        if values.null_count:
-            valid = values.is_valid()
-            codes, values = codes[valid.to_numpy(zero_copy_only=False)], values.filter(valid)
+        codes, values = without_nulls(codes, pa.concat_arrays([column, prior[0]]))
         if pa.types.is_floating(values.type):
             return [self._floats(values, codes, groups.count)]
         kind = values.type
-        # These are numbers below, in the same order; Arrow aggregates strings by themselves.
+        # These are numbers below, in the same order.
         as_numbers = pa.types.is_integer(kind) or pa.types.is_temporal(kind) or pa.types.is_boolean(kind)
         if as_numbers:
             found = np.full(groups.count, _I64.min if self._largest else _I64.max)
             (np.maximum if self._largest else np.minimum).at(found, codes, to_int64(values))
             return [from_int64(found, _groups_without_rows(codes, groups.count), kind)]
-        return [self._others(values, codes, groups.count)]
+        # Arrow aggregates strings by themselves.
+        return [_by_group(values, codes, groups.count, self._name).cast(kind)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the extremes of the partial ones."""
         return self.fold([pa.nulls(groups.count, partial[0].type)], partial[0], groups)
-
-    def finish(self, accumulated: Columns) -> pa.Array:
-        """Return the results."""
-        return accumulated[0]
 
     def _floats(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
         numbers = values.to_numpy(zero_copy_only=False)
@@ -258,16 +245,8 @@ class Extreme:
         found[np.isnan(found)] = np.nan
         return pa.array(found, values.type, mask=_groups_without_rows(codes, count))
 
-    def _others(self, values: pa.Array, codes: npt.NDArray[np.int64], count: int) -> pa.Array:
-        table = pa.table({"group": codes, "value": values}).group_by("group", use_threads=False)
-        found = table.aggregate([("value", self._name)]).combine_chunks()
-        rows = np.full(count, -1, np.int64)
-        rows[found.column("group").to_numpy()] = np.arange(found.num_rows)
-        taken = found.column(f"value_{self._name}").take(pa.array(rows, mask=rows < 0))
-        return _whole(taken).cast(values.type)
 
-
-class First:
+class First(Accumulator):
     """The value of the first row, which may be null; or the first value that is not.
 
     Args:
@@ -276,29 +255,21 @@ class First:
     """
 
     def __init__(self, of: DataType, *, ignore_nulls: bool) -> None:
-        self.result: DataType = of
+        self.result = of
         # The flag tells a null that was seen from nothing seen.
-        self.state: tuple[DataType, ...] = (of, BooleanType())
+        self.state = (of, BooleanType())
         self._ignore_nulls = ignore_nulls
 
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
-        taken, seen = self._pick(column, groups)
+        taken, seen = _picked(column, groups.first_rows(self._rows(column)))
         before = prior[1].fill_null(False)
         return [pc.if_else(before, prior[0], taken), pc.or_(before, seen)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the first of the partial values that were seen."""
-        return _picked(partial, groups.first_rows(_seen(partial)))
-
-    def finish(self, accumulated: Columns) -> pa.Array:
-        """Return the results."""
-        return accumulated[0]
-
-    def _pick(self, column: pa.Array, groups: Groups) -> tuple[pa.Array, pa.Array]:
-        rows = groups.first_rows(self._rows(column))
-        return column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)
+        return _picked(partial[0], groups.first_rows(_seen(partial)))
 
     def _rows(self, column: pa.Array) -> npt.NDArray[np.int64] | None:
         if not self._ignore_nulls or not column.null_count:
@@ -312,26 +283,33 @@ class Last(First):
     def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the accumulators with the rows added."""
         assert column is not None
-        rows = groups.last_rows(self._rows(column))
-        taken, seen = column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)
+        taken, seen = _picked(column, groups.last_rows(self._rows(column)))
         return [pc.if_else(seen, taken, prior[0]), pc.or_(prior[1].fill_null(False), seen)]
 
     def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the last of the partial values that were seen."""
-        return _picked(partial, groups.last_rows(_seen(partial)))
+        return _picked(partial[0], groups.last_rows(_seen(partial)))
 
 
 def _seen(partial: Columns) -> npt.NDArray[np.int64]:
     return np.flatnonzero(partial[1].fill_null(False).to_numpy(zero_copy_only=False))
 
 
-def _picked(partial: Columns, rows: npt.NDArray[np.int64]) -> Columns:
-    return [partial[0].take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)]
+def _picked(column: pa.Array, rows: npt.NDArray[np.int64]) -> Columns:
+    return [column.take(pa.array(rows, mask=rows < 0)), pa.array(rows >= 0)]
 
 
 def _numbers(column: pa.Array) -> npt.NDArray[np.int64]:
     found: npt.NDArray[np.int64] = column.fill_null(0).to_numpy(zero_copy_only=False)
     return found
+
+
+def without_nulls(codes: npt.NDArray[np.int64], column: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return the groups of the rows that have a value, and those values."""
+    if not column.null_count:
+        return codes, column
+    valid = column.is_valid()
+    return codes[valid.to_numpy(zero_copy_only=False)], column.filter(valid)
 
 
 def _groups_without_rows(codes: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.bool_]:
@@ -340,16 +318,19 @@ def _groups_without_rows(codes: npt.NDArray[np.int64], count: int) -> npt.NDArra
     return missing
 
 
-def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _by_group(values: pa.Array, codes: npt.NDArray[np.int64], count: int, function: str) -> pa.Array:
+    """Return what a function of Arrow's makes of each group's values, null where a group has none."""
+    table = pa.table({"group": codes, "value": values}).group_by("group", use_threads=False)
+    found = table.aggregate([("value", function)]).combine_chunks()
+    rows = np.full(count, -1, np.int64)
+    rows[found.column("group").to_numpy()] = np.arange(found.num_rows)
+    column = found.column(f"value_{function}").take(pa.array(rows, mask=rows < 0))
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     """Return each group's sum, null where it has no value."""
-    codes = groups.codes
-    if column.null_count:
-        valid = column.is_valid()
-        codes, column = codes[valid.to_numpy(zero_copy_only=False)], column.filter(valid)
+    codes, column = without_nulls(groups.codes, column)
     missing = _groups_without_rows(codes, groups.count)
     mask = missing if missing.any() else None
     if pa.types.is_floating(kind):
@@ -365,13 +346,8 @@ def _summed(column: pa.Array, groups: Groups, kind: pa.DataType) -> pa.Array:
     else:
         column = column.cast(pa.decimal256(_DIGITS, kind.scale))
     # Exact in so many digits: what does not fit then is an error, not another number.
-    table = pa.table({"group": codes, "value": column}).group_by("group", use_threads=False)
-    found = table.aggregate([("value", "sum")]).combine_chunks()
-    rows = np.full(groups.count, -1, np.int64)
-    rows[found.column("group").to_numpy()] = np.arange(found.num_rows)
-    sums_found = _whole(found.column("value_sum").take(pa.array(rows, mask=rows < 0)))
     try:
-        return sums_found.cast(kind)
+        return _by_group(column, codes, groups.count, "sum").cast(kind)
     except pa.ArrowInvalid as error:
         raise Invalid(f"a sum does not fit {kind}: {error}") from None
 

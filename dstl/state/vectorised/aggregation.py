@@ -2,10 +2,14 @@
 
 A group is a state of its own, under the key of its window's start and end and the other grouping columns; so its end
 stands in the key, where the TaskManager's index by time finds it.
+
+Moments are microseconds since 1970, windows are half-open, and their starts are those of Spark's ``window``.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,33 +18,240 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
-from dstl.errors import Invalid
-from dstl.rpc.messages import ExpiryPlace
+from dstl.errors import Invalid, brief
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.schema_evolution import MEANING
-from dstl.state.codec.value_columns import ValueColumns
-from dstl.state.descriptor import StateDescriptor, StateKind
+from dstl.state.descriptor import StateDescriptor
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregate_functions import Accumulator, Columns
-from dstl.state.vectorised.change_records import KeyGroups, deletions, puts, send_parts
+from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Count, Extreme, First, Last, Mean, Sum
+from dstl.state.vectorised.column_state import ColumnState, KeyGroups
+from dstl.state.vectorised.compound_functions import Collected, CountDistinct, ExtremeBy, Variance
+from dstl.state.vectorised.distinct_sketch import ApproxCountDistinct
 from dstl.state.vectorised.key_codes import Groups, whole_table
-from dstl.state.vectorised.keyed_functions import OF_MODE, Aggregate, state_fields
-from dstl.state.vectorised.time_windows import TimeWindows
 
-__all__ = [
-    "WINDOW_END",
-    "WINDOW_START",
-    "AggregateStates",
-    "Aggregation",
-    "OutputMode",
-    "gathered",
-    "key_groups_at",
-    "latest_ms",
-]
+Micros = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWindows:
+    """Windows of one length at regular starts. All in microseconds.
+
+    Attributes:
+        size: Length of a window.
+        slide: From one start to the next, at most ``size``; equal for windows that do not overlap.
+        offset: A start.
+    """
+
+    size: int
+    slide: int
+    offset: int = 0
+
+    @property
+    def pane(self) -> int:
+        """Length of the pieces that every window is made of: what lies in one lies in the same windows."""
+        return self.size if self.size == self.slide else math.gcd(self.size, self.slide)
+
+    @property
+    def overlap(self) -> bool:
+        """True where a moment is in several windows."""
+        return self.size != self.slide
+
+    def panes(self, moments: Micros) -> Micros:
+        """Return the start of the pane of each moment."""
+        return moments - np.mod(moments - self.offset, self.pane)
+
+    def windows_of(self, panes: Micros) -> tuple[npt.NDArray[np.intp], Micros]:
+        """Return the windows that panes lie in: for each, the position of the pane, and the window's start."""
+        last = panes - np.mod(panes - self.offset, self.slide)
+        back = np.arange(-(-self.size // self.slide)) * self.slide
+        starts = last[:, None] - back[None, :]
+        inside = panes[:, None] + self.pane <= starts + self.size
+        rows, columns = np.nonzero(inside)
+        return rows, starts[rows, columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Some windows, each of one key. All arrays are of one length.
+
+    Attributes:
+        keys: Numbers of the keys.
+        starts: Where they begin.
+        ends: Where they end.
+    """
+
+    keys: npt.NDArray[np.int64]
+    starts: Micros
+    ends: Micros
+
+
+def merge_sessions(pieces: Windows) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64], Windows]:
+    """Merge windows of one key that overlap or touch.
+
+    Returns:
+        The positions of the pieces in the order of key, start and end; for each of those the number of its session; and
+        the sessions, in the same order.
+    """
+    order = np.lexsort((pieces.ends, pieces.starts, pieces.keys))
+    keys, starts, ends = pieces.keys[order], pieces.starts[order], pieces.ends[order]
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = keys[1:] != keys[:-1]
+    # The latest end so far within the key: ranks of ends stay below the next key's, so one pass over all keys does it.
+    distinct, ranks = np.unique(ends, return_inverse=True)
+    number = np.cumsum(begins) - 1
+    reached = distinct[np.maximum.accumulate(number * len(distinct) + ranks) - number * len(distinct)]
+    begins[1:] |= starts[1:] > reached[:-1]
+    sessions = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    last = np.append(first[1:], len(order)) - 1 if len(order) else first
+    return order, sessions, Windows(keys[first], starts[first], reached[last])
+
+
+FUNCTIONS = {
+    "any": "max",
+    "approx_count_distinct": "approx_count_distinct",
+    "array_agg": "collect_list",
+    "avg": "mean",
+    "bool_and": "min",
+    "bool_or": "max",
+    "collect_list": "collect_list",
+    "collect_set": "collect_set",
+    "count": "count",
+    "count_distinct": "count_distinct",
+    "every": "min",
+    "first": "first",
+    "first_value": "first",
+    "last": "last",
+    "last_value": "last",
+    "max": "max",
+    "max_by": "max_by",
+    "mean": "mean",
+    "min": "min",
+    "min_by": "min_by",
+    "some": "max",
+    "std": "stddev_samp",
+    "stddev": "stddev_samp",
+    "stddev_pop": "stddev_pop",
+    "stddev_samp": "stddev_samp",
+    "sum": "sum",
+    "var_pop": "var_pop",
+    "var_samp": "var_samp",
+    "variance": "var_samp",
+}
+"""Spark's names of the functions that there are here, and ours."""
+_MOMENTS = ("", "$mean", "$count")
+_SUFFIXES = {
+    "first": ("", "$seen"),
+    "last": ("", "$seen"),
+    "max_by": ("", "$order"),
+    "mean": ("", "$count"),
+    "min_by": ("", "$order"),
+    "stddev_pop": _MOMENTS,
+    "stddev_samp": _MOMENTS,
+    "var_pop": _MOMENTS,
+    "var_samp": _MOMENTS,
+}
+"""What follows the aggregate's name in those of its state's columns, where it has several."""
+OF_MODE = " for output mode "
+"""Between an aggregate and its output mode, where that is another than update, in what stored columns remember."""
+
+_TEXT = re.compile(r"(?P<function>\w+)\((?P<column>.*?)(?P<ignore_nulls>, ignore_nulls=True)?\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One aggregate as the query names it.
+
+    Attributes:
+        function: Its name here, one of the values of :data:`FUNCTIONS`.
+        column: What it aggregates; None for ``count()`` of rows. Several columns are one struct.
+        ignore_nulls: Of ``first`` and ``last``.
+        rsd: Of ``approx_count_distinct``.
+        shown: The column as messages and stored state name it; empty for its own name.
+    """
+
+    function: str
+    column: str | None = None
+    ignore_nulls: bool = False
+    rsd: float = 0.05
+    shown: str = ""
+
+    def __str__(self) -> str:
+        """Return it as a query has it, without what may change at a restart: ``sum(v)``."""
+        return f"{self.function}({self.shown or self.column or ''}{', ignore_nulls=True' if self.ignore_nulls else ''})"
+
+    @staticmethod
+    def of(text: str) -> Aggregate:
+        """Return the aggregate of such a text, which may have Spark's name of the function; the inverse of ``str``.
+
+        Raises:
+            Invalid: It is not such a text.
+        """
+        found = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
+        function = FUNCTIONS.get(found["function"]) if found else None
+        if found is None or function is None:
+            raise Invalid(
+                f"{brief(text)} is not an aggregate such as count() or sum(v); there are {', '.join(FUNCTIONS)}"
+            )
+        return Aggregate(function, found["column"] or None, ignore_nulls=bool(found["ignore_nulls"]))
+
+    def accumulator(self, schema: StructType) -> Accumulator:
+        """Return what does the work over an input of this schema.
+
+        Raises:
+            Invalid: There is no such column, or its type cannot be aggregated so.
+        """
+        if self.column is None:
+            if self.function != "count":
+                raise Invalid(f"{self.function}() names no column; there are {', '.join(schema.names)}")
+            return Count()
+        if self.column not in schema.names:
+            raise Invalid(f"{self.function}() names column {self.column!r}; there are {', '.join(schema.names)}")
+        of = schema[self.column].dataType
+        if self.function == "count":
+            return Count()
+        if self.function == "sum":
+            return Sum(of)
+        if self.function == "mean":
+            return Mean(of)
+        if self.function in ("min", "max"):
+            return Extreme(of, largest=self.function == "max")
+        if self.function == "approx_count_distinct":
+            return ApproxCountDistinct(of, self.rsd)
+        if self.function == "count_distinct":
+            return CountDistinct(of)
+        if self.function in ("collect_list", "collect_set"):
+            return Collected(of, once=self.function == "collect_set")
+        if self.function in ("min_by", "max_by"):
+            assert isinstance(of, StructType)
+            return ExtremeBy(of, largest=self.function == "max_by")
+        if self.function.startswith(("stddev", "var")):
+            return Variance(sample=self.function.endswith("samp"), root=self.function.startswith("stddev"))
+        return (First if self.function == "first" else Last)(of, ignore_nulls=self.ignore_nulls)
+
+
+def state_fields(
+    name: str, aggregate: Aggregate, kinds: Sequence[DataType], output_mode: str = "update"
+) -> list[StructField]:
+    """Return the columns in which state holds an aggregate.
+
+    Args:
+        name: The output column.
+        aggregate: What it is, which the columns remember.
+        kinds: Their types, as :attr:`Accumulator.state` has them.
+        output_mode: The mode that the state is kept for, which they remember too.
+    """
+    meaning = str(aggregate) if output_mode == "update" else f"{aggregate}{OF_MODE}{output_mode}"
+    suffixes = _SUFFIXES.get(aggregate.function, ("",))
+    return [
+        StructField(name + suffix, kind, metadata={MEANING: meaning})
+        for suffix, kind in zip(suffixes, kinds, strict=True)
+    ]
+
 
 OutputMode = Literal["append", "update", "complete"]
 
@@ -48,8 +259,6 @@ WINDOW_START = "window_start"
 """The key column with the start of a group's window."""
 WINDOW_END = "window_end"
 """The key column with its end."""
-
-_PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +276,9 @@ class Aggregation:
         time: The rows' column of moments; None without event time.
         starts: The rows' column of window starts, where they have their window.
         ends: The rows' column of window ends, likewise.
-        expires: The key's column that the watermark is compared with; None where groups stay for ever.
+        expires: The key's column that the watermark is compared with; None where no watermark ends groups.
+        ttl_ms: Milliseconds of processing time after a group's last row at which it is gone; 0 for never. Of output
+            mode update alone, and without a watermark.
         input_schema: Columns of the rows.
         output_schema: Grouping columns and aggregates.
     """
@@ -83,6 +294,7 @@ class Aggregation:
     starts: str | None = None
     ends: str | None = None
     expires: str | None = None
+    ttl_ms: int = 0
     input_schema: StructType
     output_schema: StructType
 
@@ -135,21 +347,30 @@ class AggregateStates:
         aggregation: The definition.
         registry: The operator's states; takes this one.
         part_bytes: Changes are sent in parts of about this size.
+
+    Attributes:
+        accumulators: What does the work, by the name of the output column.
+        keys: The groups' keys.
+        stored: Their values.
     """
 
     name = "aggregates"
 
-    def __init__(self, aggregation: Aggregation, registry: StateRegistry, part_bytes: int = _PAGE_BYTES) -> None:
+    def __init__(self, aggregation: Aggregation, registry: StateRegistry, part_bytes: int) -> None:
         self._aggregation = aggregation
         self.accumulators = aggregation.accumulators()
         self.keys = KeyCodec(aggregation.key_schema)
-        self.descriptor = registry.declare(self.name, StateKind.VALUE, aggregation.state_schema())
-        self._values = ValueColumns(self.name, self.descriptor.value_schemas)
-        self._part_bytes = part_bytes
+        expires = aggregation.expires
+        self.stored = ColumnState(
+            registry,
+            self.name,
+            aggregation.state_schema(),
+            ttl_ms=aggregation.ttl_ms,
+            part_bytes=part_bytes,
+            place=None if expires is None else self.keys.place_of(expires),
+        )
         self._output = arrow_schema(aggregation.output_schema)
         self._widths = [len(each.state) for each in self.accumulators.values()]
-        expires = aggregation.expires
-        self.place: ExpiryPlace | None = None if expires is None else self.keys.place_of(expires)
 
     @property
     def moment(self) -> pa.DataType:
@@ -159,7 +380,7 @@ class AggregateStates:
 
     def nothing(self, count: int) -> list[pa.Array]:
         """Return the accumulators of groups without rows."""
-        return [pa.nulls(count, field.type) for field in self._values.schema]
+        return [pa.nulls(count, field.type) for field in self.stored.schema]
 
     def fold(self, prior: Columns, rows: pa.Table, groups: Groups) -> list[pa.Array]:
         """Return accumulators with rows added."""
@@ -179,33 +400,16 @@ class AggregateStates:
                 merged += accumulator.merge(part, groups)
         return merged
 
-    def fetch(self, task: TaskInput, key_groups: KeyGroups, keys: pa.Array) -> pa.Array:
-        """Return the stored values of groups, null where there is none."""
-        return task.source.fetch_values(self.descriptor.state_id, key_groups, keys)
-
     def decode(self, values: pa.Array) -> list[pa.Array]:
         """Return stored values as accumulators."""
-        return list(self._values.decode(values).columns)
+        return list(self.stored.decode(values).columns)
 
     def put(
         self, task: TaskInput, key_groups: KeyGroups, keys: pa.Array, before: pa.Array, accumulated: Columns
     ) -> None:
-        """Send the states of groups, as far as they have changed; those that are new to the index by time apart."""
-        batch = pa.RecordBatch.from_arrays(list(accumulated), schema=self._values.schema)
-        after = self._values.encode(batch)
-        changes = puts(self.descriptor.state_id, key_groups, keys, after)
-        if self.place is None:
-            changed = pc.invert(pc.fill_null(pc.equal(before, after), False))
-            send_parts(changes.filter(changed), self._part_bytes, task.send)
-            return
-        is_new = before.is_null()
-        send_parts(changes.filter(is_new), self._part_bytes, task.send_expiring or task.send)
-        changed = pc.fill_null(pc.not_equal(before, after), False)
-        send_parts(changes.filter(changed), self._part_bytes, task.send)
-
-    def delete(self, task: TaskInput, key_groups: KeyGroups, keys: pa.Array) -> None:
-        """Send the end of groups."""
-        send_parts(deletions(self.descriptor.state_id, key_groups, keys), self._part_bytes, task.send)
+        """Send the states of groups, as far as they have changed."""
+        columns = pa.RecordBatch.from_arrays(list(accumulated), schema=self.stored.schema)
+        self.stored.put(task, key_groups, keys, before, columns)
 
     def output(self, key_columns: Sequence[pa.Array], accumulated: Columns) -> pa.RecordBatch:
         """Return groups as rows of the output."""

@@ -7,7 +7,6 @@ in many windows is looked at once. Nothing runs per row, or per group, in Python
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,13 +18,9 @@ from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import Aggregation, key_groups_at
-from dstl.state.vectorised.change_records import KeyGroups
+from dstl.state.vectorised.column_state import KeyGroups
 from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
-from dstl.state.vectorised.key_codes import Groups, group_codes, with_steps
-
-__all__ = ["AggregationRunner"]
-
-Codes = npt.NDArray[np.int64]
+from dstl.state.vectorised.key_codes import Codes, Groups, group_codes, parts_of_whole_keys, with_steps
 
 
 class _Groups(NamedTuple):
@@ -35,7 +30,6 @@ class _Groups(NamedTuple):
         columns: Their keys' columns, canonical.
         keys: The keys' bytes.
         key_groups: Their key groups.
-        ends: Moments that the watermark is compared with, and whether each is none; None without event time.
         before: Stored values, null where there is none.
         accumulated: Accumulators with the rows folded in.
     """
@@ -56,48 +50,41 @@ class AggregationRunner(GroupRunner):
         registry: The operator's states; takes the aggregation's.
         call_rows: Rows that are folded at a time, about, in whole keys. More: fewer round trips; fewer: less memory
             beside the rows.
+        part_bytes: As of :class:`GroupRunner`.
 
     Raises:
         Invalid: As :class:`GroupRunner`.
     """
 
     def __init__(
-        self, aggregation: Aggregation, *, operator: str, registry: StateRegistry, call_rows: int = 1 << 20
+        self,
+        aggregation: Aggregation,
+        *,
+        operator: str,
+        registry: StateRegistry,
+        call_rows: int = 1 << 20,
+        part_bytes: int = 8 << 20,
     ) -> None:
-        super().__init__(aggregation, operator=operator, registry=registry)
+        super().__init__(aggregation, operator=operator, registry=registry, part_bytes=part_bytes)
         self._call_rows = call_rows
 
     def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
-        for part in self._parts(rows):
-            groups = self._folded(part, task)
+        for part, by_key in parts_of_whole_keys(rows, group_codes(rows, self._row_keys), self._call_rows):
+            groups = self._folded(part, by_key, task)
             if groups is not None:
                 yield from self._emitted(groups, task, handled)
-
-    def _parts(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """Yield the rows in parts, those of one key in one part."""
-        if rows.num_rows <= self._call_rows:
-            yield rows
-            return
-        codes = group_codes(rows, self._row_keys)
-        ends = np.cumsum(Groups(codes).sizes())
-        order = np.argsort(codes, kind="stable")
-        calls = ends // self._call_rows
-        cuts = [0, *(np.flatnonzero(calls[1:] != calls[:-1]) + 1).tolist(), len(ends)]
-        for start, stop in pairwise(cuts):
-            picked = np.sort(order[ends[start - 1] if start else 0 : ends[stop - 1]])
-            yield rows.take(pa.array(picked)).combine_chunks()
 
     @property
     def _row_keys(self) -> list[str]:
         of_window = () if self._aggregation.starts is None else (self._aggregation.starts, self._aggregation.ends)
         return [*(each for each in of_window if each), *self._aggregation.others]
 
-    def _folded(self, rows: pa.Table, task: TaskInput) -> _Groups | None:
-        """Fold rows into their groups' states; None where all of them are late."""
+    def _folded(self, rows: pa.Table, by_key: Codes, task: TaskInput) -> _Groups | None:
+        """Fold rows, with the numbers of their keys, into their groups' states; None where all of them are late."""
         windows = self._aggregation.windows
         if windows is not None:
-            return self._of_windows(rows, task)
-        groups = Groups(group_codes(rows, self._row_keys))
+            return self._of_windows(rows, by_key, task)
+        groups = Groups(by_key)
         first = groups.first_rows()
         taken = rows.select(self._row_keys).take(pa.array(first)).combine_chunks()
         columns = [column.combine_chunks() for column in taken.columns]
@@ -111,13 +98,12 @@ class AggregationRunner(GroupRunner):
         columns = [column.take(pa.array(order)) for column in columns]
         return self._with_states(rows, groups.reordered(order), columns, key_groups, task)
 
-    def _of_windows(self, rows: pa.Table, task: TaskInput) -> _Groups | None:
+    def _of_windows(self, rows: pa.Table, by_key: Codes, task: TaskInput) -> _Groups | None:
         windows = self._aggregation.windows
         assert windows is not None
         assert self._aggregation.time is not None
         kind = rows.column(self._aggregation.time).type
         panes = windows.panes(to_int64(rows.column(self._aggregation.time).combine_chunks()))
-        by_key = group_codes(rows, self._aggregation.others)
         cells = Groups(with_steps(by_key, panes, windows.pane))
         first = cells.first_rows()
         starts = panes[first]
@@ -173,7 +159,7 @@ class AggregationRunner(GroupRunner):
         """Return the keys of groups, whose columns become canonical, and their stored values."""
         columns[:] = self._states.keys.canonical(columns)
         keys = self._states.keys.encode_array(columns, len(key_groups))
-        return keys, self._states.fetch(task, key_groups, keys)
+        return keys, self._states.stored.fetch(task, key_groups, keys)
 
     def _on_time(self, columns: list[pa.Array], task: TaskInput) -> npt.NDArray[np.bool_]:
         """Return of which groups the rows are not late."""
@@ -209,7 +195,7 @@ class AggregationRunner(GroupRunner):
         ended, going = pa.array(over), pa.array(~over)
         handled.append(groups.keys.filter(ended))
         held = over & groups.before.is_valid().to_numpy(zero_copy_only=False)
-        self._states.delete(task, groups.key_groups[held], groups.keys.filter(pa.array(held)))
+        self._states.stored.delete(task, groups.key_groups[held], groups.keys.filter(pa.array(held)))
         left = [column.filter(going) for column in groups.accumulated]
         self._states.put(task, groups.key_groups[~over], groups.keys.filter(going), groups.before.filter(going), left)
         if mode == "append":

@@ -9,7 +9,6 @@ bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +18,16 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StructField, Struc
 from dstl.errors import Invalid
 from dstl.state.codec.column_buffers import binary_of, content_of
 from dstl.state.codec.key_codec import KeyCodec
+from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, without_nulls
 from dstl.state.vectorised.key_codes import Groups, group_codes
 
-__all__ = ["ApproxCountDistinct", "hash_values"]
-
 _U64 = np.uint64
-_RANK_BITS = 6
+_RANK_BITS = 6  # a rank is at most 61, of a 64-bit hash
 
 Hashes = npt.NDArray[np.uint64]
 
 
-class ApproxCountDistinct:
+class ApproxCountDistinct(Accumulator):
     """About how many distinct values a column has; nulls do not count.
 
     Args:
@@ -41,8 +39,8 @@ class ApproxCountDistinct:
         Invalid: ``rsd`` is not in [0.005, 0.4], or the type has no equality.
     """
 
-    state: tuple[DataType, ...] = (BinaryType(),)
-    result: DataType = LongType()
+    state = (BinaryType(),)
+    result = LongType()
 
     def __init__(self, of: DataType, rsd: float) -> None:
         if not 0.005 <= rsd <= 0.4:
@@ -53,13 +51,10 @@ class ApproxCountDistinct:
         self._schema = StructType([StructField("value", of)])
         self._codec()
 
-    def fold(self, prior: Sequence[pa.Array], column: pa.Array | None, groups: Groups) -> Sequence[pa.Array]:
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
         """Return the sketches with the rows' values added."""
         assert column is not None
-        codes = groups.codes
-        if column.null_count:
-            valid = column.is_valid()
-            codes, column = codes[valid.to_numpy(zero_copy_only=False)], column.filter(valid)
+        codes, column = without_nulls(groups.codes, column)
         # Each distinct value is hashed once.
         values = group_codes(pa.table({"value": column}), ["value"])
         first = Groups(values).first_rows()
@@ -71,7 +66,7 @@ class ApproxCountDistinct:
         entries = np.concatenate((registers << _RANK_BITS | ranks, old))
         return [self._sketches(entries, np.concatenate((codes, old_groups)), groups.count)]
 
-    def merge(self, partial: Sequence[pa.Array], groups: Groups) -> Sequence[pa.Array]:
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
         """Return the sketches of all values that the partial ones have seen."""
         entries, owners = self._entries(partial[0])
         return [self._sketches(entries, groups.codes[owners], groups.count)]
@@ -87,7 +82,7 @@ class ApproxCountDistinct:
         data = (kept & ((1 << (self._bits + _RANK_BITS)) - 1)).astype(self._entry)
         return binary_of(data.view(np.uint8), sizes * self._entry.itemsize)
 
-    def finish(self, accumulated: Sequence[pa.Array]) -> pa.Array:
+    def finish(self, accumulated: Columns) -> pa.Array:
         """Return each key's estimate."""
         entries, owners = self._entries(accumulated[0])
         count, most = len(accumulated[0]), 64 - self._bits + 1

@@ -15,20 +15,15 @@ from dstl.errors import Invalid
 from dstl.rpc.messages import ExpiryPlace
 from dstl.state.codec.column_buffers import from_int64, to_int64
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.value_columns import ValueColumns
-from dstl.state.descriptor import StateKind
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import gathered, key_groups_at, latest_ms
-from dstl.state.vectorised.change_records import deletions, puts, send_parts
+from dstl.state.vectorised.column_state import ColumnState
 from dstl.state.vectorised.group_runner import by_key_group, late_after
 from dstl.state.vectorised.key_codes import Groups, group_codes
 
-__all__ = ["Deduplication", "DuplicatesRunner"]
-
-_PART_BYTES = 8 << 20
 _WITHIN = StructType([StructField("expires_at", TimestampType())])
 _EXPIRES_AT = ExpiryPlace(in_key=False, offset=2)
 """Behind the version and the null bitmap of a value of one column."""
@@ -82,16 +77,14 @@ class DuplicatesRunner:
         name = "seen" if self._within is None else "seen_within_watermark"
         try:
             self._keys = KeyCodec(deduplication.key_schema)
+            place = None if self._within is None else _EXPIRES_AT
+            if deduplication.expires is not None:
+                place = self._keys.place_of(deduplication.expires)
             schema = StructType([]) if self._within is None else _WITHIN
-            state = registry.declare(name, StateKind.VALUE, schema)
+            self._state = ColumnState(registry, name, schema, place=place)
         except Invalid as error:
             raise Invalid(f"operator {operator!r}: {error}") from error
-        self._state = state.state_id
-        self._values = ValueColumns(name, state.value_schemas)
         self._output = arrow_schema_of(deduplication.input_schema, f"operator {operator!r}: the input")
-        self._place: ExpiryPlace | None = None if self._within is None else _EXPIRES_AT
-        if deduplication.expires is not None:
-            self._place = self._keys.place_of(deduplication.expires)
         self.registry = registry
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
@@ -110,12 +103,12 @@ class DuplicatesRunner:
             rows = self._on_time(rows, task)
         if rows is not None and rows.num_rows:
             yield from self._first_rows(rows, task)
-        if self._place is None:
+        state = self._state
+        if state.place is None:
             return
         until = task.watermark_ms * 1000
-        for due in task.source.fetch_due(self._state, task.key_groups, self._place, until, with_values=False):
-            gone = deletions(self._state, np.asarray(due.column("key_group")), due.column("key"))
-            send_parts(gone, _PART_BYTES, task.send)
+        for due in task.source.fetch_due(state.state_id, task.key_groups, state.place, until, with_values=False):
+            state.delete(task, np.asarray(due.column("key_group")), due.column("key"))
 
     def _on_time(self, rows: pa.Table, task: TaskInput) -> pa.Table:
         time = self._deduplication.time
@@ -142,18 +135,18 @@ class DuplicatesRunner:
         at = pa.array(first)
         columns = self._keys.canonical([column.take(at) for column in columns])
         keys = self._keys.encode_array(columns, len(first))
-        is_new = task.source.fetch_values(self._state, key_groups, keys).is_null().to_numpy(zero_copy_only=False)
+        before = self._state.fetch(task, key_groups, keys)
+        is_new = before.is_null().to_numpy(zero_copy_only=False)
         expiries = self._expiries(rows, at, columns)
         kept = is_new
         if expiries is not None:
             over = to_int64(expiries) <= task.watermark_ms * 1000
             kept = is_new & ~(over & expiries.is_valid().to_numpy(zero_copy_only=False))
-        held = [] if self._within is None else [expiries]
-        values = self._values.encode(
-            pa.RecordBatch.from_arrays(held, schema=self._values.schema) if held else _no_columns(len(keys))
-        )
-        send = task.send if self._place is None else task.send_expiring or task.send
-        send_parts(puts(self._state, key_groups, keys, values).filter(pa.array(kept)), _PART_BYTES, send)
+        put = pa.array(kept)
+        held = _no_columns(int(np.count_nonzero(kept)))
+        if self._within is not None and expiries is not None:
+            held = pa.RecordBatch.from_arrays([expiries.filter(put)], schema=self._state.schema)
+        self._state.put(task, key_groups[kept], keys.filter(put), before.filter(put), held)
         passing = rows.select(self._output.names).take(pa.array(np.sort(first[is_new]))).combine_chunks()
         for batch in passing.to_batches():
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self._output)
@@ -164,7 +157,7 @@ class DuplicatesRunner:
             assert self._deduplication.time is not None
             column = rows.column(self._deduplication.time).combine_chunks().take(at)
             moments: npt.NDArray[np.int64] = to_int64(column)
-            return from_int64(moments + self._within, None, self._values.schema.field(0).type)
+            return from_int64(moments + self._within, None, self._state.schema.field(0).type)
         if self._deduplication.expires is None:
             return None
         return columns[self._keys.names.index(self._deduplication.expires)]

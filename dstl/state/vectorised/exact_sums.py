@@ -12,8 +12,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exact_sums"]
-
 _BITS = 26
 """Bits of the number of rows that a group may have."""
 _STEP = 53 - _BITS

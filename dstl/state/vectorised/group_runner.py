@@ -14,9 +14,7 @@ from dstl.errors import Invalid, clip
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, latest_ms
-from dstl.state.vectorised.change_records import KeyGroups
-
-__all__ = ["GroupRunner", "by_key_group", "late_after", "without_handled"]
+from dstl.state.vectorised.column_state import KeyGroups
 
 
 class GroupRunner(ABC):
@@ -26,6 +24,8 @@ class GroupRunner(ABC):
         aggregation: The definition.
         operator: Name of the operator, for messages.
         registry: The operator's states; takes the aggregation's.
+        part_bytes: The change set is sent in parts of about this size. Larger: fewer messages; smaller: less memory
+            beside the rows.
 
     Attributes:
         registry: The same, with them.
@@ -36,8 +36,11 @@ class GroupRunner(ABC):
         Invalid: A type that cannot be a key or aggregated, or a state schema that cannot follow the stored one.
     """
 
-    def __init__(self, aggregation: Aggregation, *, operator: str, registry: StateRegistry) -> None:
+    def __init__(
+        self, aggregation: Aggregation, *, operator: str, registry: StateRegistry, part_bytes: int = 8 << 20
+    ) -> None:
         self._aggregation = aggregation
+        self._part_bytes = part_bytes
         self._operator = operator
         try:
             self._states = self._declared(registry)
@@ -67,12 +70,12 @@ class GroupRunner(ABC):
                 raise Invalid(f"operator {self._operator!r}: {clip(error)}") from error
         if self._aggregation.mode == "complete":
             yield from self._untouched(task, handled)
-        elif self._states.place is not None:
+        elif self._states.stored.place is not None:
             yield from self._evicted(task, handled)
 
     def _declared(self, registry: StateRegistry) -> AggregateStates:
         """Declare the operator's states, and return the groups'."""
-        return AggregateStates(self._aggregation, registry)
+        return AggregateStates(self._aggregation, registry, self._part_bytes)
 
     @abstractmethod
     def _with_rows(self, rows: pa.Table, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
@@ -100,23 +103,23 @@ class GroupRunner(ABC):
     def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         """End the groups that the watermark has passed and that had no row; in append mode, yield them."""
         states = self._states
-        assert states.place is not None
+        assert states.stored.place is not None
         append = self._aggregation.mode == "append"
         until = task.watermark_ms * 1000
         for due in task.source.fetch_due(
-            states.descriptor.state_id, task.key_groups, states.place, until, with_values=append
+            states.stored.state_id, task.key_groups, states.stored.place, until, with_values=append
         ):
             due = without_handled(due, handled)
             if not due.num_rows:
                 continue
             keys, key_groups = due.column("key"), np.asarray(due.column("key_group"))
-            states.delete(task, key_groups, keys)
+            states.stored.delete(task, key_groups, keys)
             if append:
                 yield self._ended(task, key_groups, states.keys.decode_array(keys), due.column("value"))
 
     def _untouched(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         """Yield the groups that had no row."""
-        for held in task.source.scan_values(self._states.descriptor.state_id, task.key_groups):
+        for held in task.source.scan_values(self._states.stored.state_id, task.key_groups):
             held = without_handled(held, handled)
             if held.num_rows:
                 keys = self._states.keys.decode_array(held.column("key"))
@@ -125,8 +128,7 @@ class GroupRunner(ABC):
 
 def late_after(task: TaskInput) -> int:
     """Return the microseconds at or before which a window's end makes its rows late."""
-    late_ms = task.watermark_ms if task.late_watermark_ms is None else task.late_watermark_ms
-    return late_ms * 1000
+    return task.late_until_ms * 1000
 
 
 def by_key_group(key_groups: KeyGroups) -> tuple[npt.NDArray[np.int64], KeyGroups]:
@@ -136,7 +138,7 @@ def by_key_group(key_groups: KeyGroups) -> tuple[npt.NDArray[np.int64], KeyGroup
 
 
 def without_handled(found: pa.RecordBatch, handled: list[pa.Array]) -> pa.RecordBatch:
-    """Return the entries whose key is none of those that were handled already."""
+    """Return the entries whose key is not one of those that were handled already."""
     if not handled or not found.num_rows:
         return found
     known = pa.concat_arrays(handled) if len(handled) > 1 else handled[0]

@@ -6,7 +6,8 @@ Nothing runs per row in Python but for keys that hold arrays or maps.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dstl.errors import Invalid
-
-__all__ = ["Codes", "Groups", "group_codes", "whole_table", "with_steps"]
 
 _MOST_BYTES = (1 << 31) - 1
 """Of text or nested data in one array: what its 32-bit offsets reach."""
@@ -115,6 +114,29 @@ class Groups:
         step = -1 if backwards else 1
         found[self.codes[rows][::step]] = rows[::step]
         return found
+
+
+def parts_of_whole_keys(rows: pa.Table, codes: Codes, part_rows: int) -> Iterator[tuple[pa.Table, Codes]]:
+    """Yield rows in parts of about ``part_rows``, those of one key in one part, in the order of the keys' numbers.
+
+    Args:
+        rows: The rows.
+        codes: The number of each row's key.
+        part_rows: Rows of a part, about; a key with more is a part of its own.
+
+    Yields:
+        The rows of a part in their order, and the numbers of their keys, from 0 in each part.
+    """
+    if rows.num_rows <= part_rows:
+        yield rows, codes
+        return
+    ends = np.cumsum(Groups(codes).sizes())
+    order = np.argsort(codes, kind="stable")
+    parts = ends // part_rows
+    cuts = [0, *(np.flatnonzero(parts[1:] != parts[:-1]) + 1).tolist(), len(ends)]
+    for start, stop in pairwise(cuts):
+        picked = np.sort(order[ends[start - 1] if start else 0 : ends[stop - 1]])
+        yield rows.take(pa.array(picked)).combine_chunks(), codes[picked] - start
 
 
 def _column_codes(column: pa.ChunkedArray | pa.Array) -> Codes:

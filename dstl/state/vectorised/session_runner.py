@@ -16,23 +16,15 @@ import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from dstl.state.codec.column_buffers import binary_of, content_of, from_int64, to_int64
-from dstl.state.codec.value_columns import ValueColumns
-from dstl.state.descriptor import StateKind
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import AggregateStates, key_groups_at
-from dstl.state.vectorised.change_records import KeyGroups, deletions, puts, send_parts
+from dstl.state.vectorised.aggregation import AggregateStates, Micros, Windows, key_groups_at, merge_sessions
+from dstl.state.vectorised.column_state import ColumnState, KeyGroups
 from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
-from dstl.state.vectorised.key_codes import Groups, group_codes
-from dstl.state.vectorised.time_windows import Micros, Windows, merge_sessions
+from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
 
-__all__ = ["SessionRunner"]
-
-_PART_BYTES = 8 << 20
 _BOUNDS = StructType([StructField("bounds", BinaryType())])
-
-Codes = npt.NDArray[np.int64]
 
 
 class SessionRunner(GroupRunner):
@@ -105,7 +97,7 @@ class SessionRunner(GroupRunner):
         read_groups = key_groups[whole.keys[read]]
         read_keys = states.keys.encode_array(columns, len(read))
         handled.append(read_keys)
-        before = states.fetch(task, read_groups, read_keys)
+        before = states.stored.fetch(task, read_groups, read_keys)
         # Pieces in the order of their starts: stored ones as they were read, new ones as they were folded.
         taken = wanted | is_new
         number = np.full(len(sessions.keys), -1, np.int64)
@@ -119,7 +111,9 @@ class SessionRunner(GroupRunner):
             pa.concat_arrays([one, two]).take(at) for one, two in zip(states.decode(before), partial, strict=True)
         ]
         merged = states.merge(spread, Groups(number[of_piece[taken]]))
-        self._send(task, sessions, chosen, over, (read_groups, read_keys, before), merged, others, key_groups)
+        left = ~over[chosen]
+        going = [each.filter(pa.array(left)) for each in merged]
+        self._send(task, sessions, chosen[left], (read_groups, read_keys, before), going, (others, key_groups))
         self._bounds.put(task, names, key_groups, stored, _kept(sessions, ~over))
         done = over[chosen] if aggregation.mode == "append" else np.ones(len(chosen), np.bool_)
         shown = chosen[done]
@@ -134,18 +128,15 @@ class SessionRunner(GroupRunner):
         self,
         task: TaskInput,
         sessions: Windows,
-        chosen: Codes,
-        over: npt.NDArray[np.bool_],
+        ids: Codes,
         read: tuple[KeyGroups, pa.Array, pa.Array],
-        merged: list[pa.Array],
-        others: list[pa.Array],
-        key_groups: KeyGroups,
+        accumulated: list[pa.Array],
+        owners: tuple[list[pa.Array], KeyGroups],
     ) -> None:
         """Send the sessions that are left, and the end of stored ones that are over or part of another one now."""
         states = self._states
         moment = states.moment
-        left = ~over[chosen]
-        ids = chosen[left]
+        others, key_groups = owners
         keys = states.keys.encode_array(self._columns(sessions, ids, others, moment), len(ids))
         groups = key_groups[sessions.keys[ids]]
         read_groups, read_keys, before = read
@@ -153,8 +144,8 @@ class SessionRunner(GroupRunner):
         place = pc.index_in(keys, value_set=read_keys) if len(read_keys) else pa.nulls(len(keys), pa.int32())
         gone = np.ones(len(read_keys), np.bool_)
         gone[place.drop_null().to_numpy()] = False
-        states.delete(task, read_groups[gone], read_keys.filter(pa.array(gone)))
-        states.put(task, groups, keys, before.take(place), [each.filter(pa.array(left)) for each in merged])
+        states.stored.delete(task, read_groups[gone], read_keys.filter(pa.array(gone)))
+        states.put(task, groups, keys, before.take(place), accumulated)
 
     def _columns(self, windows: Windows, ids: Codes, others: list[pa.Array], moment: pa.DataType) -> list[pa.Array]:
         """Return the key's columns of some windows."""
@@ -175,13 +166,9 @@ class _OpenSessions:
     They lie under the key's own columns with neither start nor end, so that one key schema does for both states.
     """
 
-    name = "sessions"
-
     def __init__(self, states: AggregateStates, registry: StateRegistry) -> None:
         self._keys = states.keys
-        self._state = registry.declare(self.name, StateKind.VALUE, _BOUNDS).state_id
-        descriptor = next(each for each in registry.declared if each.name == self.name)
-        self._values = ValueColumns(self.name, descriptor.value_schemas)
+        self._state = ColumnState(registry, "sessions", _BOUNDS)
 
     def fetch(
         self, task: TaskInput, key_groups: KeyGroups, others: list[pa.Array], moment: pa.DataType
@@ -189,7 +176,7 @@ class _OpenSessions:
         """Return the bytes of keys, what is stored under them, and their open sessions."""
         nothing = pa.nulls(len(key_groups), moment)
         names = self._keys.encode_array([nothing, nothing, *others], len(key_groups))
-        stored = task.source.fetch_values(self._state, key_groups, names)
+        stored = self._state.fetch(task, key_groups, names)
         return names, stored, self._decoded(stored)
 
     def put(self, task: TaskInput, names: pa.Array, key_groups: KeyGroups, stored: pa.Array, sessions: Windows) -> None:
@@ -197,15 +184,8 @@ class _OpenSessions:
         bounds = np.stack((sessions.starts, sessions.ends), axis=1).astype("<i8")
         counts = np.bincount(sessions.keys, minlength=len(names))
         blobs = binary_of(np.ascontiguousarray(bounds).view(np.uint8).reshape(-1), counts * 16)
-        after = self._values.encode(pa.RecordBatch.from_arrays([blobs], schema=self._values.schema))
-        some, had = counts > 0, stored.is_valid().to_numpy(zero_copy_only=False)
-        send_parts(
-            puts(self._state, key_groups[some], names.filter(pa.array(some)), after.filter(pa.array(some))),
-            _PART_BYTES,
-            task.send,
-        )
-        gone = ~some & had
-        send_parts(deletions(self._state, key_groups[gone], names.filter(pa.array(gone))), _PART_BYTES, task.send)
+        columns = pa.RecordBatch.from_arrays([blobs], schema=self._state.schema)
+        self._state.put(task, key_groups, names, stored, columns, counts > 0)
 
     def end(self, task: TaskInput, key_groups: KeyGroups, columns: list[pa.Array], until: int) -> None:
         """Forget the sessions of these keys that end at or before ``until``."""
@@ -217,7 +197,7 @@ class _OpenSessions:
         self.put(task, names, key_groups[first], stored, _kept(sessions, sessions.ends > until))
 
     def _decoded(self, stored: pa.Array) -> Windows:
-        blobs = self._values.decode(stored).column(0).fill_null(b"")
+        blobs = self._state.decode(stored).column(0).fill_null(b"")
         data, offsets = content_of(blobs)
         bounds = np.ascontiguousarray(data[int(offsets[0]) : int(offsets[-1])]).view("<i8").reshape(-1, 2)
         owners = np.repeat(np.arange(len(blobs)), np.diff(offsets) // 16)

@@ -4,7 +4,7 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.Random;
 
-/** Connects to a socket a number of times and prints a line on each, or decodes bytes that were drawn. */
+/** Connects to a socket a number of times and prints a line on each, decodes what was drawn, or meets a hung service. */
 public final class ConnectionTrial {
   private static final int[] MARKERS = {0x80, 0x90, 0x9f, 0xc4, 0xc6, 0xda, 0xdb, 0xdc, 0xdd, 0xde, 0xdf, 0xcb, 0xff};
 
@@ -15,11 +15,31 @@ public final class ConnectionTrial {
       decode(new Random(Long.parseLong(arguments[1])), Integer.parseInt(arguments[2]));
       return;
     }
+    if (arguments[0].equals("late")) {
+      late(arguments[1], arguments[2], arguments[3].getBytes(), Long.parseLong(arguments[4]));
+      return;
+    }
     for (int i = 0; i < Integer.parseInt(arguments[1]); i++) {
       try (Connection connection = new Connection(new Address(arguments[0], new byte[32], 7))) {
         System.out.println("connected");
       } catch (Exception error) {
         System.out.println((error instanceof java.io.IOException ? "IOException" : error.getClass().getSimpleName()) + ": " + error.getMessage());
+      }
+    }
+    System.exit(0);
+  }
+
+  /** Asks the first service until it hangs, and says of each line of the input what the next call comes to. */
+  private static void late(String first, String second, byte[] secret, long protocol) throws Exception {
+    Service.use(lost -> new Address(lost == null ? first : second, secret, protocol), false);
+    java.util.Scanner lines = new java.util.Scanner(System.in);
+    while (lines.hasNextLine()) {
+      String path = lines.nextLine();
+      try {
+        Service.call(path, "stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0), 2_000);
+        System.out.println("answered");
+      } catch (IOException error) {
+        System.out.println(error.getMessage());
       }
     }
     System.exit(0);

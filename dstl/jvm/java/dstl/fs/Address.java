@@ -8,7 +8,7 @@ package dstl.fs;
  * @param protocol version of frames and messages that the service speaks
  */
 public record Address(String socket, byte[] secret, long protocol) {
-  /** Return the socket alone: the secret is shown to nobody. */
+  /** Return the socket alone: the secret is never shown. */
   @Override
   public String toString() {
     return socket;

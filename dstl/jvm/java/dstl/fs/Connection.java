@@ -32,11 +32,16 @@ import org.apache.hadoop.fs.FileAlreadyExistsException;
  * {@code dstl/rpc}. Both ends ask the kernel whose process the other one is, so frames carry no MAC. Not thread-safe.
  */
 final class Connection implements Closeable {
+  /** The limits of {@code dstl/rpc/protocol.py}: both sides keep the same. */
   private static final int MAX_FRAME = 256 << 20;
+
   private static final int MAX_HANDSHAKE = 1024;
   private static final int MAX_HEADER = 16 << 20;
   private static final int NONCE_BYTES = 32;
+
+  /** A handshake takes a millisecond; a process that starts or swaps may take seconds. */
   private static final long HANDSHAKE_MS = 30_000;
+
   private static final String ROLE = "worker";
   private static final Set<String> REASONS = Set.of("address", "busy", "malformed", "secret", "version");
   private static final SecureRandom RANDOM = new SecureRandom();
@@ -79,9 +84,18 @@ final class Connection implements Closeable {
       this.isUnanswered = isUnanswered;
     }
 
-    /** True where nobody has seen the request, or where it does no harm a second time. */
+    /** True where the request was not seen, or does no harm a second time. */
     boolean mayRepeat(String name) {
       return isUnsent || isUnanswered && !name.equals("put_file");
+    }
+  }
+
+  /** The service is there, and has not answered in time: its process hangs. */
+  static final class Late extends IOException {
+    private static final long serialVersionUID = 1;
+
+    private Late(String message, Throwable cause) {
+      super(message, cause);
     }
   }
 
@@ -135,7 +149,10 @@ final class Connection implements Closeable {
       boolean isLate = guard.isDone();
       String why = isLate ? "gave no answer within " + timeoutMs / 1000 + " s" : "has ended";
       String message = "the DSTL file service at " + where + " " + why + " (during " + name + ")";
-      if (isLate || !(error instanceof IOException cause)) {
+      if (isLate) {
+        throw new Late(message, error);
+      }
+      if (!(error instanceof IOException cause)) {
         throw new IOException(message, error);
       }
       throw new Ended(message, cause, !isSent, received == 0);

@@ -9,6 +9,7 @@ import java.util.concurrent.ConcurrentLinkedDeque;
 
 /** Connections to one service, kept open between calls. Thread-safe. */
 final class ConnectionPool implements Closeable {
+  /** As many as an executor's tasks use at once, and more: each idle one costs a descriptor on both sides. */
   private static final int MOST_IDLE = 64;
 
   private final Address address;

@@ -37,8 +37,12 @@ public final class DstlFileSystem extends FileSystem {
   /** The scheme of its URIs. */
   public static final String SCHEME = "dstl";
 
+  /** As many bytes as a block of the log has at most: {@code dstl/files/file_parts.py}. */
   private static final int PART = 4 << 20;
+
+  /** Hadoop splits work by blocks; the files of a checkpoint are smaller, and nothing splits them. */
   private static final long BLOCK = 64L << 20;
+
   private static final Map<String, Written> TEMPORARY = new ConcurrentHashMap<>();
   private static final Set<String> DIRECTORIES = ConcurrentHashMap.newKeySet();
 
@@ -157,6 +161,7 @@ public final class DstlFileSystem extends FileSystem {
       delete(source, false);
       return;
     }
+    CommittedBatch.complete(target);
     put(makeQualified(target), written, overwrite);
   }
 

@@ -17,6 +17,7 @@ import java.util.Map;
  * maps with string keys. Equal values have the bytes that Python's msgpack gives them: the handshake proves them.
  */
 public final class Msgpack {
+  /** Headers are three deep at most; a stack overflow is no answer to a header that is made up. */
   private static final int MAX_DEPTH = 16;
 
   private Msgpack() {}

@@ -5,13 +5,13 @@ import java.util.concurrent.ConcurrentHashMap;
 
 /**
  * The checkpoint directories that lie in the log of a StateBackend: its driver program in Python serves them, and
- * nobody else. All instances are one: the driver program makes one by reflection, for py4j does not see every class
+ * nothing else. All instances are one: the driver program makes one by reflection, for py4j does not see every class
  * loader. Thread-safe.
  */
 public final class OwnedRoots {
   private static final Map<String, ConnectionPool> OWNERS = new ConcurrentHashMap<>();
 
-  /** Say who serves a root, in the place of whoever has served it before. */
+  /** Say who serves a root, in place of the one that served it before. */
   public void own(String root, String socket, byte[] secret, long protocol) {
     ConnectionPool before = OWNERS.put(plain(root), new ConnectionPool(new Address(socket, secret, protocol)));
     if (before != null) {

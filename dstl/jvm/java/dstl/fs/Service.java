@@ -8,8 +8,13 @@ import org.apache.hadoop.conf.Configuration;
 
 /** The file service of this JVM's host: found once, called over pooled connections. Thread-safe. */
 public final class Service {
+  /** Longer than the attempts of a read at a store that does not answer: its own error comes first. */
   private static final long CALL_MS = 120_000;
+
+  /** Longer than the 600 s for which a file waits for room, and a commit for its store. */
   private static final long BARRIER_MS = 900_000;
+
+  /** A run ends within its query; what is older is of queries that have ended long ago. */
   private static final int MOST_RUNS = 10_000;
 
   private static final Map<String, String> RUNS = new ConcurrentHashMap<>();
@@ -17,20 +22,21 @@ public final class Service {
   private static volatile boolean remembersRuns;
   private static volatile Map<String, String> settings;
   private static ConnectionPool pool;
+  private static Address unanswering;
 
   private Service() {}
 
   /** Finds, and where need be starts, this host's service. */
   @FunctionalInterface
   public interface Locator {
-    /** Return where it listens; {@code lost} is where nobody answers any more, or null. */
+    /** Return where it listens; {@code lost} is where nothing answers any more, or null. */
     Address locate(Address lost) throws IOException;
   }
 
   /**
    * Say how the service is found.
    *
-   * @param found null: there is none any more
+   * @param found null: it is no longer found
    * @param isCoordinator a run of a query ends with the service that it has begun with: what tasks have put into a
    *     coordinator that has ended is lost, and no other one knows of it
    */
@@ -38,6 +44,7 @@ public final class Service {
     synchronized (Service.class) {
       locator = found;
       drop();
+      unanswering = null;
       remembersRuns = isCoordinator;
       RUNS.clear();
     }
@@ -48,7 +55,7 @@ public final class Service {
     settings = options;
   }
 
-  /** Refuse options that a session sets: nobody reads them any more. */
+  /** Refuse options that a session sets: they are no longer read. */
   static void check(Configuration session) throws IOException {
     Map<String, String> known = settings;
     if (known == null) {
@@ -95,7 +102,8 @@ public final class Service {
     lease.call("stage_part", Map.of("token", token), content, BARRIER_MS);
   }
 
-  private static Connection.Reply call(
+  /** Send a request to the service of a path, and return its reply. */
+  static Connection.Reply call(
       String path, String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs) throws IOException {
     ConnectionPool owned = path == null ? null : OwnedRoots.of(path);
     if (owned != null) {
@@ -109,8 +117,11 @@ public final class Service {
       if (!error.mayRepeat(name)) {
         throw error;
       }
+    } catch (Connection.Late error) {
+      giveUp(known);
+      throw error;
     }
-    // Its process may have ended: whoever has started it may start another.
+    // Its process may have ended: what started it may start another.
     known = located(known.address());
     check(known, fields);
     return known.call(name, fields, content, timeoutMs);
@@ -119,6 +130,23 @@ public final class Service {
   /** Ask the coordinator where a host's service is; for the driver. */
   public static Map<?, ?> placed(String host, String lost) throws IOException {
     return call("place_files", Map.of("host", host, "lost", lost)).fields();
+  }
+
+  /** Tell the coordinator that a run of a query has ended. */
+  public static void ended(String run) {
+    ConnectionPool known;
+    synchronized (Service.class) {
+      known = pool;
+    }
+    if (known == null) {
+      return;
+    }
+    RUNS.remove(run);
+    try {
+      known.call("end_run", Map.of("run", run), ByteBuffer.allocate(0), CALL_MS);
+    } catch (IOException error) {
+      // It has ended, and its directories with it; or it keeps this one open until the application ends.
+    }
   }
 
   private static void check(ConnectionPool pool, Map<String, Object> fields) throws IOException {
@@ -147,9 +175,20 @@ public final class Service {
     synchronized (Service.class) {
       if (pool == null || pool.address() == lost) {
         drop();
-        pool = new ConnectionPool(found.locate(lost));
+        pool = new ConnectionPool(found.locate(lost == null ? unanswering : lost));
+        unanswering = null;
       }
       return pool;
+    }
+  }
+
+  /** Let the next call find another process: one that hangs would hold it up as it did this one. */
+  private static void giveUp(ConnectionPool late) {
+    synchronized (Service.class) {
+      if (pool == late) {
+        unanswering = late.address();
+        drop();
+      }
     }
   }
 

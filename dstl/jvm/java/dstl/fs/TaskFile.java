@@ -18,7 +18,10 @@ final class TaskFile {
 
   private static final String RUN = "sql.streaming.runId";
   private static final String QUERY = "sql.streaming.queryId";
+
+  /** Of the tasks that a JVM runs at once: a checksum follows its file within the same task. */
   private static final int MOST_REMEMBERED = 4096;
+
   private static final Pattern TEMPORARY =
       Pattern.compile("\\.(.+)\\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?:\\.TID([0-9]+))?\\.tmp");
   private static final Pattern STREAM_THREAD =
@@ -74,7 +77,13 @@ final class TaskFile {
 
   /** Return the run of the query that this thread works for; empty where none is known. */
   static String run(Configuration configuration) {
+    String run = runOfThread();
+    return run.isEmpty() ? configuration.get(RUN, "") : run;
+  }
+
+  /** Return the run whose own thread this is, which makes its batches; empty where it is another. */
+  static String runOfThread() {
     Matcher thread = STREAM_THREAD.matcher(Thread.currentThread().getName());
-    return thread.find() ? thread.group(1) : configuration.get(RUN, "");
+    return thread.find() ? thread.group(1) : "";
   }
 }

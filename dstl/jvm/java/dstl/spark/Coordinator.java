@@ -12,7 +12,10 @@ import scala.Tuple2;
 
 /** The application's coordinator of files: a child process of the driver, started again when it has ended. */
 final class Coordinator implements Closeable {
+  /** As many as SHA-256 has: a longer key adds nothing to its MAC. */
   private static final int SECRET_BYTES = 32;
+
+  /** Between the end of its socket and that of the process lie milliseconds. */
   private static final long ENDING_MS = 2_000;
 
   private final SparkConf conf;
@@ -32,20 +35,21 @@ final class Coordinator implements Closeable {
       return address;
     }
     process = new PythonProcess(conf);
-    Map<String, Object> invitation = new LinkedHashMap<>();
-    invitation.put("kind", "coordinator");
-    invitation.put("version", version());
-    invitation.put("secret", secret);
+    Map<String, Object> spec = new LinkedHashMap<>();
+    spec.put("member_id", "");
+    spec.put("coordinator", null);
+    spec.put("version", version());
+    spec.put("secret", secret);
     String host = conf.get("spark.driver.host", "127.0.0.1");
     String master = conf.get("spark.master", "");
     // Of a local master nobody comes over the network.
     boolean isAlone = master.equals("local") || master.startsWith("local[");
-    invitation.put("host", host);
-    invitation.put("bind", isAlone ? "" : conf.get("spark.driver.bindAddress", host));
+    spec.put("host", host);
+    spec.put("bind", isAlone ? "" : conf.get("spark.driver.bindAddress", host));
     Map<String, String> options = new LinkedHashMap<>();
     options().forEach((name, value) -> options.put("spark.dstl." + name, value));
-    invitation.put("options", options);
-    Map<?, ?> said = process.begin(invitation);
+    spec.put("options", options);
+    Map<?, ?> said = process.begin(spec);
     address = new Address((String) said.get("socket"), secret, ((Number) said.get("protocol")).longValue());
     return address;
   }

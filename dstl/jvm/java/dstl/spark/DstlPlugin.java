@@ -6,6 +6,7 @@ import dstl.fs.DstlFs;
 import dstl.fs.Service;
 import java.io.IOException;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkEnv;
@@ -13,10 +14,16 @@ import org.apache.spark.api.plugin.DriverPlugin;
 import org.apache.spark.api.plugin.ExecutorPlugin;
 import org.apache.spark.api.plugin.PluginContext;
 import org.apache.spark.api.plugin.SparkPlugin;
+import org.apache.spark.scheduler.SparkListener;
+import org.apache.spark.scheduler.SparkListenerEvent;
+import org.apache.spark.sql.streaming.StreamingQueryListener;
 
 /** Gives an application the {@code dstl://} file system, its coordinator and its hosts' services. */
 public final class DstlPlugin implements SparkPlugin {
+  /** As long as a Python process may take to start on a busy host. */
   private static final long PATIENCE_MS = 60_000;
+
+  /** A start takes about a second; each look is one message to the driver. */
   private static final long PAUSE_MS = 100;
 
   @Override
@@ -49,6 +56,7 @@ public final class DstlPlugin implements SparkPlugin {
       }
       Service.use(coordinator::locate, true);
       Service.started(coordinator.options());
+      context.addSparkListener(new Ends());
       // What an executor needs goes by `receive` alone: this map would land in the application's configuration.
       return Map.of();
     }
@@ -65,6 +73,17 @@ public final class DstlPlugin implements SparkPlugin {
         Service.started(null);
         Service.use(null, false);
         coordinator.close();
+      }
+    }
+  }
+
+  /** Tells the coordinator which runs of queries have ended, so that it keeps nothing open of them. */
+  private static final class Ends extends SparkListener {
+    @Override
+    public void onOtherEvent(SparkListenerEvent event) {
+      if (event instanceof StreamingQueryListener.QueryTerminatedEvent ended) {
+        // Nothing waits for it, least of all the bus of all listeners.
+        CompletableFuture.runAsync(() -> Service.ended(ended.runId().toString()));
       }
     }
   }

@@ -5,6 +5,7 @@ import dstl.fs.Msgpack;
 import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.LinkedHashMap;
+import java.util.List;
 import java.util.Map;
 import org.apache.spark.SparkConf;
 
@@ -45,17 +46,16 @@ record HostService(Map<?, ?> fields) {
 
   /** Start the service: it outlives this executor, and ends with the coordinator. */
   void launch(SparkConf conf, String host) throws IOException {
-    Map<String, Object> invitation = new LinkedHashMap<>();
-    invitation.put("kind", "host");
-    invitation.put("version", Coordinator.version());
-    invitation.put("secret", secret());
-    invitation.put("host", host);
-    invitation.put("member", fields.get("member"));
-    invitation.put("coordinator_host", fields.get("coordinator_host"));
-    invitation.put("coordinator_port", fields.get("coordinator_port"));
-    invitation.put("options", fields.get("options"));
+    Map<String, Object> spec = new LinkedHashMap<>();
+    spec.put("version", Coordinator.version());
+    spec.put("secret", secret());
+    spec.put("host", host);
+    spec.put("bind", host);
+    spec.put("member_id", fields.get("member"));
+    spec.put("coordinator", List.of(fields.get("coordinator_host"), fields.get("coordinator_port")));
+    spec.put("detached", true);
     PythonProcess process = new PythonProcess(conf);
-    process.begin(invitation);
+    process.begin(spec);
     process.detach();
   }
 

@@ -18,12 +18,15 @@ import java.util.concurrent.TimeoutException;
 import org.apache.spark.SparkConf;
 
 /**
- * A {@code python -m dstl.files}: told what it needs on its standard input, which appears in no list of processes, and
- * answering on its standard output. The input stays open: it is the process's lease of life, unless it is detached.
+ * A {@code python -m dstl.process}: it reads what it needs from its standard input, which is in no list of processes,
+ * and answers on its standard output. The input stays open: it is the process's lease of life, unless it is detached.
  * With {@code -P} none of its modules comes from the working directory, which others may write to.
  */
 final class PythonProcess implements Closeable {
+  /** A start takes about a second; on a busy host, with cold disks, tens of them. */
   private static final long START_S = 60;
+
+  /** What it has to store at its end takes seconds; Kubernetes kills the driver itself after as many. */
   private static final long END_S = 30;
 
   private final Process process;
@@ -31,7 +34,7 @@ final class PythonProcess implements Closeable {
 
   PythonProcess(SparkConf conf) throws IOException {
     program = interpreter(conf);
-    ProcessBuilder builder = new ProcessBuilder(program, "-P", "-m", "dstl.files");
+    ProcessBuilder builder = new ProcessBuilder(program, "-P", "-m", "dstl.process");
     builder.environment().put("PYTHONUNBUFFERED", "1");
     builder.redirectError(ProcessBuilder.Redirect.INHERIT);
     try {
@@ -43,10 +46,10 @@ final class PythonProcess implements Closeable {
   }
 
   /** Tell the process what to be, and return what it says of itself. */
-  Map<?, ?> begin(Map<String, Object> invitation) throws IOException {
+  Map<?, ?> begin(Map<String, Object> spec) throws IOException {
     try {
       OutputStream in = process.getOutputStream();
-      in.write(Base64.getEncoder().encode(Msgpack.pack(invitation)));
+      in.write(Base64.getEncoder().encode(Msgpack.pack(spec)));
       in.write('\n');
       in.flush();
     } catch (IOException error) {
@@ -61,19 +64,19 @@ final class PythonProcess implements Closeable {
       said = line.get(START_S, TimeUnit.SECONDS);
     } catch (TimeoutException | ExecutionException error) {
       process.destroyForcibly();
-      throw new IOException(program + " -m dstl.files does not say within " + START_S + " s where it listens", error);
+      throw new IOException(program + " -m dstl.process does not say within " + START_S + " s where it listens", error);
     } catch (InterruptedException error) {
       process.destroyForcibly();
       throw interrupted("interrupted while " + program + " started", error);
     }
     if (said == null) {
-      throw new IOException(program + " -m dstl.files ended at once: has it dstl-pyspark, of the jar's version?"
+      throw new IOException(program + " -m dstl.process ended at once: has it dstl-pyspark, of the jar's version?"
           + " Name one in spark.dstl.python; its own words are in this process's standard error");
     }
     if (!(answer(said) instanceof Map<?, ?> fields)) {
       close();
-      throw new IOException(program + " -m dstl.files says something else than this jar expects: name a Python that has"
-          + " dstl-pyspark, and prints nothing of its own, in spark.dstl.python");
+      throw new IOException(program + " -m dstl.process says something else than this jar expects: name a Python that"
+          + " has dstl-pyspark, and prints nothing of its own, in spark.dstl.python");
     }
     if (fields.get("error") instanceof String error) {
       close();
@@ -82,7 +85,7 @@ final class PythonProcess implements Closeable {
     return fields;
   }
 
-  /** Return whether the process has ended, or does within so many milliseconds. */
+  /** Return whether the process has ended, or ends within this many milliseconds. */
   boolean endsWithin(long milliseconds) throws IOException {
     try {
       return process.waitFor(milliseconds, TimeUnit.MILLISECONDS);
@@ -97,7 +100,7 @@ final class PythonProcess implements Closeable {
     return (IOException) new InterruptedIOException(message).initCause(cause);
   }
 
-  /** Let go of the process; it goes on where its invitation says so. */
+  /** Let go of the process; it goes on where its spec says so. */
   void detach() {
     try {
       process.getOutputStream().close();
@@ -120,7 +123,7 @@ final class PythonProcess implements Closeable {
     }
   }
 
-  /** Return what a line of the process says; null where the line is none of ours. */
+  /** Return what a line of the process says; null where the line is not one of ours. */
   private static Object answer(String line) {
     try {
       return Msgpack.unpack(ByteBuffer.wrap(Base64.getDecoder().decode(line)));

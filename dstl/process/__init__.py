@@ -1,0 +1,1 @@
+"""Processes of their own: TaskManagers, and the coordinator of files beside the driver's JVM."""

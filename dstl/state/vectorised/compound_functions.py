@@ -1,0 +1,163 @@
+"""Aggregates whose accumulator is more than a number: moments, the row of an extreme, and collected values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import ArrayType, DataType, DoubleType, LongType, StructField, StructType
+
+from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.vectorised.aggregate_functions import Accumulator, Columns, Extreme
+from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
+
+
+class Variance(Accumulator):
+    """Variance or standard deviation of doubles; null without values, and of a sample of one.
+
+    Kept as Spark keeps it: the sum of squared differences from the mean, the mean, and the count.
+
+    Args:
+        sample: Of a sample; otherwise of the population.
+        root: The standard deviation.
+    """
+
+    state = (DoubleType(), DoubleType(), LongType())
+    result = DoubleType()
+
+    def __init__(self, *, sample: bool, root: bool) -> None:
+        self._fewest = 2 if sample else 1
+        self._root = root
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        valid = column.is_valid().to_numpy(zero_copy_only=False)
+        values, codes = column.filter(pa.array(valid)).to_numpy(zero_copy_only=False), groups.codes[valid]
+        count = np.bincount(codes, minlength=groups.count)
+        with np.errstate(invalid="ignore"):
+            mean = _sums(codes, values, groups.count) / np.maximum(count, 1)
+            squares = _sums(codes, (values - mean[codes]) ** 2, groups.count)
+        rows = [pa.array(squares), pa.array(mean), pa.array(count)]
+        both = [pa.concat_arrays(pair) for pair in zip(prior, rows, strict=True)]
+        return self.merge(both, Groups(np.tile(np.arange(groups.count), 2)))
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the moments of all rows, of those of some of them."""
+        squares, means, counts = (each.fill_null(0).to_numpy(zero_copy_only=False) for each in partial)
+        codes, total = groups.codes, _sums(groups.codes, counts, groups.count)
+        with np.errstate(invalid="ignore"):
+            mean = _sums(codes, means * counts, groups.count) / np.maximum(total, 1)
+            spread = squares + counts * (means - mean[codes]) ** 2
+        return [pa.array(_sums(codes, spread, groups.count)), pa.array(mean), pa.array(total.astype(np.int64))]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        squares, _, count = accumulated
+        count = pc.if_else(pc.less(count.fill_null(0), self._fewest), None, count)
+        found = pc.divide(squares, pc.subtract(count, self._fewest - 1).cast(pa.float64(), safe=False))
+        return pc.sqrt(found) if self._root else found
+
+
+class ExtremeBy(Accumulator):
+    """The value of the row whose other column is the smallest or largest; of equal ones the last row's.
+
+    Args:
+        of: A struct of the value and what is compared.
+        largest: Which end.
+    """
+
+    def __init__(self, of: StructType, *, largest: bool) -> None:
+        value, order = (field.dataType for field in of.fields)
+        self.result = value
+        self.state = (value, order)
+        self._extreme = Extreme(order, largest=largest)
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        both = [pa.concat_arrays([held, new]) for held, new in zip(prior, column.flatten(), strict=True)]
+        return self.merge(both, Groups(np.concatenate((np.arange(groups.count), groups.codes))))
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the value and the extreme of the partial ones."""
+        values, orders = partial
+        (extreme,) = self._extreme.merge([orders], groups)
+        wanted = extreme.take(pa.array(groups.codes))
+        equal = pc.equal(orders, wanted)
+        if pa.types.is_floating(orders.type):
+            equal = pc.or_(equal, pc.and_(pc.is_nan(orders), pc.is_nan(wanted)))
+        found = groups.last_rows(np.flatnonzero(equal.fill_null(False).to_numpy(zero_copy_only=False)))
+        rows = pa.array(found, mask=found < 0)
+        return [values.take(rows), orders.take(rows)]
+
+
+class Collected(Accumulator):
+    """All values that are not null, in the order in which they came, or each of them once; empty without any.
+
+    A group's values are one value of its state, and written again when one is added.
+
+    Args:
+        of: The column's type.
+        once: Each value once: of equal ones the first.
+    """
+
+    def __init__(self, of: DataType, *, once: bool) -> None:
+        self.result = ArrayType(of, containsNull=False)
+        self.state = (self.result,)
+        self._once = once
+        self._kind = arrow_schema(StructType([StructField("values", self.result)])).field(0).type
+
+    def fold(self, prior: Columns, column: pa.Array | None, groups: Groups) -> Columns:
+        """Return the accumulators with the rows added."""
+        assert column is not None
+        valid = column.is_valid()
+        codes = groups.codes[valid.to_numpy(zero_copy_only=False)]
+        values = [prior[0].flatten(), column.filter(valid).cast(self._kind.value_type)]
+        return [self._lists(values, np.concatenate((_owners(prior[0]), codes)), groups.count)]
+
+    def merge(self, partial: Columns, groups: Groups) -> Columns:
+        """Return the partial lists, one behind the other."""
+        return [self._lists([partial[0].flatten()], np.repeat(groups.codes, _lengths(partial[0])), groups.count)]
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        return self._lists([accumulated[0].flatten()], _owners(accumulated[0]), len(accumulated[0]))
+
+    def _lists(self, values: Sequence[pa.Array], owners: Codes, count: int) -> pa.Array:
+        order = np.argsort(owners, kind="stable")
+        owners, whole = owners[order], pa.concat_arrays(values).take(pa.array(order))
+        if self._once:
+            first = Groups(group_codes(pa.table({"owner": owners, "value": whole}), ["owner", "value"])).first_rows()
+            owners, whole = owners[first], whole.take(pa.array(first))
+        offsets = np.concatenate(([0], np.cumsum(np.bincount(owners, minlength=count)))).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), whole, type=self._kind)
+
+
+class CountDistinct(Collected):
+    """The number of values that differ, exactly: all of them are kept, each once."""
+
+    def __init__(self, of: DataType) -> None:
+        super().__init__(of, once=True)
+        self.result = LongType()
+
+    def finish(self, accumulated: Columns) -> pa.Array:
+        """Return the results."""
+        return pa.array(_lengths(accumulated[0]))
+
+
+def _sums(codes: Codes, values: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.float64]:
+    # Without values bincount forgets that they would be doubles.
+    return np.bincount(codes, values, count).astype(np.float64, copy=False)
+
+
+def _lengths(lists: pa.Array) -> npt.NDArray[np.int64]:
+    found: npt.NDArray[np.int64] = pc.list_value_length(lists).fill_null(0).to_numpy().astype(np.int64)
+    return found
+
+
+def _owners(lists: pa.Array) -> Codes:
+    return np.repeat(np.arange(len(lists)), _lengths(lists))

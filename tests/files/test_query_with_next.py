@@ -1,0 +1,278 @@
+"""A ``StateBackend``'s commit in the record of the next offsets: one request a batch, and nothing weaker."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from dstl.errors import AccessDenied, DstlError, Fenced, Invalid, OutcomeUnknown, TaskManagerLost
+from dstl.files import barriers
+from dstl.files.options import FileOptions
+from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.instrumented import InstrumentedStore
+from dstl.store.memory import MemoryStore
+from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.query import Query, open_query
+from worlds.service import Events, Model, retained, state_of, without_empty
+
+TWO = {"counts": 4, "sums": 3}
+WITH_NEXT = FileOptions(commit="with-next")
+KEEP = FileOptions(commit="with-next", sources="keep")
+either = pytest.mark.parametrize("files", [WITH_NEXT, KEEP], ids=["with-next", "keep"])
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose name is short enough for a socket."""
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit waits as long as it takes for the next offsets, however slow the machine."""
+    monkeypatch.setattr(barriers, "LINGER_S", 60.0)
+
+
+def some_events(rng: random.Random, batch: int, keys: int = 40) -> Events:
+    return {uid: {f"key-{rng.randrange(keys)}".encode(): f"{batch}".encode() for _ in range(20)} for uid in TWO}
+
+
+async def check_durable(store: ObjectStore, model: Model, batch: int) -> None:
+    """The last checkpoint is the batch's and the model, and somebody else reads it."""
+    newest = (await retained(store))[-1]
+    assert newest.batch_id == batch
+    assert without_empty(await state_of(newest, store)) == without_empty(model)
+
+
+def copy_of(model: Model) -> Model:
+    return Model({uid: dict(values) for uid, values in model.items()})
+
+
+class _Store(FaultyStore):
+    """Keeps records back while ``is_open`` is not set, and refuses them where ``refuses`` is."""
+
+    def __init__(self, inner: ObjectStore) -> None:
+        super().__init__(inner)
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.refuses = False
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        await self.is_open.wait()
+        if self.refuses:
+            raise AccessDenied("the role may not write today")
+        return await super().put(name, data, if_absent=if_absent)
+
+
+@contextlib.asynccontextmanager
+async def two_batches(
+    store: ObjectStore, place: Path, files: FileOptions, seed: int, model: Model, **settings: object
+) -> AsyncIterator[tuple[Query, Model]]:
+    """A query whose batch 1 Spark has been told of; yields the model of batch 0 too, which alone is durable."""
+    rng = random.Random(seed)
+    async with open_query(store, TWO, place, files=files, **settings) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        before = copy_of(model)
+        await query.run_batch(1, some_events(rng, 1), model)
+        await check_durable(store, before, 0)
+        yield query, before
+
+
+@either
+@pytest.mark.parametrize("partitions", [4, 64])
+async def test_a_batch_is_one_request_whatever_the_partitions(
+    seed: int, place: Path, files: FileOptions, partitions: int
+) -> None:
+    rng, store, model = random.Random(seed), InstrumentedStore(MemoryStore()), Model()
+    async with open_query(store, {"counts": partitions, "sums": 3}, place, files=files) as query:
+        assert await query.start("run-1") == 0
+        await query.run_batch(0, some_events(rng, 0), model)
+        for batch in range(1, 5):
+            before, calls = copy_of(model), store.totals.calls
+            await query.run_batch(batch, some_events(rng, batch), model)
+            assert store.totals.calls - calls == 1, "offsets/N with commits/N-1 and its checkpoint"
+            await check_durable(store, before, batch - 1)
+            assert await query.jvm.names("commits") == [str(each) for each in range(batch + 1)], "its run sees it"
+        await query.directory.settle()
+        await check_durable(store, model, 4)
+        assert [each.batch_id for each in query.driver.checkpoints] == [0, 1, 2, 3, 4]
+    async with open_query(store, TWO, place, 2) as query:
+        assert await query.start("run-2") == 5
+        await query.run_batch(5, some_events(rng, 5), model)
+        await check_durable(store, model, 5)
+
+
+@either
+async def test_without_new_data_a_commit_is_durable_soon(
+    seed: int, place: Path, files: FileOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(barriers, "LINGER_S", 0.01)
+    rng, store, model = random.Random(seed), InstrumentedStore(MemoryStore()), Model()
+    async with open_query(store, TWO, place, files=files) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        before = store.totals.calls
+        await asyncio.sleep(1.0)
+        assert store.totals.calls - before <= 1
+        await check_durable(store, model, 0)
+
+
+@either
+async def test_a_batch_that_is_not_whole_is_refused_before_spark_is_told(
+    seed: int, place: Path, files: FileOptions
+) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place, files=files) as query:
+        await query.start("run-1")
+        await query.run_batch(0, some_events(rng, 0), model)
+        await query.plan(1)
+        events = some_events(rng, 1)
+        for slot in range(4):
+            await query.driver.task(query.driver.who("run-1", "counts", 1, slot), events["counts"], model["counts"])
+        with pytest.raises(Invalid, match=r"does not read operator 'sums'"):
+            await query.jvm.commit(1)
+        for slot in range(3):
+            await query.driver.task(query.driver.who("run-1", "sums", 1, slot), events["sums"], model["sums"])
+        await query.jvm.commit(1)
+        await query.directory.settle()
+        await check_durable(store, Model({uid: {**model[uid], **events[uid]} for uid in TWO}), 1)
+
+
+@either
+async def test_a_kill_before_the_record_runs_the_batch_again_from_its_parent(
+    seed: int, place: Path, files: FileOptions
+) -> None:
+    store = MemoryStore()
+    async with (
+        two_batches(store, place, files, seed, Model()) as (dying, before),
+        open_query(store, {"counts": 2, "sums": 5}, place, 2, files=files) as query,
+    ):
+        assert await query.start("run-2") == 1, "what was told and is not durable is not there"
+        await query.run_batch(1, some_events(random.Random(seed + 1), 1), before)
+        # The older driver's record comes too late, and its tasks do.
+        with contextlib.suppress(Fenced):
+            await dying.plan(2)
+        with pytest.raises((Fenced, TaskManagerLost)):
+            await dying.driver.run_tasks("run-1", 2, {}, {})
+        with pytest.raises((Fenced, TaskManagerLost)):
+            await dying.jvm.commit(2)
+        await query.directory.settle()
+        await check_durable(store, before, 1)
+
+
+async def test_where_sources_keep_their_rows_no_task_begins_before_its_offsets_are_durable(
+    seed: int, place: Path
+) -> None:
+    rng, store, model = random.Random(seed), _Store(MemoryStore()), Model()
+    async with open_query(store, TWO, place, files=KEEP) as query:
+        await query.start("run-1")
+        for batch in range(4):
+            before = copy_of(model)
+            if batch:
+                store.is_open.clear()
+            await asyncio.wait_for(query.plan(batch), 5)
+            task = asyncio.ensure_future(query.driver.run_tasks("run-1", batch, some_events(rng, batch), model))
+            if batch:
+                done, _ = await asyncio.wait([task], timeout=0.2)
+                assert not done, "no row of the batch leaves a task"
+                store.is_open.set()
+            await task
+            if batch:
+                await check_durable(store, before, batch - 1)
+            await query.jvm.commit(batch)
+        await query.directory.settle()
+        await check_durable(store, model, 3)
+
+
+@either
+async def test_a_record_that_is_lost_ends_its_run_and_the_next_one_has_the_state_before(
+    seed: int, place: Path, files: FileOptions
+) -> None:
+    store = _Store(MemoryStore())
+    async with two_batches(store, place, files, seed, Model()) as (query, before):
+        store.refuses = True
+        with contextlib.suppress(AccessDenied):
+            await query.plan(2)
+        with pytest.raises(TaskManagerLost, match="today"):
+            await query.driver.run_tasks("run-1", 2, {}, {})
+        with pytest.raises(TaskManagerLost, match="today"):
+            await query.jvm.commit(2)
+        store.refuses = False
+        assert await query.start("run-2") == 1
+        await query.run_batch(1, some_events(random.Random(seed + 1), 1), before)
+        await query.directory.settle()
+        await check_durable(store, before, 1)
+
+
+@either
+async def test_nobody_knows_of_a_record_and_the_next_run_finds_out(seed: int, place: Path, files: FileOptions) -> None:
+    for fault, lands in ((Fault.LOST_RESPONSE, True), (Fault.RESET, False)):
+        store, model = FaultyStore(MemoryStore()), Model()
+        async with two_batches(store, place, files, seed, model, commit_attempts=1) as (query, before):
+            # The record's answer is lost, and so is everything that would tell.
+            store.rules = [FaultRule(fault, "put", nth=(1,)), FaultRule(Fault.UNAVAILABLE, "get", chance=1.0)]
+            store.rules += [FaultRule(Fault.UNAVAILABLE, verb, chance=1.0) for verb in ("list", "head")]
+            store.calls.clear()
+            with contextlib.suppress(DstlError):
+                await query.plan(2)
+            with pytest.raises(DstlError):
+                await query.driver.run_tasks("run-1", 2, {}, {})
+            store.rules = []
+            following = await query.start("run-2")
+            assert following == (2 if lands else 1)
+            known = model if lands else before
+            await query.run_batch(following, some_events(random.Random(seed + 1), following), known)
+            await query.directory.settle()
+            await check_durable(store, known, following)
+
+
+@either
+async def test_a_taskmanager_that_is_lost_with_a_told_commit_loses_nothing(
+    seed: int, place: Path, files: FileOptions
+) -> None:
+    store, model = MemoryStore(), Model()
+    async with two_batches(store, place, files, seed, model, task_managers=2) as (query, before):
+        # What it has persisted has come to the coordinator, or the commit fails and is run again.
+        await next(iter(query.driver.members.values())).close()
+        following = 2
+        try:
+            await query.run_batch(2, some_events(random.Random(seed), 2), model)
+        except (DstlError, OutcomeUnknown):
+            following = await query.start("run-2")
+            known = model if following == 2 else before
+            await query.run_batch(following, some_events(random.Random(seed), following), known)
+            model = known
+        await query.directory.settle()
+        await check_durable(store, model, following)
+
+
+@either
+async def test_a_run_that_restarts_in_the_same_driver_waits_for_the_commit(
+    seed: int, place: Path, files: FileOptions
+) -> None:
+    store, model = MemoryStore(), Model()
+    async with two_batches(store, place, files, seed, model) as (query, _):
+        assert await query.start("run-2") == 2, "the restarted query need not run the batch again"
+        await check_durable(store, model, 1)
+        with pytest.raises(Fenced):
+            await query.driver.run_tasks("run-1", 2, {}, {})
+        await query.run_batch(2, some_events(random.Random(seed), 2), model)
+    await check_durable(store, model, 2)
+
+
+async def test_bases_are_published_and_savepoints_held_beside_commits_that_wait(seed: int, place: Path) -> None:
+    store, model = MemoryStore(), Model()
+    async with two_batches(store, place, WITH_NEXT, seed, model) as (query, _):
+        held, hold = query.driver.service.hold()
+        assert held.batch_id == 0
+        finishing = asyncio.ensure_future(query.driver.service.bases.finish())
+        await query.plan(2)
+        await finishing
+        query.driver.service.release(hold)
+        await check_durable(store, model, 1)

@@ -1,0 +1,105 @@
+"""One task attempt of a simulated query: the faults that happen to it, and what the auditor hears of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, StructField, StructType
+
+from dstl.errors import Unavailable
+from dstl.state.broadcast_state import BroadcastStream
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from tests.simulation.blocking import Wait
+from tests.simulation.clocked_rows import clocked_rows, mark_of
+from tests.simulation.faults import FaultKind
+from tests.simulation.spark import CLOCKED, RULES, TaskSpec, key_group_of
+from tests.simulation.world import World
+
+RULE_STREAM = BroadcastStream(RULES, "__dstl_broadcast_0", StructType([StructField("operation", IntegerType())]))
+_CARRIED = pa.list_(pa.struct([("operation", pa.int32())]))
+INPUT_SCHEMA = pa.schema(
+    [("key", pa.binary()), ("operation", pa.int32()), (KEY_GROUP_COLUMN, pa.int32()), (RULE_STREAM.column, _CARRIED)]
+)
+
+
+class SimulatedAttempt:
+    """One attempt, as its worker and its processor see it.
+
+    Attributes:
+        spec: Its identity and its rows.
+        differs: Its changes are not a function of its rows.
+        parent: The checkpoint that it builds on; None for an empty state.
+        changes: What it has written.
+        wait: Waits on the simulated loop.
+    """
+
+    def __init__(self, world: World, spec: TaskSpec, rng: random.Random, wait: Wait) -> None:
+        self.spec = spec
+        self.wait = wait
+        self.parent: int | None = None
+        self.changes: list[pa.RecordBatch] = []
+        self.world = world
+        self.rng = rng
+        self._failing = rng.randrange(1, 6) if self.has_fault(FaultKind.TASK_FAILURE, count=False) else 0
+        self.differs = self.has_fault(FaultKind.CHANGING_OUTPUT)
+        if self.differs:
+            world.check.changing(spec)
+
+    def has_fault(self, kind: FaultKind, *, count: bool = True) -> bool:
+        """Draw whether one of Spark's faults happens here."""
+        happens = self.world.plan.task_fault(self.rng, kind)
+        if happens and count:
+            self.world.count(kind)
+        return happens
+
+    def fail_at(self, step: int) -> None:
+        """Fail here, if the attempt is to fail at this step: 1 before it begins, 2 after, 3 before it reads, 4 after
+        it has written, 5 before it acknowledges."""
+        if step == self._failing:
+            self.world.count(FaultKind.TASK_FAILURE)
+            raise Unavailable(f"the task failed at step {step} (simulated)")
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of its partition, as Spark's shuffle delivers them: keys in any order, rules behind them."""
+        self.fail_at(1)
+        operations = self.spec.operations
+        keys = list(operations)
+        if keys and self.has_fault(FaultKind.REORDERED_ROWS):
+            self.rng.shuffle(keys)
+        if self.spec.operator in CLOCKED:
+            yield mark_of(self.spec.slot)
+            if keys:
+                yield clocked_rows({key: operations[key] for key in keys}, self.world.logs.max_parallelism)
+            return
+        rows = [(key, operation) for key in keys for operation in operations[key]]
+        if rows:
+            groups = [key_group_of(key, self.world.logs.max_parallelism) for key, _ in rows]
+            yield _batch([[key for key, _ in rows], [operation for _, operation in rows], groups, [None] * len(rows)])
+        rules = list(self.spec.rules)
+        if rules and self.has_fault(FaultKind.REORDERED_ROWS):
+            self.rng.shuffle(rules)
+        if rules:
+            nulls: list[Any] = [None] * len(rules)
+            marks = [-1 - self.spec.slot] * len(rules)
+            yield _batch([nulls, nulls, marks, [[{"operation": operation}] for operation in rules]])
+
+    def parts(self, count: int) -> list[slice]:
+        """Return in which parts it sends its changes of so many keys: one, or two."""
+        cut = self.rng.randrange(1, count) if count > 1 and self.rng.random() < 0.3 else count
+        return [part for part in (slice(0, cut), slice(cut, count)) if part.start < part.stop]
+
+
+@dataclass(eq=False)
+class Seat:
+    """The place of a worker's one task at a time: what is prepared for all of them finds the current one there."""
+
+    attempt: SimulatedAttempt
+
+
+def _batch(columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, INPUT_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=INPUT_SCHEMA)

@@ -1,0 +1,206 @@
+"""The audit of operators with timers and states that expire: each attempt, checkpoint and output that counts.
+
+The expected state follows the checkpoints' own lineage, for a batch's time is known only once a checkpoint says it:
+from then on the batch must have that time whenever it runs again, or its output and its state are not of one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import partition_of
+from materializer.tables.base import StateTable
+from tests.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, States, event_time_ms, run_model
+from tests.simulation.clocked_operator import clocked_operator, show_states
+from tests.simulation.spark import CLOCKED, QueryLogs, TaskSpec, key_group_of, keys_of
+
+Output = dict[bytes, list[str]]
+_LATER_MS = 1700
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A checkpoint as the model has it: what the next batch starts from."""
+
+    batch_id: int
+    time_ms: int
+    watermark_ms: int
+    late_watermark_ms: int
+    states: Mapping[str, States]
+    output: Mapping[str, Output]
+    held_since_ms: int | None = None
+    committed_ms: float = 0.0
+    by: tuple[str, int] = ("", 0)
+    """The run, and how often a clock had been set when it committed: who agree in both have gone by one clock."""
+
+
+_NOTHING = _Known(-1, 0, 0, 0, {}, {})
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch of one operator, as the model runs it."""
+
+    of_event_time: bool
+    states: States
+    rows: Mapping[bytes, Sequence[int]]
+    given: Batch
+
+    def output(self) -> Output:
+        return run_model(self.of_event_time, self.states, self.rows, self.given)[1]
+
+    def after_a_sweep(self, key: bytes) -> Iterator[list[str] | None]:
+        """Yield what a key may show as well: slots that an earlier batch found expired may be swept or not."""
+        for left in self.states[key].swept() if key in self.states else ():
+            yield replace(self, states={**self.states, key: left}).output().get(key)
+
+
+class ClockedAudit:
+    """Compares every attempt, checkpoint and kept output of the operators with the model.
+
+    Args:
+        logs: The query's batches.
+        operators: Uids of the operators with clocks; it does nothing where there are none.
+        fail: Takes an invariant's number and what was observed.
+        clock_jumps: Returns how often a clock was set so far.
+    """
+
+    def __init__(
+        self,
+        logs: QueryLogs,
+        operators: Sequence[str],
+        fail: Callable[[str, str], None],
+        clock_jumps: Callable[[], int],
+    ) -> None:
+        self.operators = operators
+        self.compared = 0
+        self._logs = logs
+        self._fail = fail
+        self._clock_jumps = clock_jumps
+        self._known: dict[int, _Known] = {}
+        self._times: dict[int, tuple[int, int]] = {}
+        self._outputs: dict[bytes, Output] = {}
+
+    def landed(self, checkpoint: CompletedCheckpoint) -> None:
+        """A checkpoint was committed: the model makes its batch, at the time that it says."""
+        if not self.operators:
+            return
+        number, batch, time = checkpoint.checkpoint_id, checkpoint.batch_id, checkpoint.batch_time_ms
+        parent = self._parent(checkpoint.parent)
+        if parent is None or time is None:
+            self._fail("I9", f"checkpoint {number} has parent {checkpoint.parent} and time {time}")
+            return
+        first, of = self._times.setdefault(batch, (time, number))
+        if first != time:
+            self._fail("I8", f"batch {batch} ran at {first} for checkpoint {of}, and at {time} for checkpoint {number}")
+        by = checkpoint.run_id, self._clock_jumps()
+        self._check_time(checkpoint, time, parent, by)
+        given = Batch(time, parent.watermark_ms, parent.late_watermark_ms)
+        operations = self._logs.range_of(batch)
+        rows = self._rows(operations)
+        ran = {uid: run_model(CLOCKED[uid], parent.states.get(uid, {}), rows, given) for uid in self.operators}
+        latest = max((event_time_ms(each) for each in operations), default=0)
+        watermark = parent.watermark_ms
+        if any(CLOCKED[uid] for uid in self.operators):
+            watermark = max(watermark, latest - DELAY_MS)
+        self._known[number] = _Known(
+            batch,
+            time,
+            watermark,
+            parent.watermark_ms,
+            {uid: states for uid, (states, _) in ran.items()},
+            {uid: output for uid, (_, output) in ran.items()},
+            checkpoint.held_since_ms,
+            checkpoint.created_at * 1000,
+            by,
+        )
+        if (checkpoint.watermark_ms or 0) != watermark:
+            self._fail("I9", f"checkpoint {number} has watermark {checkpoint.watermark_ms}, not {watermark}")
+
+    def _check_time(self, checkpoint: CompletedCheckpoint, time: int, parent: _Known, by: tuple[str, int]) -> None:
+        """Time stands still only where a clock is behind, and for a while; it goes back only after that."""
+        number, held, since = checkpoint.checkpoint_id, checkpoint.held_since_ms, parent.held_since_ms
+        waited = 0 if since is None else time - since
+        if time < parent.time_ms and waited < CLOCK_HOLD_MS:
+            back = parent.time_ms - time
+            self._fail("I9", f"checkpoint {number}: time goes back by {back} ms, after it stood still for {waited}")
+        if held is None:
+            return
+        if time != parent.time_ms or held >= time:
+            self._fail("I9", f"checkpoint {number} is held at {time} since {held}, its parent ran at {parent.time_ms}")
+        # Its batch has begun behind its parent's record, unless that has waited for the next offsets.
+        waits = checkpoint.run_id in self._logs.deferring
+        if not waits and held == since and by == parent.by and parent.committed_ms >= held + CLOCK_HOLD_MS:
+            self._fail("I9", f"checkpoint {number} is held since {held}, and began after {parent.committed_ms:.0f}")
+
+    def output(self, spec: TaskSpec, parent_id: int | None, given: Batch, output: Output) -> None:
+        """An attempt has yielded this, on this parent: reads, writes and timers must be the model's."""
+        parent = self._parent(parent_id)
+        if parent is None:
+            self._fail("I9", f"attempt {spec.attempt} builds on checkpoint {parent_id}, which was never committed")
+            return
+        expected = Batch(given.time_ms, parent.watermark_ms, parent.late_watermark_ms)
+        if given != expected:
+            self._fail("I9", f"attempt {spec.attempt} of batch {spec.batch} was given {given}, not {expected}")
+        groups = self._logs.max_parallelism
+        states = {
+            key: state
+            for key, state in parent.states.get(spec.operator, {}).items()
+            if partition_of(key_group_of(key, groups), groups, spec.parallelism) == spec.slot
+        }
+        batch = _Batch(CLOCKED[spec.operator], states, spec.operations, expected)
+        self._outputs[spec.writer] = self._compare(
+            "I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}", output, batch
+        )
+
+    def committed(self, checkpoint: CompletedCheckpoint, kept: Mapping[tuple[str, int], Sequence[TaskSpec]]) -> None:
+        """Spark has committed a batch with the output of these attempts: the checkpoint must agree."""
+        known, groups = self._known.get(checkpoint.checkpoint_id), self._logs.max_parallelism
+        for (uid, slot), specs in kept.items() if known is not None else ():
+            for spec in specs if uid in self.operators else ():
+                right = {
+                    key: rows
+                    for key, rows in known.output[uid].items()  # type: ignore[union-attr]
+                    if partition_of(key_group_of(key, groups), groups, spec.parallelism) == slot
+                }
+                what = f"Spark has kept the output of attempt {spec.attempt} of {uid} in batch {spec.batch}, which"
+                self._compare("I8", what, self._outputs.get(spec.writer, {}), right)
+
+    def restored(self, checkpoint: CompletedCheckpoint, tables: Mapping[str, Sequence[StateTable]]) -> None:
+        """A checkpoint was restored: what its states show, and what fires next, must be the model's."""
+        known = self._known.get(checkpoint.checkpoint_id)
+        if known is None:
+            return
+        keys = list(keys_of(self._logs))
+        later = Batch(known.time_ms + _LATER_MS, known.watermark_ms + _LATER_MS, 0)
+        for entry in checkpoint.operators:
+            if entry.uid not in self.operators:
+                continue
+            operator = clocked_operator(entry.uid, entry.parallelism, self._logs.max_parallelism)
+            shown = show_states(operator, entry.registry, tables.get(entry.uid, ()), keys, later)
+            rows = {key: [LOOK] for key in keys}
+            batch = _Batch(CLOCKED[entry.uid], known.states[entry.uid], rows, later)
+            self._compare("I6", f"checkpoint {checkpoint.checkpoint_id} holds {entry.uid}, which", shown, batch)
+
+    def _parent(self, checkpoint_id: int | None) -> _Known | None:
+        return self._known.get(checkpoint_id) if checkpoint_id else _NOTHING
+
+    def _rows(self, operations: range) -> dict[bytes, list[int]]:
+        rows: dict[bytes, list[int]] = {}
+        for operation in operations:
+            rows.setdefault(self._logs.key_of(operation), []).append(operation)
+        return rows
+
+    def _compare(self, invariant: str, what: str, found: Output, batch: _Batch | Output) -> Output:
+        """Return what the model has in the place of what was found; all differences are violations."""
+        self.compared += 1
+        right = batch.output() if isinstance(batch, _Batch) else batch
+        for key in sorted({*found, *right}):
+            if found.get(key) != right.get(key):
+                if isinstance(batch, _Batch) and found.get(key) in batch.after_a_sweep(key):
+                    continue
+                self._fail(invariant, f"{what} shows {key!r} as {found.get(key)}, not {right.get(key)}")
+                return found
+        return right

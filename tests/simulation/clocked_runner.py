@@ -1,0 +1,54 @@
+"""One task of an operator with clocks: the product's runner, with the faults of a simulated attempt around it."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from dstl.state.processor_runner import ProcessorRunner
+from dstl.state.task_input import TaskInput
+from tests.simulation.attempt import Seat
+from tests.simulation.clocked_model import Batch
+from tests.simulation.clocked_operator import collect_output
+
+
+class ClockedRunner:
+    """The product's runner, which tells the auditor what it has yielded.
+
+    Args:
+        runner: It.
+        seat: Of the attempt that has the faults.
+    """
+
+    def __init__(self, runner: ProcessorRunner, seat: Seat) -> None:
+        self._runner = runner
+        self._seat = seat
+
+    def __copy__(self) -> ClockedRunner:
+        return ClockedRunner(copy.copy(self._runner), self._seat)
+
+    @property
+    def max_event_time_ms(self) -> int | None:
+        """Latest event time of the input so far, Unix milliseconds."""
+        return self._runner.max_event_time_ms
+
+    @property
+    def late_rows(self) -> int:
+        """Rows dropped as late."""
+        return self._runner.late_rows
+
+    def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput, /) -> Iterator[pa.RecordBatch]:
+        """Process a batch, or fail where the attempt does."""
+        attempt = self._seat.attempt
+        attempt.fail_at(3)
+        output: dict[bytes, list[str]] = {}
+        for batch in self._runner.run(batches, task):
+            collect_output(batch, output)
+            yield batch
+        attempt.fail_at(4)
+        given = Batch(task.processing_time_ms, task.watermark_ms, task.late_watermark_ms or 0)
+        attempt.world.check.clocked_output(attempt.spec, attempt.parent, given, output)
+        attempt.wait(asyncio.sleep(attempt.rng.uniform(0.0, 0.01)))

@@ -1,0 +1,359 @@
+"""Running seeds: one world each, first with faults, then without, then with everything it has left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, fields
+from itertools import chain, islice
+from multiprocessing import get_context
+
+from dstl.changelog import segments_in_flight
+from dstl.taskmanager import memory_limit, state_client
+from tests.simulation.audit import Violation
+from tests.simulation.cleaning import clean_periodically, sweep_twice
+from tests.simulation.cluster_manager import ClusterManager
+from tests.simulation.faults import FaultKind, FaultPlan
+from tests.simulation.nemesis import Nemesis
+from tests.simulation.network import NetworkLoop
+from tests.simulation.saving import check_savepoints, delete_unfinished, save_periodically
+from tests.simulation.world import World
+
+_FAULTY_S = 400.0
+_HEALED_S = 900.0
+_HEALED_BATCHES = 2
+_CALM_RUNS = (0, 0, 1, 2, 6)
+"""One is drawn. Each costs as much as the batches before it; what is logged has its bases after six."""
+_MOST_CALLBACKS = 20_000
+_COLLECT_EVERY = 20
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """The figures of one seed.
+
+    Attributes:
+        seed: The seed.
+        violations: Invariants that did not hold; empty for a good run.
+        trace_hash: The same for every run of this seed on the same code.
+        faults: Number of times that each fault has happened.
+        batches: Batches that Spark has committed.
+        checkpoints: Checkpoints committed, of any driver.
+        restores: Starts of a query that found or did not find a checkpoint.
+        verified: Checkpoints that were restored and compared with the model.
+        materialized: Checkpoints that name a base.
+        cleanings: Passes of the cleaner that ended well while the job ran.
+        given_up: Commits that were given up by an abort marker.
+        replays: Batches that Spark ran again.
+        savepoints: Savepoints that were made, and restored after everything.
+        virtual_seconds: Virtual seconds that the world lasted.
+        trace: Its lines, where they were asked for.
+    """
+
+    seed: int
+    violations: tuple[Violation, ...]
+    trace_hash: str
+    faults: Counter[FaultKind] = field(repr=False)
+    batches: int
+    checkpoints: int
+    restores: int
+    verified: int
+    materialized: int
+    cleanings: int
+    given_up: int
+    replays: int
+    savepoints: int
+    virtual_seconds: float
+    trace: tuple[str, ...] = field(default=(), repr=False)
+
+
+@dataclass
+class Summary:
+    """The figures of many seeds, as in :class:`SeedResult`, summed."""
+
+    seeds: int = 0
+    failed: list[SeedResult] = field(default_factory=list)
+    faults: Counter[FaultKind] = field(default_factory=Counter)
+    batches: int = 0
+    checkpoints: int = 0
+    restores: int = 0
+    verified: int = 0
+    materialized: int = 0
+    cleanings: int = 0
+    given_up: int = 0
+    replays: int = 0
+    savepoints: int = 0
+    virtual_seconds: float = 0.0
+    real_seconds: float = 0.0
+
+    def add(self, result: SeedResult) -> None:
+        """Take a seed's figures in."""
+        self.seeds += 1
+        self.faults.update(result.faults)
+        self.batches += result.batches
+        self.checkpoints += result.checkpoints
+        self.restores += result.restores
+        self.verified += result.verified
+        self.materialized += result.materialized
+        self.cleanings += result.cleanings
+        self.given_up += result.given_up
+        self.replays += result.replays
+        self.savepoints += result.savepoints
+        self.virtual_seconds += result.virtual_seconds
+        if result.violations:
+            self.failed.append(result)
+
+    def join(self, other: Summary) -> None:
+        """Take in what other seeds have shown."""
+        for each in fields(self):
+            # Numbers add up, lists become one, and so do counters.
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    @property
+    def missing(self) -> list[FaultKind]:
+        """Faults that have never happened: then the run proves nothing about them (I18)."""
+        return [kind for kind in FaultKind if not self.faults[kind]]
+
+
+def run_seed(
+    seed: int,
+    *,
+    plan: FaultPlan | None = None,
+    keep_trace: bool = False,
+    target_batches: int | None = None,
+    collect: bool = True,
+) -> SeedResult:
+    """Run one seed to its end, or to its first violation.
+
+    Args:
+        seed: Everything follows from it.
+        plan: Faults other than the seed's own.
+        keep_trace: Return the trace's lines too: one per event.
+        target_batches: Batches to commit under faults; by default the seed's own number.
+        collect: Collect the world's garbage at the end; the collector is off meanwhile.
+    """
+    loop = NetworkLoop(start=1_000_000.0)
+    with quiet(collect=collect):
+        asyncio.set_event_loop(loop)
+        try:
+            world = World(loop, seed, plan=plan, keep_trace=keep_trace)
+            try:
+                with _small_thresholds(world):
+                    return loop.run_until_complete(_live(world, target_batches))
+            finally:
+                loop.run_until_complete(_dispose(world))
+                world.threads.close()
+                world.disk.remove()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+
+def run_seeds(
+    seeds: Iterable[int],
+    *,
+    jobs: int = 1,
+    on_result: Callable[[SeedResult], None] | None = None,
+) -> Summary:
+    """Run many seeds.
+
+    Args:
+        seeds: In any order; each stands for itself.
+        jobs: Processes that share them.
+        on_result: Called with each result, in the order of the seeds.
+    """
+    summary, began = Summary(), time.monotonic()
+    chunks = _chunks(seeds)
+    with ExitStack() as pools:
+        run: Iterable[list[SeedResult]] = map(_run_chunk, chunks)
+        if jobs > 1:
+            # Spawned: a fork would take threads and loops of the caller's along.
+            pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+            run = pools.enter_context(pool).map(_run_chunk, chunks)
+        for result in chain.from_iterable(run):
+            summary.add(result)
+            summary.real_seconds = time.monotonic() - began
+            if on_result is not None:
+                on_result(result)
+    return summary
+
+
+def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
+    left = iter(seeds)
+    while chunk := list(islice(left, _COLLECT_EVERY)):
+        yield chunk
+
+
+def _run_chunk(seeds: list[int]) -> list[SeedResult]:
+    """Run some seeds and collect their garbage together."""
+    gc.freeze()  # what is imported by now is no world's garbage, and need not be looked at after each
+    gc.disable()
+    try:
+        return [run_seed(seed, collect=False) for seed in seeds]
+    finally:
+        _collect()
+        gc.enable()
+
+
+@contextmanager
+def _small_thresholds(world: World) -> Iterator[None]:
+    """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
+    changed = [(vars(memory_limit), "_LOOK_BYTES")]
+    if world.rng("encoded-ahead").random() < 0.25:
+        changed += [(vars(module), "ENCODED_AHEAD_BYTES") for module in (segments_in_flight, state_client)]
+    before = [names[name] for names, name in changed]
+    try:
+        for names, name in changed:
+            names[name] = 0
+        yield
+    finally:
+        for (names, name), value in zip(changed, before, strict=True):
+            names[name] = value
+
+
+async def _live(world: World, target_batches: int | None) -> SeedResult:
+    loop = world.loop
+    target = target_batches if target_batches is not None else world.rng("target").randrange(2, 9)
+    life = loop.create_task(_phases(world, target))
+    violated = loop.create_task(world.violated.wait())
+    await asyncio.wait({life, violated}, return_when=asyncio.FIRST_COMPLETED)
+    if life.done() and not life.cancelled() and life.exception() is not None:
+        raise life.exception()  # type: ignore[misc]
+    return SeedResult(
+        seed=world.seed,
+        violations=tuple(world.check.violations),
+        trace_hash=world.trace_hash,
+        faults=world.fired,
+        batches=world.logs.committed,
+        checkpoints=world.check.checkpoints,
+        restores=world.restores,
+        verified=world.check.verified,
+        materialized=world.materialized,
+        cleanings=world.cleanings,
+        given_up=world.given_up,
+        replays=world.replays,
+        savepoints=len(world.savepoints),
+        virtual_seconds=loop.time() - world.began,
+        trace=tuple(world.lines or ()),
+    )
+
+
+async def _phases(world: World, target: int) -> None:
+    """Faults, then healing, then the end of everything."""
+    loop = world.loop
+    cluster = ClusterManager(world)
+    cluster.start_driver()
+    nemesis = loop.create_task(Nemesis(world, cluster).run())
+    supervisor = loop.create_task(cluster.supervise())
+    cleaner = loop.create_task(clean_periodically(world))
+    saver = loop.create_task(save_periodically(world))
+    deadline = loop.time() + _FAULTY_S
+    # Polling costs nothing in virtual time, and leaves Spark's log without observers.
+    while world.logs.committed < target and loop.time() < deadline and loop.callbacks < _MOST_CALLBACKS:  # noqa: ASYNC110
+        await asyncio.sleep(0.25)
+    nemesis.cancel()
+    await _heal(world)
+    goal, deadline = world.logs.committed + _HEALED_BATCHES, loop.time() + _HEALED_S
+    while world.logs.committed < goal:
+        if loop.time() > deadline:
+            world.check.fail("I16", f"no batch within {_HEALED_S} s after the faults ended")
+            return
+        await asyncio.sleep(0.5)
+    supervisor.cancel()
+    cleaner.cancel()
+    saver.cancel()
+    for driver in cluster.drivers:
+        driver.process.kill()
+    # Late requests arrive, TaskManagers end.
+    await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
+    await _run_calmly(world, cluster)
+    await world.check.settle()
+    delete_unfinished(world)
+    await sweep_twice(world)
+    await check_savepoints(world)
+    await world.check.check_retained()
+
+
+async def _run_calmly(world: World, cluster: ClusterManager) -> None:
+    """Let runs end well, hours apart, as a scheduler's jobs do: now nothing may fail, and logs stay short."""
+    if world.violated.is_set():
+        return
+    world.is_calm, world.materializes = True, cluster.materializes
+    rng, since, batches = world.rng("calm"), world.check.highest, 0
+    runs = rng.choice(_CALM_RUNS)
+    for _ in range(runs):
+        before = world.logs.committed
+        driver, deadline = cluster.start_driver(rng.choice((1, 1, 2))), world.loop.time() + _HEALED_S
+        while not driver.process.is_dead and world.loop.time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.5)
+        if not driver.process.is_dead or world.logs.committed == before:
+            world.check.fail("I22", f"{driver.process.name} has not ended within {_HEALED_S} s, without a fault")
+            return
+        batches += world.logs.committed - before
+        await asyncio.sleep(rng.choice((10.0, 3600.0, 100_000.0)))
+    if runs:
+        world.check.check_calm_log(since, runs, batches, are_all=runs == max(_CALM_RUNS))
+    world.is_calm = False
+
+
+async def _heal(world: World) -> None:
+    world.trace("healed", "")
+    world.plan.healed = True
+    world.network.heal()
+    world.network.strike = None
+    for process in list(world.processes):
+        process.fuse = None
+        process.go_on()
+
+
+async def _dispose(world: World) -> None:
+    """End every task of a world, those of dead processes too; nothing that they do reaches anything any more."""
+    loop = world.loop
+    loop.set_exception_handler(lambda *_: None)
+    world.store.closed = True
+    world.network.close()
+    world.threads.end()
+    for process in world.processes:
+        process.revive()
+    own = asyncio.current_task()
+    for _ in range(20):
+        left = [task for task in loop.tasks if task is not own and not task.done()]
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=100.0)
+    for task in loop.tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def _collect() -> None:
+    with quiet(collect=True):
+        pass
+
+
+@contextmanager
+def quiet(*, collect: bool) -> Iterator[None]:
+    """Without logs, and without the collector: it would run the finally blocks of dead processes at random times."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    enabled = gc.isenabled()
+    gc.disable()
+    with warnings.catch_warnings():
+        # A process that is killed before a request's first step leaves a coroutine that nobody will ever await.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        try:
+            yield
+        finally:
+            if collect:
+                gc.collect()
+            if enabled and collect:
+                gc.enable()
+            logging.disable(level)

@@ -1,0 +1,159 @@
+"""A query's logs and tasks: offsets are written before a batch runs, its commit after all its tasks have ended well.
+
+The checkpoint directory of a query, its source, and the state that each batch must lead to.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from dstl.rpc.messages import TaskAttempt
+from handles.key_group import partition_of
+
+Key = bytes
+
+STATES = ("operations", "writers", "differences")
+"""Names of the operators' states."""
+OPERATIONS = STATES.index("operations")
+"""The state that holds the operations of each key."""
+WRITERS = STATES.index("writers")
+"""The state that holds, for each key, which attempt has written it last: it must be one whose changes count."""
+DIFFERENCES = STATES.index("differences")
+"""The state that a processor writes whose changes are no function of its rows."""
+RULES = "rules"
+"""The broadcast stream and its state, which every partition writes alike."""
+_RULES_EVERY, _RULES = 2, 3
+
+CLOCKED = {"event-clock": True, "wall-clock": False}
+"""Operators with timers and states that expire; True for timers in event time."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One attempt, as Spark describes it to a worker."""
+
+    query: str
+    run: str
+    operator: str
+    batch: int
+    slot: int
+    stage: int
+    attempt: int
+    parallelism: int
+    operations: Mapping[bytes, Sequence[int]]
+    rules: Sequence[int] = ()
+
+    def __str__(self) -> str:
+        return f"{self.run} {self.operator} batch {self.batch} slot {self.slot} stage {self.stage} try {self.attempt}"
+
+    @property
+    def writer(self) -> bytes:
+        """The attempt's name in the state of writers."""
+        return f"{self.batch} {self.run} {self.operator} {self.attempt}".encode()
+
+    @property
+    def task(self) -> TaskAttempt:
+        """The attempt, as the calls carry it."""
+        return TaskAttempt(self.query, self.run, self.operator, self.batch, self.slot, self.stage, self.attempt)
+
+
+class ConcurrentUpdate(Exception):
+    """Another driver has written this entry of the query's log: Spark stops the query."""
+
+
+class QueryLogs:
+    """The offsets and commits of one query that are known to be written, and its endless source.
+
+    The source's record ``i`` is the operation ``i`` on key ``key_of(i)``: the processor appends ``i`` to the key's
+    state, so the right state after any batch is known, and shows every loss, repetition and disorder.
+
+    Args:
+        keys: Number of keys.
+        max_parallelism: Number of key groups.
+
+    Attributes:
+        ends: Where each batch ends whose offsets are durable.
+        committed: Number of the batches whose commits are durable.
+        planned: By run, the last batch that it has planned and where that ends.
+        deferring: Runs whose commits wait for the next offsets.
+    """
+
+    def __init__(self, keys: int, max_parallelism: int) -> None:
+        self.keys = keys
+        self.max_parallelism = max_parallelism
+        self.ends: list[int] = []
+        self.planned: dict[str, tuple[int, int]] = {}
+        self.deferring: set[str] = set()
+        self.committed = 0
+        self._states: dict[int, dict[Key, bytes]] = {}
+
+    def range_of(self, batch: int, run: str = "") -> range:
+        """Return the operations of a batch: as a run has planned it, where nobody knows yet whether that is durable."""
+        planned = self.planned.get(run)
+        end = planned[1] if planned is not None and planned[0] == batch >= len(self.ends) else self.ends[batch]
+        return range(self.ends[batch - 1] if batch else 0, end)
+
+    def key_of(self, operation: int) -> Key:
+        """Return the key that an operation appends to."""
+        return b"key-%d" % ((operation * 2654435761 >> 5) % self.keys)
+
+    def operations(self, batch: int, partition: int, parallelism: int, run: str) -> dict[Key, list[int]]:
+        """Return what one task of a batch has to append, by key, in the order of the source."""
+        found: dict[Key, list[int]] = {}
+        for operation in self.range_of(batch, run):
+            key = self.key_of(operation)
+            group = key_group_of(key, self.max_parallelism)
+            if partition_of(group, self.max_parallelism, parallelism) == partition:
+                found.setdefault(key, []).append(operation)
+        return found
+
+    def rules_of(self, batch: int, run: str) -> list[int]:
+        """Return the rows of the broadcast stream in a batch; some batches have none."""
+        return [operation for operation in self.range_of(batch, run) if operation % _RULES_EVERY == 0]
+
+    def rules_after(self, batch: int) -> Mapping[int, bytes]:
+        """Return the broadcast state after a batch, -1 for the empty one: for each rule, the operations behind it."""
+        rules: dict[int, bytes] = {}
+        for operation in range(self.ends[batch] if batch >= 0 else 0):
+            if operation % _RULES_EVERY == 0:
+                rules[rule_of(operation)] = rules.get(rule_of(operation), b"") + encode_value([operation])
+        return rules
+
+    def state_after(self, batch: int) -> Mapping[Key, bytes]:
+        """Return the state of each key after a batch; -1 for the empty one."""
+        if batch < 0:
+            return {}
+        if batch not in self._states:
+            state = dict(self.state_after(batch - 1))
+            for operation in self.range_of(batch):
+                key = self.key_of(operation)
+                state[key] = state.get(key, b"") + encode_value([operation])
+            self._states[batch] = state
+        return self._states[batch]
+
+
+def key_group_of(key: Key, max_parallelism: int) -> int:
+    """Return the key group of a key: any fixed function does."""
+    return int(key[4:]) * 7 % max_parallelism
+
+
+def rule_of(operation: int) -> int:
+    """Return the rule that a row of the broadcast stream changes."""
+    return operation % _RULES
+
+
+def keys_of(logs: QueryLogs) -> Sequence[Key]:
+    """Return every key there is."""
+    return [b"key-%d" % number for number in range(logs.keys)]
+
+
+def encode_value(operations: Sequence[int]) -> bytes:
+    """Return operations as a state value; values join by being put one behind the other."""
+    return struct.pack(f"<{len(operations)}I", *operations)
+
+
+def decode_value(value: bytes) -> list[int]:
+    """Return the operations in a state value."""
+    return list(struct.unpack(f"<{len(value) // 4}I", value))

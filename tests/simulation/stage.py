@@ -1,0 +1,79 @@
+"""The ground that all parts of a simulated world stand on: its seed, loop, faults, logs, trace and figures."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import Counter
+from contextvars import copy_context
+
+from dstl.checkpoint.savepoint.format import Savepoint
+from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
+from tests.simulation.network import NetworkLoop
+from tests.simulation.spark import CLOCKED, QueryLogs
+
+CROWD = 24
+"""Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
+_MAX_PARALLELISM = 8
+
+
+class Stage:
+    """Seed, loop, faults, logs, trace and figures of one world.
+
+    Attributes:
+        plan: The faults.
+        is_crowded: Whether operators have many tasks.
+        logs: Spark's checkpoint directory and the right state.
+        operators: Uids of the query's appending operators.
+        clocked: Uids of its operators with timers and states that expire; often none.
+        savepoints: Those that were made.
+        violated: Set with the first violation.
+        is_calm: Whether nothing has been wrong for long, and nothing may fail.
+        materializes: Whether its TaskManagers make bases.
+        fired: Number of times that each fault has happened.
+        drivers_started: Drivers that there have been.
+    """
+
+    def __init__(self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None, keep_trace: bool) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.began = loop.time()
+        self.context = copy_context()
+        self.plan = plan if plan is not None else draw_plan(self.rng("plan"))
+        self.fired: Counter[FaultKind] = Counter()
+        self.lines: list[str] | None = [] if keep_trace else None
+        self._digest = hashlib.blake2b(digest_size=16)
+        # Many tasks of an operator now and then; drawn apart, so that other seeds stay what they were.
+        self.is_crowded = self.rng("crowd").random() < 0.1
+        self.own_rng = self.rng("world")
+        self.logs = QueryLogs(self.own_rng.choice((4, 12)), CROWD if self.is_crowded else _MAX_PARALLELISM)
+        self.operators = ("one", "two")[: self.own_rng.choice((1, 1, 2))]
+        clocks = self.rng("clocks")
+        self.clocked = tuple(uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded)
+        self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
+        self.grace_s = 2 * self.plan.longest_delay_s + 180.0
+        self.savepoints: list[Savepoint] = []
+        self.violated = asyncio.Event()
+        self.is_calm = self.materializes = False
+        self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
+
+    def rng(self, name: str) -> random.Random:
+        """Return a generator of its own for a part of the world, so that parts do not disturb each other."""
+        return random.Random(f"{self.seed}:{name}")
+
+    def count(self, kind: FaultKind) -> None:
+        """Note that a fault has happened."""
+        self.fired[kind] += 1
+
+    def trace(self, what: str, detail: str) -> None:
+        """Add a line to the trace, whose digest identifies the run."""
+        line = f"{self.loop.time() - self.began:.9f} {what} {detail}"
+        self._digest.update(line.encode() + b"\n")
+        if self.lines is not None:
+            self.lines.append(line)
+
+    @property
+    def trace_hash(self) -> str:
+        """Digest of everything that was traced so far."""
+        return self._digest.hexdigest()

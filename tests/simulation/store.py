@@ -1,0 +1,423 @@
+"""An object store in virtual time: atomic, strongly consistent where S3 is, and faulty where S3 is.
+
+A request has two moments: when the store applies it and when the caller hears of it. Faults put them apart: an answer
+is lost, a PUT is applied a minute after its caller was cancelled or killed. The auditor sees every request when it is
+sent, applied or certainly dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextvars import copy_context
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from dstl.errors import ObjectExists, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
+from dstl.store.base import ByteRange, ObjectInfo, check_name
+from tests.simulation.faults import FaultKind, FaultPlan
+from tests.simulation.process import Process, ProcessLoop
+
+T = TypeVar("T")
+
+_READ_TIMEOUT_S = 30.0  # as S3Options.read_timeout_s: no client waits for ever
+_ALWAYS = (FaultKind.SLOW_DOWN, FaultKind.UNAVAILABLE, FaultKind.RESET, FaultKind.SLOW, FaultKind.STUCK)
+_POSSIBLE = {
+    "put": (*_ALWAYS, FaultKind.LOST_RESPONSE, FaultKind.LATE_PUT, FaultKind.STORED_SLOW_DOWN),
+    "get": (*_ALWAYS, FaultKind.SHORT_GET),
+    "head": _ALWAYS,
+    "list": (*_ALWAYS, FaultKind.STALE_LIST),
+    "delete": (*_ALWAYS, FaultKind.LOST_RESPONSE, FaultKind.PARTIAL_DELETE),
+}
+
+
+class Stored(NamedTuple):
+    """An object: its bytes and when it was created, by the store's clock."""
+
+    body: bytes
+    modified: float
+
+
+class Audit(Protocol):
+    """Hears of everything that happens to stored objects."""
+
+    def sent(self, request: int, name: str, body: bytes) -> None:
+        """A PUT is on its way and may be applied at any time from now on."""
+        ...
+
+    def landed(self, request: int, name: str, body: bytes) -> None:
+        """A PUT was applied: the object is visible."""
+        ...
+
+    def dropped(self, request: int) -> None:
+        """A PUT will certainly never be applied."""
+        ...
+
+    def deleting(self, name: str) -> None:
+        """An object that is there is about to be deleted."""
+        ...
+
+
+class SimulatedStore:
+    """The objects, and the faults on the way to them.
+
+    Args:
+        loop: The world's.
+        rng: Latencies and faults.
+        plan: The faults.
+        audit: Told of everything.
+        count: Told the kind of each fault that happened.
+        trace: Takes a line for each change.
+        objects: Holds the objects, by name.
+    """
+
+    def __init__(
+        self,
+        loop: ProcessLoop,
+        rng: random.Random,
+        plan: FaultPlan,
+        audit: Audit,
+        count: Callable[[FaultKind], None],
+        trace: Callable[[str, str], None],
+        *,
+        objects: dict[str, Stored],
+    ) -> None:
+        self.loop = loop
+        self.plan = plan
+        self.objects = objects
+        self.in_flight: dict[int, str] = {}
+        self.outage_until = self.full_until = 0.0
+        self.closed = False
+        self._rng = rng
+        self._audit = audit
+        self.count = count
+        self.trace = trace
+        self._requests = 0
+        self._history: list[tuple[float, str, Stored, bool]] = []
+        self._median = rng.choice((0.005, 0.02, 0.06))
+        self.context = copy_context()
+
+    def client(self, process: Process) -> ClientStore:
+        """Return the store as one process reaches it."""
+        return ClientStore(self, process)
+
+    def put(self, name: str, body: bytes, if_absent: bool) -> ObjectInfo:
+        """Apply a PUT."""
+        there = self.objects.get(name)
+        if there is not None and if_absent:
+            raise ObjectExists(f"sim://{name} exists already")
+        stored = self.objects[name] = Stored(body, self.loop.time())
+        self._history.append((stored.modified, name, stored, True))
+        self.trace("put", name)
+        return ObjectInfo(name, len(body), stored.modified)
+
+    def find(self, name: str) -> Stored:
+        """Return an object.
+
+        Raises:
+            ObjectNotFound: There is not one of that name.
+        """
+        there = self.objects.get(name)
+        if there is None:
+            raise ObjectNotFound(f"no object sim://{name}")
+        return there
+
+    def delete(self, names: Sequence[str]) -> None:
+        """Apply a DELETE of several names."""
+        for name in names:
+            if name in self.objects:
+                self._audit.deleting(name)
+                self._history.append((self.loop.time(), name, self.objects.pop(name), False))
+                self.trace("delete", name)
+
+    def listing(self, prefix: str, start_after: str, age: float = 0.0) -> list[ObjectInfo]:
+        """Return what a LIST shows that is so many seconds stale."""
+        known = {name: stored for name, stored in self.objects.items() if name.startswith(prefix)}
+        since = self.loop.time() - age
+        for when, name, stored, made in reversed(self._history if age else ()):
+            if when <= since:
+                break
+            if not name.startswith(prefix):
+                continue
+            if made:
+                known.pop(name, None)
+            else:
+                known[name] = stored
+        return [ObjectInfo(n, len(s.body), s.modified) for n, s in sorted(known.items()) if n > start_after]
+
+    def next_request(self) -> int:
+        """Return a number for a request."""
+        self._requests += 1
+        return self._requests
+
+    def latency(self) -> float:
+        """Seconds from request to answer: around the median, with a tail."""
+        return self._median * min(8.0, self._rng.lognormvariate(0.0, 0.5))
+
+    def fault(self, verb: str, name: str) -> FaultKind | None:
+        """Draw what happens to a request."""
+        if self.loop.time() < self.outage_until and not self.plan.healed:
+            self.count(FaultKind.OUTAGE)
+            return FaultKind.UNAVAILABLE if self._rng.random() < 0.7 else FaultKind.STUCK
+        if verb == "put" and self.loop.time() < self.full_until and not self.plan.healed:
+            self.count(FaultKind.FULL)
+            return FaultKind.FULL
+        kind = self.plan.request_fault(self._rng, _POSSIBLE[verb], name)
+        if kind is not None:
+            self.count(kind)
+        return kind
+
+    def delay(self) -> float:
+        """Seconds by which something comes late."""
+        return self._rng.uniform(0.05, self.plan.longest_delay_s) * self._rng.random()
+
+    def chance(self, probability: float) -> bool:
+        """Draw a yes or no."""
+        return self._rng.random() < probability
+
+    def part(self, size: int) -> int:
+        """Draw a number in ``[0, size)``."""
+        return self._rng.randrange(size)
+
+    def audit_put(self, request: int, name: str, body: bytes) -> None:
+        """Note that a PUT is on its way."""
+        self.in_flight[request] = name
+        self._audit.sent(request, name, body)
+
+    def apply_put(self, request: int, name: str, body: bytes, if_absent: bool) -> ObjectInfo:
+        """Apply a PUT that was on its way."""
+        del self.in_flight[request]
+        try:
+            info = self.put(name, body, if_absent)
+        except ObjectExists:
+            self._audit.dropped(request)
+            raise
+        self._audit.landed(request, name, body)
+        return info
+
+    def drop_put(self, request: int) -> None:
+        """Forget a PUT that will never be applied."""
+        if self.in_flight.pop(request, None) is not None:
+            self._audit.dropped(request)
+
+
+class _Request:
+    """One request on its way: applied at one time, answered at another, perhaps abandoned in between."""
+
+    def __init__(self, store: SimulatedStore, process: Process, survives: bool) -> None:
+        self._store = store
+        self._process = process
+        self._survives = survives
+        self.answer: asyncio.Future[Any] = store.loop.create_future()
+        self.apply: Callable[[], Any] | None = None
+        self.drop: Callable[[], None] | None = None
+        self._abandoned = False
+
+    def apply_at(self, when: float, *, reply_at: float | None) -> None:
+        self._store.loop.call_at(when, self._apply, reply_at, context=self._store.context)
+
+    def reply_at(self, when: float, error: Exception) -> None:
+        self._store.loop.call_at(when, self._reply, None, error, context=self._store.context)
+
+    def abandon(self) -> None:
+        """The caller no longer listens; what was sent may arrive nevertheless, a good while later."""
+        self._abandoned = True
+
+    def _apply(self, reply_at: float | None) -> None:
+        apply, self.apply = self.apply, None
+        if apply is None:
+            return
+        gone = self._abandoned or self._process.is_dead
+        if gone and not self._survives:
+            if self.drop is not None:
+                self.drop()
+            return
+        if self._abandoned and self.drop is not None and not self._process.is_dead:
+            self._abandoned = False
+            self.apply = apply
+            self._store.count(FaultKind.LATE_AFTER_CANCEL)
+            self.apply_at(self._store.loop.time() + self._store.delay(), reply_at=None)
+            return
+        if self._process.is_dead and self.drop is not None:
+            self._store.count(FaultKind.LATE_AFTER_DEATH)
+        try:
+            result, error = apply(), None
+        except Exception as raised:
+            result, error = None, raised
+        if reply_at is not None:
+            self._store.loop.call_at(reply_at, self._reply, result, error, context=self._store.context)
+
+    def _reply(self, result: Any, error: Exception | None) -> None:
+        if not self.answer.done():
+            if error is not None:
+                self.answer.set_exception(error)
+                self.answer.exception()
+            else:
+                self.answer.set_result(result)
+
+
+class ClientStore:
+    """The store as one simulated process sees it: an ``ObjectStore``."""
+
+    def __init__(self, store: SimulatedStore, process: Process) -> None:
+        self._store = store
+        self._process = process
+
+    @property
+    def location(self) -> str:
+        """``sim://``: there is one."""
+        return "sim://"
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
+        body, store = bytes(data), self._store
+        number = store.next_request()
+        store.audit_put(number, check_name(name), body)
+        info: ObjectInfo = await self._call(
+            "put", name, lambda: store.apply_put(number, name, body, if_absent), lambda: store.drop_put(number)
+        )
+        return info
+
+    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
+        """Return an object's bytes, or a range of them."""
+
+        def read() -> bytes:
+            body = self._store.find(name).body
+            return body if byte_range is None else body[byte_range.start : byte_range.stop]
+
+        return await self._call("get", check_name(name), read)
+
+    async def head(self, name: str) -> ObjectInfo:
+        """Return size and age of an object."""
+
+        def read() -> ObjectInfo:
+            found = self._store.find(name)
+            return ObjectInfo(name, len(found.body), found.modified)
+
+        return await self._call("head", check_name(name), read)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield objects in name order; a stale list as they were."""
+        for info in await self._call("list", prefix, lambda: self._store.listing(prefix, start_after)):
+            if info.name > start_after:
+                yield info
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Delete objects; a name that is already gone is a success."""
+        doomed = [check_name(name) for name in names]
+        if doomed:
+            await self._call("delete", ",".join(doomed), lambda: self._store.delete(doomed))
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+    async def _call(self, verb: str, name: str, apply: Callable[[], T], drop: Callable[[], None] | None = None) -> T:
+        store = self._store
+        if store.closed:
+            raise Unavailable("the world has ended")
+        now, latency, kind = store.loop.time(), store.latency(), store.fault(verb, name)
+        request = _Request(store, self._process, store.chance(store.plan.survives_cancel))
+        request.apply, request.drop = apply, drop
+        reply = now + latency
+        refused: Exception | None = None
+        match kind:
+            case None | FaultKind.SLOW | FaultKind.SHORT_GET | FaultKind.STALE_LIST | FaultKind.PARTIAL_DELETE:
+                if kind is FaultKind.SLOW:
+                    reply += store.delay()
+                if kind is FaultKind.STALE_LIST:
+                    age = store.delay()
+                    request.apply = lambda: store.listing(name, "", age)
+                if kind is FaultKind.PARTIAL_DELETE:
+                    some = name.split(",")
+                    request.apply = lambda: self._delete_part(some)
+                if kind is FaultKind.SHORT_GET:
+                    request.apply = lambda: _cut(apply(), store)
+                request.apply_at(now + 0.6 * (reply - now), reply_at=reply)
+            case FaultKind.SLOW_DOWN:
+                refused = SlowDown(f"sim://{name}: slow down (simulated)")
+            case FaultKind.STORED_SLOW_DOWN:
+                # A gateway whose server has carried it out and restarts, and is not reached until it is back.
+                request.apply_at(now + 0.6 * latency, reply_at=None)
+                request.reply_at(reply, SlowDown(f"sim://{name}: {kind} (simulated)"))
+                store.outage_until = max(store.outage_until, reply + store.delay())
+            case FaultKind.FULL:
+                refused = Unavailable(f"sim://{name}: no space left, nothing was stored (simulated)")
+            case FaultKind.UNAVAILABLE:
+                refused = Unavailable(f"sim://{name}: not reached (simulated)")
+            case FaultKind.RESET | FaultKind.LOST_RESPONSE | FaultKind.LATE_PUT:
+                text = f"sim://{name}: {kind} (simulated)"
+                request.reply_at(reply, OutcomeUnknown(text) if verb == "put" else Unavailable(text))
+                if kind is FaultKind.LOST_RESPONSE:
+                    request.apply_at(now + 0.6 * latency, reply_at=None)
+                elif kind is FaultKind.LATE_PUT:
+                    request.apply_at(reply + store.delay(), reply_at=None)
+                elif drop is not None:
+                    drop()
+            case FaultKind.STUCK:
+                text = f"sim://{name}: no answer within {_READ_TIMEOUT_S:.0f} s (simulated)"
+                request.reply_at(now + _READ_TIMEOUT_S, OutcomeUnknown(text) if verb == "put" else Unavailable(text))
+                if store.chance(0.5):
+                    request.apply_at(now + store.delay(), reply_at=None)
+                elif drop is not None:
+                    drop()
+            case _:
+                raise AssertionError(kind)
+        if refused is not None:
+            request.reply_at(reply, refused)
+            if drop is not None:
+                drop()
+        try:
+            result: T = await request.answer
+        except asyncio.CancelledError:
+            request.abandon()
+            raise
+        return result
+
+    def _delete_part(self, names: Sequence[str]) -> None:
+        self._store.delete(names[: self._store.part(len(names) + 1)])
+        raise Unavailable(f"sim://: only some of {len(names)} objects were deleted (simulated)")
+
+
+class RawStore:
+    """The objects of one moment, read without latency or faults: what the checks restore from."""
+
+    def __init__(self, objects: dict[str, Stored]) -> None:
+        self._objects = objects
+
+    @property
+    def location(self) -> str:
+        """``sim://``."""
+        return "sim://"
+
+    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+        """Refuse: a check writes nothing."""
+        raise AssertionError(f"a check stored {name}")
+
+    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
+        """Return an object's bytes, or a range of them."""
+        found = self._objects.get(name)
+        if found is None:
+            raise ObjectNotFound(f"no object sim://{name}")
+        return found.body if byte_range is None else found.body[byte_range.start : byte_range.stop]
+
+    async def head(self, name: str) -> ObjectInfo:
+        """Return size and age of an object."""
+        body = await self.get(name)
+        return ObjectInfo(name, len(body), self._objects[name].modified)
+
+    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+        """Yield objects in name order."""
+        for name in sorted(self._objects):
+            if name.startswith(prefix) and name > start_after:
+                yield await self.head(name)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        """Refuse: a check deletes nothing."""
+        raise AssertionError(f"a check deleted {names}")
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _cut(body: Any, store: SimulatedStore) -> Any:
+    return body[: store.part(len(body))] if body else body

@@ -1,0 +1,133 @@
+"""One simulated world: a store, a network, processes, blocking threads and an auditor; all follows from the seed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from dstl.runtime import Runtime
+from tests.simulation.audit import Auditor
+from tests.simulation.blocking import BlockingThreads
+from tests.simulation.faults import FaultKind, FaultPlan, Strike
+from tests.simulation.host_memory import HostMemory, draw_memory
+from tests.simulation.local_disk import SimulatedDisk, draw_disk, uses_disk
+from tests.simulation.network import Network, NetworkLoop
+from tests.simulation.process import Process
+from tests.simulation.stage import Stage
+from tests.simulation.store import SimulatedStore, Stored
+
+
+class _Clock:
+    """A process's clock: the world's time, and a wall clock that may be wrong."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, skew: float) -> None:
+        self._loop = loop
+        self.skew = skew
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    def wall(self) -> float:
+        return self._loop.time() + self.skew
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class World(Stage):
+    """Everything that one seed makes, but for the drivers.
+
+    Attributes:
+        check: The auditor.
+        network: All connections.
+        store: All objects.
+        disk: The local disk of the TaskManagers' host.
+        memory: Its memory.
+        threads: Run blocking code.
+        processes: All processes that there have been.
+    """
+
+    def __init__(
+        self,
+        loop: NetworkLoop,
+        seed: int,
+        *,
+        plan: FaultPlan | None = None,
+        keep_trace: bool = False,
+    ) -> None:
+        super().__init__(loop, seed, plan=plan, keep_trace=keep_trace)
+        objects: dict[str, Stored] = {}
+        self.check = Auditor(self, objects)
+        self.network = loop.network = Network(loop, self.rng("network"), lambda name: self.count(FaultKind(name)))
+        self.store = SimulatedStore(
+            loop, self.rng("store"), self.plan, self.check, self.count, self.trace, objects=objects
+        )
+        if self.plan.strike is not None and self.plan.strike.where in ("connection", "message"):
+            self.network.strike = self.plan.strike
+        disk = self.rng("disk")
+        is_used = draw_disk(self.plan, disk) if plan is None else uses_disk(plan)
+        self.disk = SimulatedDisk(loop, disk, self.plan, self.count, self.trace, is_used=is_used)
+        if plan is None:
+            draw_memory(self.plan, self.rng("memory"))
+        self.memory = HostMemory(loop, self.plan, self.count, self.trace)
+        self.threads = BlockingThreads()
+        self.processes: list[Process] = []
+        self._clocks: list[_Clock] = []
+        self._skewed = self.own_rng.random() < 0.3
+        loop.set_exception_handler(self._loop_error)
+
+    def runtime(self, name: str) -> Runtime:
+        """Return the runtime of a process."""
+        skew = 0.0
+        if self._skewed:
+            skew = self.rng(f"{name}:skew").uniform(-3600, 3600)
+            self.count(FaultKind.CLOCK_SKEW)
+        clock = _Clock(self.loop, skew)
+        self._clocks.append(clock)
+        return Runtime(clock, self.rng(f"{name}:rng"), self.rng(f"{name}:ids"))
+
+    def jump_clock(self, rng: random.Random) -> bool:
+        """Set the wall clock of one process, any one, up to an hour forward or back; one time in ten a year forward."""
+        if self._clocks:
+            clock, jump_s = rng.choice(self._clocks), rng.uniform(-3600, 3600)
+            clock.skew += jump_s if abs(jump_s) < 3240 else abs(jump_s) * 8766
+        return bool(self._clocks)
+
+    def process(self, name: str) -> Process:
+        """Return a new process."""
+        process = Process(self.loop, name)
+        strike = self.plan.strike
+        if strike is not None and strike.where == name:
+            process.fuse, process.on_fuse = strike.nth - 1, lambda: self._strike(process, strike)
+        self.processes.append(process)
+        return process
+
+    def running(self, kind: str) -> list[Process]:
+        """Return the running processes of a kind: ``tm`` or ``worker``."""
+        return [each for each in self.processes if each.is_running and f".{kind}-" in each.name]
+
+    def restart_host(self) -> None:
+        """End every TaskManager at once, and with them what their host's disk had not synced."""
+        for each in self.processes:
+            if ".tm-" in each.name:
+                each.kill()
+        self.disk.lose_power()
+
+    def light_fuse(self, process: Process, most_steps: int, action: Callable[[], None]) -> None:
+        """Let something happen to a process between two of its next steps."""
+        process.fuse = self.own_rng.randrange(most_steps)
+        process.on_fuse = action
+
+    def _strike(self, process: Process, strike: Strike) -> None:
+        strike.steps = strike.nth
+        self.trace("strike", f"{process.name} {strike.what}")
+        if strike.what is FaultKind.TASK_MANAGER_PAUSE:
+            process.stop()
+            self.loop.call_later(self.plan.longest_delay_s, process.go_on, context=self.context)
+        else:
+            process.kill()
+
+    def _loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.check.process_error(str(context.get("message")), context.get("exception"))
