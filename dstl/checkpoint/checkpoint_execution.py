@@ -114,10 +114,9 @@ class CheckpointExecution:
         reach("C1")
         try:
             parts = await self._fleet.persist(trigger.winners, self._options.timeout_s)
-            persist_s = watch.lap()
             if files is not None:
                 await files.ready()
-                watch.lap()
+            persist_s = watch.lap()
             parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
             checkpoint, inlined = self._assemble(coordinator, trigger, parts, query_id, parent)
             assemble_s = watch.lap()

@@ -23,7 +23,8 @@ class CheckpointReport:
         estimated_recovery_seconds: How long restoring it would take, at the rate of the last restore.
         late_rows: By operator, how many rows of the batch were dropped because they came behind the watermark;
             operators without any are left out.
-        persist_s: Part of ``seconds``: until every TaskManager had made its changes durable or handed them over.
+        persist_s: Part of ``seconds``: until every TaskManager had made its changes durable or handed them over, and
+            the files that Spark wrote beside them were taken in.
         assemble_s: Part of it: the manifest was put together.
         commit_s: Part of it: the manifest was stored.
         notify_s: Part of it: the TaskManagers were told.

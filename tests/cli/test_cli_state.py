@@ -152,7 +152,6 @@ def made_location(tmp_path: Path, forge: Callable[[dict[str, Any]], None] = lamb
             batch_id=0,
             query_id="q",
             run_id="r",
-            created_at=1.0,
         )
         await log.commit(checkpoint, [])
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -13,6 +14,7 @@ from fuzz import rocksdb_files
 from fuzz.targets import CORPUS
 
 from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
+from dstl.checkpoint.savepoint import creation
 from dstl.checkpoint.savepoint.creation import save_checkpoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.checkpoint.upkeep.verification import verify_location
@@ -273,7 +275,7 @@ async def test_a_base_in_files_restores_into_a_heap_table(seed: int, tmp_path: P
 
 
 async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_either(
-    seed: int, tmp_path: Path
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where its key groups are rebuilt range by range, out of files that are fetched once."""
     async with rocksdb_world(seed, tmp_path) as world:
@@ -282,15 +284,10 @@ async def test_a_savepoint_of_a_base_in_files_is_of_no_table_and_restores_into_e
         saved = world.newest
         assert any(handle.files for handle in saved.materialized)
         elsewhere = MemoryStore()
-        made = await save_checkpoint(world.memory, elsewhere, world.runtime, "mine", saved, chunk_bytes=4000)
+        monkeypatch.setattr(creation, "key_group_chunks", partial(creation.key_group_chunks, chunk_bytes=4000))
+        made = await save_checkpoint(world.memory, elsewhere, world.runtime, "mine", saved)
         world.store = elsewhere
-        of_savepoint = savepoint_as_checkpoint(
-            made,
-            checkpoint_id=1,
-            batch_id=-1,
-            query_id="other",
-            run_id="",
-        )
+        of_savepoint = savepoint_as_checkpoint(made, checkpoint_id=1, batch_id=-1, query_id="other")
         assert not any(handle.files for handle in of_savepoint.materialized)
         for size in (1, 3):
             assert await world.content_of(of_savepoint, size) == world.models[saved.checkpoint_id]

@@ -334,6 +334,10 @@ class Auditor:
         """Return whether a record holds a barrier of Spark's."""
         return path in self._directory.barriers
 
+    def has_landed(self, run: str, batch: int) -> bool:
+        """Return whether a record holds the checkpoint that a run made of a batch."""
+        return (run, batch) in self._landed
+
     def sink_commits(self, driver: str, batch: int) -> None:
         """A sink is about to commit a batch: its offsets must be durable, and the commit before them (I8)."""
         needed = [f"offsets/{batch}"] + ([f"commits/{batch - 1}"] if batch else [])

@@ -58,7 +58,7 @@ class CheckpointDirectory:
     ) -> None:
         self._world = world
         self._options = world.rng(f"{driver}:waits").choice(_WAITS)
-        self._told: tuple[int, Callable[[], None]] | None = None
+        self._told: tuple[str, int, Callable[[], None]] | None = None
         self._clock = runtime.clock
         changelog = Changelog(config, Components(store=store, runtime=runtime), "files")
         plain = MemoryStore()
@@ -119,13 +119,13 @@ class CheckpointDirectory:
         logs, told = self._world.logs, self._told
         logs.committed = max(logs.committed, batch)
         self._told = None
-        if told is not None and told[0] < batch:
-            told[1]()
+        if told is not None and told[1] < batch:
+            told[2]()
 
     async def commit(self, run: str, batch: int, then: Callable[[], None]) -> None:
         """Write that a batch is done, and call ``then`` once that is durable; errors as of :meth:`write_offsets`."""
         await self._write(f"commits/{batch}", run, b"v1\n{}")
-        self._told = batch, then
+        self._told = run, batch, then
         if self._options.commit == "now":
             self._durable(batch + 1)
         if batch >= _KEPT:
@@ -135,8 +135,9 @@ class CheckpointDirectory:
     async def close(self) -> None:
         """Flush, and end."""
         await self._directory.close()
-        if self._told is not None and self._world.check.is_durable(f"commits/{self._told[0]}"):
-            self._durable(self._told[0] + 1)
+        # A commit of that number may be another driver's, which has gone on while this one stood still.
+        if self._told is not None and self._world.check.has_landed(*self._told[:2]):
+            self._durable(self._told[1] + 1)
 
     def _found(self, run: str, batch: int, end: int) -> None:
         """Take over where a batch ends: it can be written anew only as long as nobody has been told."""

@@ -27,7 +27,8 @@ class HistoryEntry(BaseModel):
         checkpoint_id: Its number; of a restore, that of what was restored; 0 for none.
         batch_id: The micro-batch; of a restore, the first of its run.
         seconds: What the batch, or the start, waited; None while it is not known.
-        persist_s: Part of it: until every TaskManager had made its changes durable or handed them over.
+        persist_s: Part of it: until every TaskManager had made its changes durable or handed them over, and
+            the files that Spark wrote beside them were taken in.
         assemble_s: Part of it: the manifest was put together.
         commit_s: Part of it: the manifest was stored; None while it is not known.
         notify_s: Part of it: the TaskManagers were told; None while it is not known.

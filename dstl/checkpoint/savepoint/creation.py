@@ -271,7 +271,7 @@ async def save_checkpoint(
 ) -> Savepoint:
     """Copy one checkpoint, whose objects must stay there meanwhile; otherwise as :func:`create_savepoint`.
 
-    Key groups are rebuilt range by range, so memory is bounded by ``chunk_bytes`` (times what tables need above the
+    Key groups are rebuilt range by range, so memory is bounded by a range (times what tables need above the
     stored bytes) and a few base files, whatever the size of the state.
     """
 
