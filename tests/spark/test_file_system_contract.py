@@ -165,12 +165,14 @@ ROWS: list[tuple[str, Callable[[Files], object], object]] = [
 
 
 def _fails(call: Callable[[], object]) -> object:
-    """Return what a call gives, or the name of the exception that it raises."""
+    """Return what a call gives, or the name of the exception that it raises; the whole of it is printed."""
     try:
         return call()
     except Py4JJavaError as error:
+        print(error.java_exception.toString())
         return str(error.java_exception.getClass().getSimpleName())
     except CapturedException as error:
+        print(error)
         return type(error).__name__
 
 
