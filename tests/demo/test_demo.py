@@ -102,6 +102,13 @@ def test_the_flights_are_whole_and_in_order(tmp_path: Path) -> None:
     assert sum(pa.parquet.read_metadata(file).num_rows for file in files) == 336_776
 
 
+def test_no_two_files_are_equally_old_for_spark_would_take_them_in_any_order(tmp_path: Path) -> None:
+    write_batches(load_flights().slice(0, 100), tmp_path, 7)
+    ages_ms = [int(path.stat().st_mtime * 1000) for path in sorted(tmp_path.iterdir())]
+    assert ages_ms == sorted(set(ages_ms))
+    assert len(ages_ms) == 7
+
+
 def test_the_expected_result_on_a_hand_made_year() -> None:
     rows = [
         ("N1", "EWR", 100, 0),
