@@ -120,8 +120,7 @@ class CheckpointExecution:
             parent = next((c for c in coordinator.completed if c.checkpoint_id == trigger.parent), None)
             checkpoint, inlined = self._assemble(coordinator, trigger, parts, query_id, parent)
             assemble_s = watch.lap()
-            late = coordinator.late_rows()
-            figures = _figures(checkpoint, parts, late)
+            figures = _figures(checkpoint, parts, trigger.late_rows)
             self._log.history.add(HistoryEntry(**figures, persist_s=persist_s, assemble_s=assemble_s))
             left = self._options.timeout_s - watch.total()
             reach("C3")
@@ -167,7 +166,7 @@ class CheckpointExecution:
             len(located),
             figures["materializations"],
             self._estimated_recovery_s(checkpoint),
-            late,
+            trigger.late_rows,
             hedges=figures["hedges"],
             state_rows=_by_operator(parts, 0),
             state_bytes=_by_operator(parts, 1),
@@ -183,7 +182,7 @@ class CheckpointExecution:
         query_id: str,
         parent: CompletedCheckpoint | None,
     ) -> tuple[CompletedCheckpoint, list[bytes]]:
-        operators, watermark_ms = self._catalogue.entries(coordinator.event_times(), parent)
+        operators, watermark_ms = self._catalogue.entries(trigger.event_times, parent)
         begun = CompletedCheckpoint(
             checkpoint_id=self._log.next_sequence,
             batch_id=trigger.batch_id,

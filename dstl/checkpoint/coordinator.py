@@ -32,12 +32,16 @@ class Trigger:
         batch_id: The micro-batch.
         parent: The checkpoint it builds on; None for the first.
         winners: Per operator, the attempts whose changes count.
+        event_times: By operator, the latest event time that those have seen, Unix milliseconds.
+        late_rows: By operator, how many rows those have dropped as late.
     """
 
     run_id: str
     batch_id: int
     parent: CheckpointId | None
     winners: Mapping[str, tuple[int, ...]]
+    event_times: Mapping[str, int] = field(default_factory=dict)
+    late_rows: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -343,8 +347,15 @@ class CheckpointCoordinator:
         self._check("commit", run_id, batch_id)
         batch = self._batch
         assert batch is not None
-        winners = {uid: operator.winners() for uid, operator in batch.operators.items()}
-        return Trigger(run_id, batch_id, batch.parent.checkpoint_id if batch.parent else None, winners)
+        return Trigger(
+            run_id,
+            batch_id,
+            batch.parent.checkpoint_id if batch.parent else None,
+            {uid: op.winners() for uid, op in batch.operators.items()},
+            # Now, as the winners: an attempt may end while the record is made, or waits for the next offsets.
+            {uid: time for uid, op in batch.operators.items() if (time := op.latest_event_time_ms) is not None},
+            {uid: late for uid, op in batch.operators.items() if (late := op.late_rows)},
+        )
 
     def again(self) -> Trigger | None:
         """Return the current batch's checkpoint, to be made again from its parent for bases that were finished since.
@@ -352,18 +363,6 @@ class CheckpointCoordinator:
         None where it has none yet.
         """
         return self._batch.completed if self._batch is not None and self._batch.failure is None else None
-
-    def event_times(self) -> dict[str, int]:
-        """Return, by operator, the latest event time that the counted attempts of the current batch have seen."""
-        operators = self._batch.operators if self._batch else {}
-        latest = {uid: operator.latest_event_time_ms for uid, operator in operators.items()}
-        return {uid: time_ms for uid, time_ms in latest.items() if time_ms is not None}
-
-    def late_rows(self) -> dict[str, int]:
-        """Return, by operator, how many rows the counted attempts of the current batch have dropped as late."""
-        operators = self._batch.operators if self._batch else {}
-        counts = {uid: operator.late_rows for uid, operator in operators.items()}
-        return {uid: count for uid, count in counts.items() if count}
 
     def complete(self, trigger: Trigger, checkpoint: CompletedCheckpoint, retain: int) -> list[CompletedCheckpoint]:
         """Take a committed checkpoint and return those that are subsumed by it, newest first.

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Sequence
 
 from dstl.crash_points import reach
-from dstl.errors import DstlError, Fenced, ObjectExists, OutcomeUnknown, TaskManagerLost
+from dstl.errors import Fenced, ObjectExists, OutcomeUnknown, TaskManagerLost
 from dstl.files.deferred_commit import LINGER_S, DeferredCommit
 from dstl.files.file_log import FileLog, Lane
 from dstl.files.namespace import barrier_batch, is_of_the_driver
@@ -173,7 +173,7 @@ class Barriers:
             try:
                 self._run.admit(rider.run)
                 await self._write_offsets(rider.run, barrier)
-            except DstlError as error:
+            except Exception as error:
                 _log.error("%s: %s is lost, and the run with it: %s", self._root, rider.path, error)
                 self._log.discard(rider)
                 self._end_run(rider.run, error, deferred)
@@ -216,7 +216,7 @@ class Barriers:
             return
         try:
             await self._records.write([(deferred.path, deferred.content)], await deferred.parts)
-        except DstlError as error:
+        except Exception as error:
             _log.error("%s: %s is lost, and runs again: %s", self._root, deferred.path, error)
             self._end_run(deferred.run, error, deferred)
         finally:

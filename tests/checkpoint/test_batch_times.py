@@ -3,9 +3,14 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.files import barriers
+from dstl.files.options import FileOptions
 from dstl.rpc.client import AsyncConnection
 from dstl.rpc.messages import Begin, Begun, TaskAttempt
 from dstl.store.memory import MemoryStore
@@ -163,6 +168,26 @@ async def test_late_rows_are_in_the_report_of_their_batch_by_operator() -> None:
     assert [report.late_rows for report in driver.checkpoints] == [{"a": 7}]
     await driver.batch("run-1", 1, {}, {})
     assert driver.checkpoints[-1].late_rows == {}
+    await driver.close()
+
+
+async def test_an_attempt_that_ends_behind_spark_s_commit_has_no_part_in_the_watermark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents that changes of one attempt go with the times of another while their record waits for offsets."""
+    monkeypatch.setattr(barriers, "LINGER_S", 60.0)
+    store, files = MemoryStore(), FileOptions(commit="with-next")
+    driver = await Timed(store, seed=1, operators={"a": 2}, files=files).start()
+    await driver.plan("run-1", 0)
+    copy = replace(driver.who("run-1", "a", 0, 0), attempt=1_000)
+    async with driver.attempt(copy, {}, {}) as attempt:
+        await driver.batch("run-1", 0, {}, {"a": 500})
+        assert await retained(store) == []
+        await attempt.acknowledge(partition=0, event_time_ms=9_000, late_rows=5)
+    await driver.directory.settle()
+    (completed,) = await retained(store)
+    assert [each.watermark_ms for each in completed.operators] == [500 - DELAY_MS]
+    assert [report.late_rows for report in driver.checkpoints] == [{}]
     await driver.close()
 
 

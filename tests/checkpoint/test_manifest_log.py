@@ -32,7 +32,7 @@ async def test_a_checkpoint_is_read_back_as_it_was(store: MemoryStore) -> None:
     found = await driver(store, 2).checkpoints()
     assert found[0] == checkpoint(2, 0, objects=("a/b",))
     assert found[0].operators[0].registry == {"ttl": None, "n": 1}
-    assert await log.owner() == QUERY
+    assert (await log.scan()).query_id == QUERY
     assert await kinds(store) == {1: "fence", 2: "checkpoint", 3: "checkpoint"}
 
 
@@ -381,7 +381,7 @@ async def test_recovery_under_503_for_30_seconds(fault: Fault) -> None:
     store = faulty(inner, *(FaultRule(fault, verb, chance=1.0) for verb in ("put", "get", "head", "list")))
     asyncio.get_running_loop().call_later(30, store.rules.clear)
     log = ManifestLog(store, seeded_runtime(5))
-    assert await log.owner() == QUERY
+    assert (await log.scan()).query_id == QUERY
     epoch = await log.fence(QUERY)
     assert [c.batch_id for c in await log.checkpoints()] == [0]
     store.rules[:] = [FaultRule(fault, "put", chance=1.0)]
@@ -496,15 +496,19 @@ async def test_what_is_below_the_boundary_is_not_read_however_damaged(store: Mem
     assert (await successor.read(successor.epoch)).oldest == 5, "the fence carries the boundary on"
 
 
-async def test_the_owner_is_found_behind_gaps_and_nameless_fences(store: MemoryStore) -> None:
+async def test_the_owner_is_found_behind_gaps_and_fences_which_own_nothing(store: MemoryStore) -> None:
     """A gap below the tail must not make the location look free for another query."""
     log = driver(store, 1)
+    await log.fence("of-a-start-that-died")
+    assert (await log.scan()).query_id == ""
     await log.fence(QUERY)
     for batch in range(3):
         await commit(log, batch)
     await log.fence("")
-    await store.delete([manifest_name(4), manifest_name(3)])
-    assert await log.owner() == QUERY
+    await log.fence("of-a-start-that-looked-before-the-first-record")
+    await store.delete([manifest_name(5), manifest_name(4)])
+    scan = await log.scan()
+    assert (scan.query_id, dict(scan.damaged)) == (QUERY, {})
 
 
 async def test_a_batch_that_ran_again_replaces_its_checkpoint_for_every_reader(store: MemoryStore) -> None:
@@ -558,7 +562,7 @@ def test_every_read_that_fails_once_is_repeated() -> None:
         store = faulty(inner, FaultRule(Fault.RESET, verb, nth=(number,)))
         log = driver(store, 2)
         try:
-            await log.owner()
+            await log.scan()
             await log.fence(QUERY)
             assert [c.batch_id for c in await log.checkpoints()] == [0]
             assert await commit(log, 1) == log.epoch + 1

@@ -20,6 +20,7 @@ from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from worlds import manifest_samples
 from worlds.savepoints import HurriedClock, a_job, a_runtime, contents, events, replace
 from worlds.service import TWO, Driver, Model, retained, state_of, without_empty
 
@@ -371,7 +372,9 @@ async def test_a_fenced_start_leaves_the_savepoint_alone(seed: int) -> None:
     location = MemoryStore()
     await saved(seed, location)
     async with a_query(location) as driver:
-        await ManifestLog(location, a_runtime(4)).fence("another-query")
+        other = ManifestLog(location, a_runtime(4))
+        await other.fence("another-query")
+        await other.commit(manifest_samples.checkpoint(2, 0, query_id="another-query"), [])
         with pytest.raises((Invalid, Fenced), match="belongs to query another-query"):
             await driver.run_batch("run-1", 0, {}, {})
     (listed,) = await list_savepoints(location, a_runtime())

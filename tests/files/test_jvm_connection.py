@@ -131,3 +131,24 @@ def test_a_service_that_hangs_is_not_asked_again(classes: str, tmp_path: Path) -
             each.communicate(timeout=30)
     assert lines[0] == lines[2] == "answered", lines
     assert "gave no answer within 2 s (during stat_file)" in lines[1]
+
+
+def test_a_commit_is_waited_for_however_long_its_batch_has_to_run_again(classes: str, tmp_path: Path) -> None:
+    """Prevents that a batch of twenty minutes, which its sink skips when it is replayed, ends its query for good."""
+    service = file_processes.started(file_processes.line())
+    try:
+        socket_path = file_processes.said(service)["socket"]
+        arguments = ["patience", f"dstl://{tmp_path}/job/_spark", socket_path, file_processes.SECRET.decode()]
+        command = ["java", "-cp", classes, "dstl.fs.ConnectionTrial", *arguments, str(PROTOCOL_VERSION)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as jvm:
+            assert jvm.stdin is not None
+            assert jvm.stdout is not None
+            assert jvm.stdout.readline() == "answered\n"
+            file_processes.hang(service)
+            jvm.stdin.write("put\n")
+            jvm.stdin.flush()
+            days = int(jvm.stdout.readline())
+    finally:
+        service.send_signal(signal.SIGCONT)
+        service.communicate(timeout=30)
+    assert days > 30

@@ -1,6 +1,7 @@
 """One commit: Spark's checkpoint directory in the log of the query's own checkpoints, over the real sockets."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from dstl.checkpoint import retained_objects
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.checkpoint.upkeep.verification import verify_location
-from dstl.errors import CheckpointDeclined, Fenced, Invalid, OutcomeUnknown, TaskManagerLost
+from dstl.errors import CheckpointDeclined, Fenced, Invalid, ObjectExists, OutcomeUnknown, TaskManagerLost
 from dstl.files import query_directory
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
@@ -377,6 +378,46 @@ async def test_another_query_s_location_is_refused_and_nothing_is_written(seed: 
         with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query other"):
             await query.jvm.put("metadata", b'{"id":"other"}')
     assert {info.name async for info in store.list()} == before
+
+
+async def test_a_start_that_dies_before_its_first_record_leaves_its_location_to_the_next(
+    seed: int, place: Path
+) -> None:
+    """Prevents that a query whose first start is killed, as while Kafka is not there, can never be started again."""
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as dying, open_query(store, TWO, place, 2) as query:
+        await dying.jvm.put("metadata", b'{"id":"dying"}', run="")
+        assert await query.start("run-1") == 0, "Spark finds no metadata, and makes up another query"
+        await query.run_batch(0, some_events(rng, 0), model)
+        await check_durable(store, model, 0)
+        dying.jvm.run, dying.driver.query = "run-0", "dying"
+        with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query dying"):
+            await dying.run_batch(1, some_events(rng, 1), {})
+
+
+async def test_of_queries_that_start_on_one_empty_location_at_once_one_has_it(seed: int, place: Path) -> None:
+    """Prevents that their fences, each of which names another query, make the location unreadable for all."""
+
+    async def begin(query: Query, number: int) -> bool:
+        query.jvm.run = f"run-{number}"
+        try:
+            await query.jvm.put("metadata", b'{"id":"query-%d"}' % number, run="")
+            await asyncio.sleep(rng.choice([0.0, 0.002]))
+            await query.jvm.offsets(0)
+        except (Fenced, Invalid, ObjectExists):
+            return False
+        return True
+
+    rng, store = random.Random(seed), MemoryStore()
+    async with contextlib.AsyncExitStack() as stack:
+        queries = [await stack.enter_async_context(open_query(store, TWO, place, each)) for each in (1, 2, 3)]
+        for each in queries:
+            assert not await each.jvm.is_there("metadata"), "each has looked before any has begun"
+        begun = await asyncio.gather(*(begin(query, number) for number, query in enumerate(queries)))
+    assert sum(begun) == 1
+    async with open_query(store, TWO, place, 4) as query:
+        assert await query.jvm.read("metadata") == b'{"id":"query-%d"}' % begun.index(True)
+        assert await query.jvm.names("offsets") == ["0"]
 
 
 async def test_commits_that_a_user_takes_back_take_their_checkpoints_with_them(seed: int, place: Path) -> None:

@@ -60,12 +60,12 @@ class _Store(FaultyStore):
         super().__init__(inner)
         self.is_open = asyncio.Event()
         self.is_open.set()
-        self.refuses = False
+        self.refuses: Exception | None = None
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         await self.is_open.wait()
-        if self.refuses:
-            raise AccessDenied("the role may not write today")
+        if self.refuses is not None:
+            raise self.refuses
         return await super().put(name, data, if_absent=if_absent)
 
 
@@ -191,19 +191,25 @@ async def test_where_sources_keep_their_rows_no_task_begins_before_its_offsets_a
 
 
 @either
+@pytest.mark.parametrize("comes_with", ["the offsets", "a look"])
+@pytest.mark.parametrize("error", [AccessDenied("not today"), RuntimeError("a defect shows today")], ids=repr)
 async def test_a_record_that_is_lost_ends_its_run_and_the_next_one_has_the_state_before(
-    seed: int, place: Path, files: FileOptions
+    seed: int, place: Path, files: FileOptions, comes_with: str, error: Exception
 ) -> None:
+    """Prevents, too, that the commit is written later without its checkpoint, whatever the record was lost by."""
     store = _Store(MemoryStore())
     async with two_batches(store, place, files, seed, Model()) as (query, before):
-        store.refuses = True
-        with contextlib.suppress(AccessDenied):
+        store.refuses = error
+        if comes_with == "a look":
+            await query.directory.settle()
+            store.refuses = None
+        with contextlib.suppress(DstlError):
             await query.plan(2)
         with pytest.raises(TaskManagerLost, match="today"):
             await query.driver.run_tasks("run-1", 2, {}, {})
         with pytest.raises(TaskManagerLost, match="today"):
             await query.jvm.commit(2)
-        store.refuses = False
+        store.refuses = None
         assert await query.start("run-2") == 1
         await query.run_batch(1, some_events(random.Random(seed + 1), 1), before)
         await query.directory.settle()

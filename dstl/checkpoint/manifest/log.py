@@ -68,7 +68,8 @@ class ManifestLog(ManifestReader):
         skip_damaged: bool = False,
         history: int = 0,
     ) -> None:
-        super().__init__(store, runtime, attempts=attempts, skip_damaged=skip_damaged)
+        super().__init__(store, runtime, attempts=attempts)
+        self.skips_damaged = skip_damaged
         self._puts = PutOnce(store, self._patience)
         # Of our last record that was stored at once, by the store's clock and by ours; a fence looks by itself.
         self._stored_at = math.inf, math.inf

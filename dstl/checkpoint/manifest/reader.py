@@ -26,7 +26,7 @@ class ManifestScan:
         records: The readable records from the boundary on, by number.
         damaged: Why the others from the boundary on cannot be read.
         boundary: No checkpoint below it is retained.
-        query_id: The query that the location belongs to; empty where no query has used it.
+        query_id: The query that the location belongs to; empty where no query has written anything but fences.
     """
 
     listed: Mapping[int, ObjectInfo]
@@ -112,16 +112,12 @@ class ManifestReader:
         store: The location's; stays the caller's.
         runtime: Clock, jitter.
         attempts: How often a read is tried.
-        skip_damaged: Whether :meth:`owner` passes over a damaged record.
     """
 
-    def __init__(
-        self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS, skip_damaged: bool = False
-    ) -> None:
+    def __init__(self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS) -> None:
         self.store = store
         self.runtime = runtime
         self._patience = Patience(runtime, attempts=attempts, longest_s=_LONGEST_PAUSE_S)
-        self.skips_damaged = skip_damaged
         # The highest cleanup boundary that was read, below which no record says anything: listings begin there.
         self._floor = 0
 
@@ -185,9 +181,11 @@ class ManifestReader:
             together = _TOGETHER
         if gone and gone >= boundary:
             return None
-        query_id = next((records[s].query_id for s in sorted(records, reverse=True) if records[s].query_id), "")
-        for sequence, record in list(records.items()):
-            if record.query_id not in ("", query_id):
+        # A fence says nothing: it was won before its driver knew of the log, or for a query that never began.
+        written = {s: records[s] for s in sorted(records, reverse=True) if records[s].kind in ("checkpoint", "files")}
+        query_id = next((record.query_id for record in written.values()), "")
+        for sequence, record in written.items():
+            if record.query_id != query_id:
                 del records[sequence]
                 damaged[sequence] = CorruptData(
                     f"manifest {manifest_name(sequence)} is of query {record.query_id}, and {self.store.location} "
@@ -212,21 +210,6 @@ class ManifestReader:
         for _, error in sorted(scan.damaged.items(), reverse=True):
             raise error
         return scan.retained
-
-    async def owner(self) -> str:
-        """Return the query that the location belongs to; empty where no query has used it."""
-        for sequence in sorted(await self._list(), reverse=True):
-            try:
-                record = await self.read(sequence)
-            except ObjectNotFound:
-                continue
-            except CorruptData:
-                if not self.skips_damaged:
-                    raise
-                continue
-            if record.query_id:
-                return record.query_id
-        return ""
 
     async def _list(self) -> dict[int, ObjectInfo]:
         """Return the objects of the records from the boundary on by number, as far as one was read; of all before.

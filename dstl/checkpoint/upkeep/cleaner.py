@@ -148,7 +148,7 @@ async def _store_time(store: ObjectStore, runtime: Runtime) -> float:
 def _check(store: ObjectStore, scan: ManifestScan, epoch: int) -> None:
     for _, error in sorted(scan.damaged.items(), reverse=True):
         raise CorruptData(f"nothing is deleted, for it is unknown what is needed: {error}") from error
-    if not scan.query_id:
+    if not scan.records:
         raise _no_location(store)
     if epoch and scan.epoch != epoch:
         raise Fenced(f"{store.location} was taken over by epoch {scan.epoch}; this driver ({epoch}) deletes nothing")

@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.TimeUnit;
 import org.apache.hadoop.conf.Configuration;
 
 /** The file service of this JVM's host: found once, called over pooled connections. Thread-safe. */
@@ -13,6 +14,12 @@ public final class Service {
 
   /** Longer than the 600 s for which a file waits for room, and a commit for its store. */
   private static final long BARRIER_MS = 900_000;
+
+  /**
+   * A StateBackend's driver has deadlines of its own, and may have to run a batch once more before it takes its commit,
+   * however long the batch is: whoever gave up would do so again at every start.
+   */
+  private static final long OWN_COMMIT_MS = TimeUnit.DAYS.toMillis(100);
 
   /** A run ends within its query; what is older is of queries that have ended long ago. */
   private static final int MOST_RUNS = 10_000;
@@ -80,7 +87,9 @@ public final class Service {
   }
 
   static Connection.Reply put(Map<String, Object> fields, ByteBuffer content) throws IOException {
-    return call((String) fields.get("path"), "put_file", fields, content, BARRIER_MS);
+    String path = (String) fields.get("path");
+    boolean mayRunAgain = path.contains("/commits/") && OwnedRoots.of(path) != null;
+    return call(path, "put_file", fields, content, mayRunAgain ? OWN_COMMIT_MS : BARRIER_MS);
   }
 
   /** Return a connection for the parts of one file: they are its service's for as long as it is open. */
