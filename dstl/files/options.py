@@ -41,7 +41,8 @@ class FileOptions(BaseModel):
     """Time at which the files of a task are durable. ``commit``: with the commit, in at most one request of each host;
     where a host's service is lost before it, the query fails and its next run runs the batch again. ``task``: before
     the task ends, which waits for the store, in a request for the files that are closed together; a host that is lost
-    afterwards costs nothing. Of the driver's own host nothing is stored earlier, for the query ends with it."""
+    afterwards costs nothing. Of the driver's own host nothing is stored earlier, for the query ends with it. It is of
+    Spark's own operators: a ``StateBackend`` refuses it where the application has not the plugin for those."""
 
     also: tuple[str, ...] = ()
     """Checkpoint directories elsewhere (``dstl://...``, joined by commas) whose objects a fork of them may use. Those
