@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -345,7 +344,7 @@ class CoordinatorService:
             late_watermark_ms=late_ms,
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             processing_time_ms=coordinator.batch_time.ms,
-            registry=json.dumps(self._catalogue.registry_of(task.operator)).encode(),
+            registry=self._catalogue.registry_of(task.operator),
             assignments=assignments,
         )
 
