@@ -1,6 +1,8 @@
 """Processor time of this process and all that it has started, by what they are for."""
 
 import os
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -44,8 +46,17 @@ def _kind(pid: int) -> str:
         return "ended"
     if pid == os.getpid():
         return "driver"
+    # First: a JVM's options may name the others.
+    if "java" in command.partition("\0")[0]:
+        return "jvm"
     if "pyspark" in command and "daemon" in command:
         return "workers"
-    if "dstl.process" in command:
-        return "task_managers"
-    return "jvm" if "java" in command.partition("\0")[0] else "others"
+    return "task_managers" if "dstl.process" in command else "others"
+
+
+def thread_ms(name: str) -> float:
+    """Return milliseconds of processor time so far of this process's threads of a name."""
+    clocks = [
+        time.pthread_getcpuclockid(each.ident) for each in threading.enumerate() if each.name == name and each.ident
+    ]
+    return sum(map(time.clock_gettime, clocks)) * 1e3

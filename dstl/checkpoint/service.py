@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -204,7 +203,6 @@ class CoordinatorService:
                 Begin: self._begin,
                 Acknowledgement: self._acknowledge,
             },
-            watched=(Begin,),
         )
         self._address: Address | None = None
         self._closing = False
@@ -334,7 +332,8 @@ class CoordinatorService:
                     if losses == _MOST_LOSSES:
                         raise TaskManagerLost(*error.args) from error
             if coordinator is not None:
-                task = replace(task, attempt_id=coordinator.number_of(task))
+                number = coordinator.number_of(task)
+                task = task if task.attempt_id == number else replace(task, attempt_id=number)
         watermark_ms, late_ms = (parent.watermark_ms, parent.late_watermark_ms) if parent else (None, None)
         if self._catalogue.goes_by_spark(task.operator):
             watermark_ms, late_ms = await self._sparks.of_batch(task)
@@ -345,7 +344,7 @@ class CoordinatorService:
             late_watermark_ms=late_ms,
             sequence=parent.sequence_base + parent.checkpoint_id + 1 if parent else 1,
             processing_time_ms=coordinator.batch_time.ms,
-            registry=json.dumps(self._catalogue.registry_of(task.operator)).encode(),
+            registry=self._catalogue.registry_of(task.operator),
             assignments=assignments,
         )
 
@@ -365,7 +364,7 @@ class CoordinatorService:
         coordinator = self._coordinator
         if coordinator is None or task.run_id != coordinator.run_id:
             raise Fenced(f"run {task.run_id} of query {task.query_id} is over, or this driver has restarted since")
-        coordinator.end(replace(call, task=task))
+        coordinator.end(call if task is call.task else replace(call, task=task))
         return Done()
 
     def _check_query(self, task: TaskAttempt) -> None:

@@ -78,6 +78,7 @@ class StateCatalogue:
         self._expected: dict[str, OperatorEntry] = {}
         self._key_columns: dict[str, Sequence[str]] = {}
         self._registries: dict[str, Registry] = {}
+        self._encoded: dict[str, bytes] = {}
         self._resolvers: dict[str, Callable[[Registry | None], Registry]] = {}
         self._delays: dict[str, int] = {}
         self._follows: dict[str, Follows] = {}
@@ -145,6 +146,7 @@ class StateCatalogue:
         check_key_columns(self._key_columns, stored)
         known = {uid: entry.registry for uid, entry in stored.items() if entry.registry}
         self._registries = {uid: resolve(known.get(uid)) for uid, resolve in self._resolvers.items()}
+        self._encoded = {uid: json.dumps(registry).encode() for uid, registry in self._registries.items()}
         self._carried = tuple(missing)
 
     def goes_by_spark(self, operator: str) -> bool:
@@ -161,9 +163,9 @@ class StateCatalogue:
         timed = {**dict.fromkeys(self._delays, "operator"), **self._follows}
         return {uid: (sparks_ms.get(uid) if whose == "spark" else ours_ms) or 0 for uid, whose in timed.items()}
 
-    def registry_of(self, operator: str) -> Registry:
-        """Return the states of an operator in the run that was opened."""
-        return self._registries[operator]
+    def registry_of(self, operator: str) -> bytes:
+        """Return the states of an operator in the run that was opened, as JSON: each of its tasks is told."""
+        return self._encoded[operator]
 
     def entries(
         self, event_times: Mapping[str, int], parent: CompletedCheckpoint | None

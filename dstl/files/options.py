@@ -22,11 +22,11 @@ class FileOptions(BaseModel):
     commit: Literal["now", "with-next"] = "now"
     """Time at which the commit of a batch becomes durable. ``now``: before the batch ends, which waits for a request
     (two where its changes are large). ``with-next``: with the offsets of the next batch, in one record, or 50 ms later
-    where there is no next one: half as many requests, and a batch waits for one of them only. The same is promised:
-    sources are told that a batch is done behind its record, and a query that dies before it runs the batch again from
-    the same offsets, so that an idempotent sink gets it a second time a little more often. Spark's progress of a batch
-    comes before its commit is durable; readers of the location see a batch when its record is written. For a
-    ``StateBackend`` the same, and its checkpoints are reported then."""
+    in its own where no batch begins before: a batch waits for one request only, and costs one where batches follow each
+    other. The same is promised: sources are told that a batch is done behind its record, and a query that dies before
+    it runs the batch again from the same offsets, so that an idempotent sink gets it a second time a little more often.
+    Spark's progress of a batch comes before its commit is durable; readers of the location see a batch when its record
+    is written. For a ``StateBackend`` the same, and its checkpoints are reported then."""
 
     sources: Literal["forget", "keep"] = "forget"
     """Rows of which the sources of a query are told that they are done. ``forget``: they may delete them (files with
@@ -41,7 +41,8 @@ class FileOptions(BaseModel):
     """Time at which the files of a task are durable. ``commit``: with the commit, in at most one request of each host;
     where a host's service is lost before it, the query fails and its next run runs the batch again. ``task``: before
     the task ends, which waits for the store, in a request for the files that are closed together; a host that is lost
-    afterwards costs nothing. Of the driver's own host nothing is stored earlier, for the query ends with it."""
+    afterwards costs nothing. Of the driver's own host nothing is stored earlier, for the query ends with it. It is of
+    Spark's own operators: a ``StateBackend`` refuses it where the application has not the plugin for those."""
 
     also: tuple[str, ...] = ()
     """Checkpoint directories elsewhere (``dstl://...``, joined by commas) whose objects a fork of them may use. Those

@@ -42,16 +42,28 @@ class Peer:
         role: In which capacity the peer has come; None before its handshake.
         framing: How its frames are written.
         on_lost: Called once, without arguments, when the connection ends; None until a handler sets it.
-        is_gone: True once the connection has ended. While one of its calls is being handled, only those that the
-            server watches for find out.
     """
 
-    def __init__(self, end: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, end: Callable[[], None] = lambda: None, reader: asyncio.StreamReader | None = None) -> None:
         self.role: Role | None = None
         self.framing = Framing()
         self.on_lost: Callable[[], None] | None = None
-        self.is_gone = False
+        self._is_lost = False
         self._end = end
+        self._reader = reader
+
+    @property
+    def is_gone(self) -> bool:
+        """True once the connection has ended, also while one of its calls is being handled."""
+        reader = self._reader
+        # The transport reads ahead of whoever asks the reader, so an end is noticed although nobody does.
+        return self._is_lost or (reader is not None and (reader.at_eof() or reader.exception() is not None))
+
+    def lose(self) -> None:
+        """The connection has ended."""
+        self._is_lost = True
+        if self.on_lost is not None:
+            self.on_lost()
 
     def end(self) -> None:
         """End the connection, which is how the other side learns that it is not wanted any more. Idempotent."""
@@ -73,8 +85,6 @@ class RpcServer:
         max_strangers: Beyond it, a stranger has ``patience_s`` instead of ``handshake_s``.
         handshake_s: Seconds that a peer has for its handshake.
         patience_s: Seconds that a stranger has in any case.
-        watched: Calls that may wait for long: their handlers are told by :attr:`Peer.is_gone` when nobody waits for the
-            answer any more. It costs a call some microseconds.
     """
 
     def __init__(
@@ -86,7 +96,6 @@ class RpcServer:
         max_strangers: int = 64,
         handshake_s: float = 10.0,
         patience_s: float = 1.0,
-        watched: Collection[type[Call[Any]]] = (),
     ) -> None:
         self._secret = secret
         self._handlers = {kind.name: (kind, handler) for kind, handler in handlers.items()}
@@ -98,7 +107,6 @@ class RpcServer:
         self._handshake_s = handshake_s
         self._patience_s = patience_s
         self._names: dict[bool, set[str]] = {True: set(), False: set()}  # of unix sockets, and of ports
-        self._watched = {kind.name for kind in watched}
         self._closed = False
         self._servers: list[asyncio.Server] = []
         self._connections: dict[asyncio.Task[None], None] = {}  # in order, so that a simulation ends them in the same
@@ -158,7 +166,7 @@ class RpcServer:
         assert task is not None
         self._connections[task] = None
         self._strangers[task] = asyncio.get_running_loop().time()
-        peer = Peer(writer.close)
+        peer = Peer(writer.close, reader)
         try:
             if self._closed:  # accepted just before, and unknown to close()
                 return
@@ -181,10 +189,8 @@ class RpcServer:
         finally:
             self._connections.pop(task, None)
             self._strangers.pop(task, None)
-            peer.is_gone = True
             writer.close()
-            if peer.on_lost is not None:
-                peer.on_lost()
+            peer.lose()
 
     def _make_room(self) -> None:
         """End strangers that have been silent for longest: beyond their number when they have had their time, and any
@@ -242,15 +248,10 @@ class RpcServer:
         peer.role, peer.framing = role, framing
 
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        prefix = await reader.readexactly(PREFIX_BYTES)
         while True:
-            header, payload = await peer.framing.decode_async(await reader.readexactly(frame_length(prefix)))
-            name = header.pop(CALL, None)
-            if name in self._watched:
-                prefix = await self._answer_watched(peer, name, header, payload, reader, writer)
-            else:
-                await self._answer(peer, name, header, payload, writer)
-                prefix = await reader.readexactly(PREFIX_BYTES)
+            length = frame_length(await reader.readexactly(PREFIX_BYTES))
+            header, payload = await peer.framing.decode_async(await reader.readexactly(length))
+            await self._answer(peer, header.pop(CALL, None), header, payload, writer)
 
     async def _answer(
         self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
@@ -266,32 +267,6 @@ class RpcServer:
             frame = peer.framing.encode(error_reply(error))
         writer.writelines(frame)
         await writer.drain()
-
-    async def _answer_watched(
-        self,
-        peer: Peer,
-        name: object,
-        header: dict[str, Any],
-        payload: memoryview,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> bytes:
-        """Answer a call while the next one's prefix is awaited, for only a read notices that the peer has gone.
-
-        Returns:
-            The prefix.
-        """
-
-        def note(ahead: asyncio.Task[bytes]) -> None:
-            peer.is_gone = ahead.cancelled() or ahead.exception() is not None
-
-        ahead = asyncio.ensure_future(reader.readexactly(PREFIX_BYTES))
-        ahead.add_done_callback(note)
-        try:
-            await self._answer(peer, name, header, payload, writer)
-            return await ahead
-        finally:
-            ahead.cancel()
 
     async def _dispatch(self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview) -> Message:
         kind, handler = self._handlers.get(name, (None, None)) if isinstance(name, str) else (None, None)

@@ -18,7 +18,6 @@ from dstl.checkpoint.savepoint.format import parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import RestoreMode
 from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.errors import Closed, Invalid
-from dstl.files.options import FileOptions
 from dstl.metrics import MetricSet
 from dstl.option_sources import resolve
 from dstl.options import (
@@ -47,6 +46,7 @@ from dstl.spark.application.session import (
     LOOPBACK,
     driver_host,
     executor_hosts,
+    file_options_of,
     is_local,
     local_task_managers,
     session_of,
@@ -204,7 +204,7 @@ class StateBackend(StatefulOperators):
         config = TaskManagerConfig.resolve(absolute, table, max_parallelism, sections, os.environ, conf)
         checkpoints = resolve("checkpoints", CheckpointOptions, checkpoints, os.environ, conf)
         check_grace(checkpoints)
-        files = FileOptions.of(conf)
+        files = file_options_of(conf)
         open_at = partial(open_store, options=config.s3, sealing=config.sealing)
         cluster = resolve("cluster", ClusterOptions, cluster, os.environ, conf)
         self._workers = resolve("workers", WorkerOptions, workers, os.environ, conf)

@@ -1,10 +1,14 @@
 """The state benchmarks run, print what the issue asks for, and their figures hang together."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from bench import checkpoint, cost, memory, recovery, space
+
+ROOT = Path(__file__).parents[2]
 
 
 def _figures(capsys) -> dict:
@@ -55,13 +59,30 @@ def test_space(capsys, workload: str, most: float) -> None:
 def test_cost(capsys) -> None:
     assert cost.main(["--state-mb", "2", "--changed-keys", "500", "--batches", "6", "--json"]) == 0
     found = _figures(capsys)
-    ours, spark = found["dstl"], found["spark"]
-    assert ours["usd_a_day"] == pytest.approx(ours["requests_usd"] + ours["storage_usd"])
-    assert 1 <= ours["puts_a_batch"] < 4
-    assert spark["puts_a_batch"] == 2 * 202
-    assert spark["usd_a_day"] == pytest.approx(8640 * 202 * (2 * 0.005 + 13 * 0.0004) / 1000)
-    assert found["ratio_spark_to_dstl"] > 20
-    assert "× $0.005 per 1,000" in ours["formula"]
+    job = found["job"]
+    now, with_next, at_best, renames = (job[name] for name in cost.WAYS)
+    assert now["puts_a_batch"] - with_next["puts_a_batch"] == 1
+    assert 1 <= with_next["puts_a_batch"] < 4
+    assert now["usd_a_day"] > now["requests_usd"] == pytest.approx(8640 * now["puts_a_batch"] * 0.005 / 1000)
+    assert (at_best["puts_a_batch"], renames["puts_a_batch"], renames["gets_a_batch"]) == (202, 10 * 202, 5 * 202)
+    assert renames["usd_a_day"] == pytest.approx(8640 * 202 * (10 * 0.005 + 5 * 0.0004) / 1000)
+    assert at_best["ratio_to_dstl_now"] == pytest.approx(at_best["usd_a_day"] / now["usd_a_day"])
+    assert found["month_usd"]["dstl_now"]["200_partitions"] == found["month_usd"]["dstl_now"]["4_partitions"]
+
+
+def test_the_page_of_costs_has_what_the_benchmark_computes() -> None:
+    lines = (ROOT / "dstl/docs/explanation/costs.md").read_text(encoding="utf-8").splitlines()
+    columns = [(name, count) for name in cost.WAYS for count in (cost.PARTITIONS if "spark" in name else (1,))]
+    for trigger_s in cost.TRIGGERS_S:
+        (line,) = [each for each in lines if each.startswith(f"| {trigger_s} s |")]
+        usd = [cost.month_usd(cost.WAYS[name], trigger_s, count) for name, count in columns]
+        texts = [f"${each:,.0f}" if each >= 10 else f"${each:.2f}" for each in usd]
+        assert line == f"| {trigger_s} s | {' | '.join(texts)} |"
+    # Requests of a batch, as the figures at the top of the README have them.
+    counts = [sum(cost.WAYS[name].requests(count)) for name in ("dstl_now", "spark_one_put") for count in (4, 64)]
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    (line,) = [each for each in readme if "requests of a batch" in each]
+    assert [int(each) for each in re.findall(r"\d+", line)[2:6]] == counts
 
 
 def test_memory(capsys) -> None:

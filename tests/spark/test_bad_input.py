@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,25 @@ def test_the_constructor_refuses(
     assert os.listdir(tmp_path) == [], "nothing was made for it"
 
 
+@pytest.fixture
+def set_application_conf(spark: SparkSession) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Sets options as if the application had started with them."""
+    conf = spark.sparkContext._conf
+    earlier: dict[str, str | None] = {}
+
+    def set_all(values: Mapping[str, str]) -> None:
+        for name, value in values.items():
+            earlier[name] = conf.get(name, None)
+            conf.set(name, value)
+
+    yield set_all
+    for name, value in earlier.items():
+        if value is None:
+            conf._jconf.remove(name)
+        else:
+            conf.set(name, value)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
@@ -137,22 +156,67 @@ def test_the_constructor_refuses(
     ],
 )
 def test_options_of_a_section_that_there_is_not_are_refused(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nearest: str | None
+    spark: SparkSession,
+    set_application_conf: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    nearest: str | None,
 ) -> None:
-    conf = spark.sparkContext._conf
     if name.startswith("DSTL"):
         monkeypatch.setenv(name, "1")
     else:
-        conf.set(name, "1")
-    try:
-        with pytest.raises(Invalid, match=name.replace(".", r"\.")) as caught:
-            StateBackend(str(tmp_path / "state"), spark=spark)
-    finally:
-        if not name.startswith("DSTL"):
-            conf._jconf.remove(name)
+        set_application_conf({name: "1"})
+    with pytest.raises(Invalid, match=name.replace(".", r"\.")) as caught:
+        StateBackend(str(tmp_path / "state"), spark=spark)
     end = {None: "write spark.dstl.s3.OPTION", "": "there are batching, upload, hedging, checkpoints, "}
     assert end.get(nearest, f"did you mean {nearest}?") in str(caught.value)
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "plugins", "refused"),
+    [
+        ("durability", "task", "", True),
+        ("also", "dstl:///tmp/elsewhere", "org.example.Other", True),
+        ("durability", "task", "org.example.Other, dstl.spark.DstlPlugin", False),
+        ("durability", "commit", "", False),
+    ],
+)
+def test_an_option_of_sparks_own_operators_is_refused_where_there_are_none(
+    spark: SparkSession,
+    set_application_conf: Any,
+    tmp_path: Path,
+    caplog: Any,
+    option: str,
+    value: str,
+    plugins: Any,
+    refused: bool,
+) -> None:
+    """Also: where there may be some, the log says that it is not for this backend; a default changes nothing."""
+    set_application_conf({f"spark.dstl.{option}": value, "spark.plugins": plugins})
+    said = f"spark.dstl.{option}={value} changes nothing for a StateBackend"
+    if refused:
+        with pytest.raises(Invalid, match=re.escape(said) + r".*spark\.plugins=dstl\.spark\.DstlPlugin.*leave it out"):
+            StateBackend(tmp_path / "state", spark=spark)
+        assert not (tmp_path / "state").exists()
+    else:
+        StateBackend(tmp_path / "state", spark=spark).close()
+        assert (said in caplog.text) == (value == "task")
+
+
+@pytest.mark.parametrize(
+    ("name", "has_argument"),
+    [("spark.dstl.commit", False), ("spark.dstl.sources", False), ("spark.dstl.batching.byte_budget", True)],
+)
+def test_a_late_setting_is_refused_with_what_helps(
+    spark: SparkSession, set_conf: Any, tmp_path: Path, name: str, has_argument: bool
+) -> None:
+    set_conf({name: "1"})
+    with pytest.raises(Invalid, match=rf"{re.escape(name)}=1 .*before the application starts") as caught:
+        StateBackend(tmp_path / "state", spark=spark)
+    assert ("give batching= to the StateBackend" in str(caught.value)) == has_argument
+    assert ("to the StateBackend" in str(caught.value)) == has_argument
 
 
 def test_a_path_object_and_whole_numbers_of_numpy_are_taken(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, task_managers_of
 from dstl.errors import Invalid, brief
-from dstl.option_sources import check_option_names
+from dstl.files.options import FileOptions
+from dstl.option_sources import SECTIONS, check_option_names
+
+_log = logging.getLogger(__name__)
+
+_PLUGIN = "dstl.spark.DstlPlugin"
+"""Without it an application has no checkpoint directories but those of its StateBackends."""
 
 LOOPBACK = "127.0.0.1"
 """Driver, TaskManagers and tasks of a local session share a machine."""
@@ -48,12 +56,36 @@ def settings_of(session: SparkSession) -> dict[str, str]:
     check_option_names(os.environ, settings)
     for name, value in sorted(session.conf.getAll.items()):
         if name.startswith("spark.dstl.") and settings.get(name) != value:
+            section = name.split(".")[2]
+            argument = f"; or give {section}= to the StateBackend" if section in SECTIONS else ""
             raise Invalid(
                 f"{name}={value} is set in a session of a running application, where it changes nothing: set it before "
-                "the application starts, in its first SparkSession.builder or with spark-submit --conf; or give the "
-                "option to the StateBackend"
+                f"the application starts, in its first SparkSession.builder or with spark-submit --conf{argument}"
             )
     return settings
+
+
+def file_options_of(settings: Mapping[str, str]) -> FileOptions:
+    """Return when a batch of a StateBackend waits for its record.
+
+    Args:
+        settings: Of the application.
+
+    Raises:
+        Invalid: A value is not one of its option's; or an option is set that changes nothing for a StateBackend, in an
+            application that has nothing else. Where it has, that is logged.
+    """
+    found = FileOptions.of(settings)
+    for name in ("durability", "also"):
+        if getattr(found, name) != FileOptions.model_fields[name].default:
+            said = (
+                f"spark.dstl.{name}={settings[f'spark.dstl.{name}']} changes nothing for a StateBackend: it is of "
+                "queries of Spark's own operators on dstl:// directories"
+            )
+            if _PLUGIN not in re.split(r"\s*,\s*", settings.get("spark.plugins", "")):
+                raise Invalid(f"{said}, and without spark.plugins={_PLUGIN} there are none; leave it out")
+            _log.warning("%s", said)
+    return found
 
 
 def is_local(session: SparkSession) -> bool:
