@@ -214,8 +214,8 @@ class _NoRuns:
     async def is_running(self, run_id: str) -> bool:
         return False
 
-    async def complete_batch(self, run_id: str, batch_id: int) -> None:
-        """Not a query's: nothing is run."""
+    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
+        return False
 
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
         raise Invalid("no query runs here, so no batch is committed")

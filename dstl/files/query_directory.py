@@ -70,10 +70,13 @@ class QueryDirectory(CoordinatedDirectory):
         if path == METADATA:
             self.query_id = query_id_of(b"".join(content))
             await self.lead(self.query_id)
-        elif (batch := barrier_batch(path, "commits")) is not None:
-            # Before its turn: the tasks ask this directory too.
-            await self._checkpoints.complete_batch(run, batch)
         await super().put(path, run, attempt, content)
+
+    async def lacks_tasks(self, path: str, run: str) -> bool:
+        """Return whether tasks of a batch have to run before its commit, which is this file, can be taken."""
+        await self._meet(run)
+        batch = barrier_batch(path, "commits")
+        return batch is not None and self._checkpoints.lacks_tasks(run, batch)
 
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them."""

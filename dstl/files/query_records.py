@@ -45,8 +45,8 @@ class Checkpoints(Protocol):
         """Return whether Spark is running a run."""
         ...
 
-    def complete_batch(self, run_id: str, batch_id: int) -> Awaitable[None]:
-        """Run a batch once more where Spark has not run all of it."""
+    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
+        """Return whether tasks of a batch have to run before its commit can be taken."""
         ...
 
     def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Coroutine[Any, Any, None]:

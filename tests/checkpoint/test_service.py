@@ -760,9 +760,6 @@ class _Running:
     async def is_running(self, run_id: str) -> bool:
         return run_id == self.run
 
-    async def run_again(self, run_id: str, batch_id: int) -> None:
-        raise AssertionError("the batch was run whole")
-
 
 async def test_a_late_look_of_an_earlier_run_does_not_fence_the_one_that_spark_is_running(seed: int) -> None:
     """A purge of the run before came behind the first look of the next, which then counted as replaced."""

@@ -122,6 +122,10 @@ class CheckpointDirectory:
         if told is not None and told[1] < batch:
             told[2]()
 
+    async def lacks_tasks(self, run: str, batch: int) -> bool:
+        """Return whether tasks of a batch have to run before it is committed, as Spark's JVM asks."""
+        return await self._directory.lacks_tasks(f"commits/{batch}", run)
+
     async def commit(self, run: str, batch: int, then: Callable[[], None]) -> None:
         """Write that a batch is done, and call ``then`` once that is durable; errors as of :meth:`write_offsets`."""
         await self._write(f"commits/{batch}", run, b"v1\n{}")

@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
-from dstl.files.directory import Directory
 from dstl.files.file_log import FileLog
 from dstl.files.namespace import backend_root, plain_location_of
 from dstl.files.options import FileOptions
@@ -16,7 +15,9 @@ from dstl.files.query_directory import QueryDirectory
 from dstl.files.reader import FileReader
 from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
+from dstl.rpc.file_messages import BatchStat, StatBatch
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
+from dstl.rpc.server import Peer
 from dstl.runtime import IoLoop, Runtime
 from dstl.spark.application.driver_jar import driver_roots
 from dstl.store.base import ObjectStore
@@ -59,7 +60,7 @@ class CheckpointDirectory:
         self._root = ""
         self._secret = Secret.generate()
         self._roots = CheckpointRoots()
-        self._files = FileService(self._of, self._roots, self._secret, {})
+        self._files = FileService(self._of, self._roots, self._secret, {StatBatch: self._stat_batch})
         self._scratch: ScratchDirectory | None = None
         self._directory: QueryDirectory | None = None
         self._first: ObjectStore | None = None
@@ -111,7 +112,11 @@ class CheckpointDirectory:
             await self._files.server.listen_unix(str(self._scratch.path / "files"))
         return str(self._scratch.path / "files")
 
-    async def _of(self, root: str) -> Directory:
+    async def _stat_batch(self, peer: Peer, call: StatBatch) -> BatchStat:
+        place = self._roots.place(call.path, call.run)
+        return BatchStat(await (await self._of(place.root)).lacks_tasks(place.inner, call.run))
+
+    async def _of(self, root: str) -> QueryDirectory:
         if self._directory is None or root != self._directory.root:
             raise Invalid(f"{root} is not served here: this is the driver of {self._root}")
         return self._directory

@@ -161,8 +161,9 @@ public final class DstlFileSystem extends FileSystem {
       delete(source, false);
       return;
     }
-    CommittedBatch.complete(target);
-    put(makeQualified(target), written, overwrite);
+    Path whole = makeQualified(target);
+    CommittedBatch.complete(whole);
+    put(whole, written, overwrite);
   }
 
   @Override
