@@ -20,7 +20,6 @@ from dstl.files.participants import Participants
 from dstl.files.query_records import METADATA, WHOLE_EVERY, Checkpoints, QueryRecords, json_field, query_id_of
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
-from dstl.store.base import ObjectStore
 
 
 class QueryDirectory(CoordinatedDirectory):
@@ -28,9 +27,8 @@ class QueryDirectory(CoordinatedDirectory):
 
     Args:
         root: Its URI.
-        store: The backend's location; stays the caller's.
-        plain: Where plain files of an earlier directory are taken over from; closed with this.
-        log: What the driver's JVM puts.
+        log: What the driver's JVM puts. Its store stays the caller's; that of the plain files of an earlier directory
+            is closed with this.
         checkpoints: The query's; the log is theirs.
         runtime: Clock, jitter and ids.
         options: When a batch waits for its record.
@@ -43,8 +41,6 @@ class QueryDirectory(CoordinatedDirectory):
     def __init__(
         self,
         root: str,
-        store: ObjectStore,
-        plain: ObjectStore,
         log: FileLog,
         checkpoints: Checkpoints,
         runtime: Runtime,
@@ -53,9 +49,7 @@ class QueryDirectory(CoordinatedDirectory):
         self.runs: dict[str, None] = {}
         self.query_id = ""
         self._checkpoints = checkpoints
-        run = FileRun(WHOLE_EVERY)
-        participants = Participants(root, log, run)
-        records = QueryRecords(root, store, plain, checkpoints, self, run, participants, log.reader, runtime)
+        records = QueryRecords(checkpoints, self, Participants(root, log, FileRun(WHOLE_EVERY)), runtime)
         super().__init__(root, log, records, runtime.clock, options)
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:

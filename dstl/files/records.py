@@ -14,12 +14,10 @@ from dstl.files.adoption import plain_entries
 from dstl.files.file_run import FileRun, Step
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
-from dstl.files.reader import FileReader
 from dstl.files.rules import is_ahead, next_version
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
-from dstl.store.base import ObjectStore
 from handles.file_record import FILES_OWNER, FileRecord
 
 OWNER = FILES_OWNER
@@ -67,34 +65,22 @@ class Records(ABC):
     Reading takes nothing over: another driver's directory is read as its latest record leaves it.
 
     Args:
-        store: The directory's location.
-        plain: The directory of plain files, which are adopted where there is no log yet; closed with this.
         manifests: The log.
-        run: Has the index.
         participants: Those who have a part in the next record.
-        reader: Reads what records name; closed with this.
         runtime: Clock.
 
     Attributes:
-        run: The same.
+        run: Has the index.
         participants: The same.
-        reader: The same.
+        reader: Reads what records name; closed with this, and so is where it finds the plain files that are adopted
+            where there is no log yet.
         leads: True while this process has won the fence, for all that it knows.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        plain: ObjectStore,
-        manifests: ManifestLog,
-        run: FileRun,
-        participants: Participants,
-        reader: FileReader,
-        runtime: Runtime,
-    ) -> None:
-        self.run, self.participants, self.reader = run, participants, reader
+    def __init__(self, manifests: ManifestLog, participants: Participants, runtime: Runtime) -> None:
+        self.run, self.participants, self.reader = participants.run, participants, participants.log.reader
         self.leads = False
-        self._store, self._plain, self._manifests = store, plain, manifests
+        self._manifests = manifests
         self._clock = runtime.clock
         self._opening = asyncio.Lock()
         self._read_at: float | None = None
@@ -198,7 +184,7 @@ class Records(ABC):
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await self.reader.close()
-        await self._plain.close()
+        await self.reader.plain.close()
 
     def _next(self, barriers: Sequence[Barrier], parts: Sequence[Persisted]) -> NextRecord:
         return NextRecord(self.run, barriers, parts, self._boundary())
@@ -228,7 +214,7 @@ class Records(ABC):
 
     async def _adopt(self) -> None:
         """Take over the plain files that are there; the first record will be a whole one, and have them."""
-        entries = await plain_entries(self._plain)
+        entries = await plain_entries(self.reader.plain)
         version = next_version(entry.path for entry in entries)
         needed = [entry for entry in entries if not is_ahead(entry.path, version)]
         self.run.index.apply(FileRecord.of("", "", needed, is_whole=True), 0)
@@ -263,34 +249,23 @@ class Records(ABC):
 
 
 class OwnRecords(Records):
-    """Those of a directory that has a log of its own.
+    """Those of a directory that has a log of its own, in a store that is closed with this.
 
     Args:
-        store: The directory's location; closed with this.
-        plain: The directory of plain files; closed with this.
-        run: Has the index.
         participants: Those who have a part in the next record.
-        reader: Reads what records name; closed with this.
         runtime: Clock, jitter and ids.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        plain: ObjectStore,
-        run: FileRun,
-        participants: Participants,
-        reader: FileReader,
-        runtime: Runtime,
-    ) -> None:
-        super().__init__(store, plain, ManifestLog(store, runtime), run, participants, reader, runtime)
+    def __init__(self, participants: Participants, runtime: Runtime) -> None:
+        store = participants.log.reader.store
+        super().__init__(ManifestLog(store, runtime), participants, runtime)
         self._deleter = BackgroundDeleter(store, deleted="filesDeleted", left="filesLeftToCleaner")
 
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await self._deleter.close()
         await super().close()
-        await self._store.close()
+        await self.reader.store.close()
 
     def drop(self) -> None:
         """Nothing but the participants takes part, and they were told."""
@@ -327,7 +302,7 @@ class OwnRecords(Records):
             return
         scan = await self._manifests.scan()
         index = self.run.index
-        steps = file_steps(scan, self._store.location, OWNER)
+        steps = file_steps(scan, self.reader.store.location, OWNER)
         for sequence, files in steps:
             index.apply(files, sequence)
         if not steps:

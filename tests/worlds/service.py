@@ -35,7 +35,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager import task_manager
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
+from dstl.taskmanager.task_manager import Components
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.progress import ProgressListener
@@ -141,10 +141,9 @@ def query_directory(
 ) -> QueryDirectory:
     """Return Spark's checkpoint directory in the log of a coordinator's checkpoints."""
     runtime, config = seeded_runtime(seed + 7, SystemClock()), TaskManagerConfig("")
-    changelog = Changelog(config, Components(store=store, runtime=runtime), "files")
     earlier = plain if plain is not None else MemoryStore()
-    log = FileLog(changelog, runtime, config.batching.inline_threshold, FileReader(store, earlier, runtime))
-    return QueryDirectory(ROOT, store, earlier, log, service.commits, runtime, files)
+    log = FileLog(config, runtime, FileReader(store, earlier, runtime))
+    return QueryDirectory(ROOT, log, service.commits, runtime, files)
 
 
 class Driver:

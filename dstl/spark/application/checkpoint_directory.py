@@ -23,8 +23,6 @@ from dstl.spark.application.driver_jar import driver_roots
 from dstl.store.base import ObjectStore
 from dstl.store.location import split_locations
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
-from handles.file_record import FILES_OWNER
 from materializer.local_disk import ScratchDirectory
 
 
@@ -33,7 +31,6 @@ class CheckpointDirectory:
 
     Args:
         session: The session of the query.
-        store: The backend's location; stays the caller's.
         config: The backend's options; its location is absolute.
         open_store: Opens a location.
         service: The coordinator of the query.
@@ -45,7 +42,6 @@ class CheckpointDirectory:
     def __init__(
         self,
         session: SparkSession,
-        store: ObjectStore,
         config: TaskManagerConfig,
         open_store: Callable[[str], ObjectStore],
         service: CoordinatorService,
@@ -54,7 +50,7 @@ class CheckpointDirectory:
         options: FileOptions,
     ) -> None:
         self._session = session
-        self._store, self._config, self._open_store = store, config, open_store
+        self._config, self._open_store = config, open_store
         self._checkpoints, self._runtime, self._loop = service.commits, runtime, loop
         self._options = options
         self._root = ""
@@ -100,12 +96,8 @@ class CheckpointDirectory:
             plain = self._open_store(plain_location_of(root))
             # Of several locations the first has the log, and all that is needed to read Spark's half of it.
             self._first = self._open_store(split_locations(self._config.location)[0])
-            changelog = Changelog(self._config, Components(store=self._first, runtime=self._runtime), FILES_OWNER)
-            reader = FileReader(self._first, plain, self._runtime)
-            log = FileLog(changelog, self._runtime, self._config.batching.inline_threshold, reader)
-            self._directory = QueryDirectory(
-                root, self._store, plain, log, self._checkpoints, self._runtime, self._options
-            )
+            log = FileLog(self._config, self._runtime, FileReader(self._first, plain, self._runtime))
+            self._directory = QueryDirectory(root, log, self._checkpoints, self._runtime, self._options)
             self._roots.add(root)
         if self._scratch is None:
             self._scratch = ScratchDirectory()
