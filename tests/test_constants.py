@@ -20,6 +20,7 @@ def test_every_numeric_constant_has_a_comment_or_docstring() -> None:
         lines, body = path.read_text().splitlines(), ast.parse(path.read_text()).body
         for node, after in zip(body, [*body[1:], ast.Pass()], strict=True):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and is_number(node.value):
-                has_comment = any("#" in line for line in lines[node.lineno - 2 : node.lineno])
+                before, own = lines[node.lineno - 2 : node.lineno]
+                has_comment = "#" in own or before.startswith("#")
                 is_documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert has_comment or is_documented or "." in ast.unparse(node).split(" = ")[0], ast.unparse(node)
