@@ -9,16 +9,18 @@ from typing import Any
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.spark_commit import FilesStep
-from dstl.errors import CorruptData, Fenced, ObjectNotFound, TaskManagerLost
-from dstl.files.adoption import plain_entries
+from dstl.errors import CorruptData, Fenced, Invalid, ObjectNotFound, TaskManagerLost
 from dstl.files.file_run import FileRun, Step
 from dstl.files.index import file_steps
+from dstl.files.namespace import OBJECTS, is_of_a_query
 from dstl.files.participants import Participants
 from dstl.files.rules import is_ahead, next_version
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
-from handles.file_record import FILES_OWNER, FileRecord
+from dstl.store.base import ObjectStore
+from handles.file_record import FILES_OWNER, PLAIN, FileEntry, FileRecord
+from handles.segment_handle import SegmentHandle
 
 OWNER = FILES_OWNER
 FRESH_S = 1.0
@@ -324,3 +326,38 @@ class OwnRecords(Records):
                 self.run.index.apply(record.files, sequence)
             self._tail = sequence
         return True
+
+
+async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
+    """Return what stock Spark has written into a checkpoint directory: one listing.
+
+    Nothing of it is ever changed or deleted: a query that has moved in can move out again, to where it was.
+
+    Args:
+        plain: The directory. Hidden files, as those of half-written ones, are passed over by every store.
+
+    Raises:
+        Invalid: There are files that nobody knows, so it is perhaps another directory than was meant; or objects are
+            sealed here, which files of Spark's own cannot be.
+    """
+    entries = []
+    async for info in plain.list(""):
+        if info.name.startswith(f"{OBJECTS}/"):
+            continue
+        if not is_of_a_query(info.name):
+            raise Invalid(
+                f"{plain.location} holds {info.name}, which is not a file of a streaming query's checkpoint: give the "
+                "query a directory of its own"
+            )
+        handle = SegmentHandle(PLAIN + info.name, info.size, 0)
+        entries.append(FileEntry(info.name, info.size, int(info.modified * 1000), handle, "", 0))
+    if entries:
+        smallest = min(entries, key=lambda entry: entry.size)
+        try:
+            await plain.get(smallest.path)
+        except CorruptData:
+            raise Invalid(
+                f"{plain.location} holds plain files of Spark's, which carry no seal, and sealing.key_file is set: "
+                "a forged one would go unnoticed. Give the query another directory, or go on without a key"
+            ) from None
+    return entries

@@ -161,9 +161,8 @@ public final class DstlFileSystem extends FileSystem {
       delete(source, false);
       return;
     }
-    Path whole = makeQualified(target);
-    CommittedBatch.complete(whole);
-    put(whole, written, overwrite);
+    CommittedBatch.complete(makeQualified(target));
+    put(makeQualified(target), written, overwrite);
   }
 
   @Override
