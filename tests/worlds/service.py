@@ -414,6 +414,13 @@ def some_events(
     return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in operators}
 
 
+async def check_durable(store: ObjectStore, model: Model, batch: int | None = None) -> None:
+    """The last checkpoint, restored by somebody else, is the model; and the batch's, where that is told."""
+    newest = (await retained(store))[-1]
+    assert batch is None or newest.batch_id == batch
+    assert without_empty(await state_of(newest, store)) == without_empty(model)
+
+
 def apply(values: dict[bytes, bytes], written: Written) -> None:
     for key, value in written.items():
         if value is None:
