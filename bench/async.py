@@ -26,7 +26,6 @@ from dstl.files.options import FileOptions
 from dstl.files.reader import FileReader
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
 from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
@@ -104,12 +103,8 @@ class _Query:
         self._stores = (LatencyStore(inner, model), LatencyStore(inner, model))
         runtime = seeded_runtime(args.seed, LoopClock())
         config = TaskManagerConfig(location="")
-        components = Components(store=self._stores[0], hedge_store=self._stores[1], runtime=runtime)
-        plain = MemoryStore()
-        reader = FileReader(self._stores[0], plain, runtime)
-        log = FileLog(Changelog(config, components, "files"), runtime, config.batching.inline_threshold, reader)
-        root = "dstl:///bench/query"
-        self._directory = own_directory(root, self._stores[0], plain, log, {}, runtime, FileConfig("", files=options))
+        log = FileLog(config, runtime, FileReader(self._stores[0], MemoryStore(), runtime), self._stores[1])
+        self._directory = own_directory("dstl:///bench/query", log, {}, runtime, FileConfig("", files=options))
 
     @property
     def requests(self) -> int:

@@ -23,7 +23,7 @@ class CommittedRuns:
         turns: Makes checkpoints.
         operators: Parallelism by operator; the caller adds to it.
         running: Returns the coordinator of the run that is open; None where none is.
-        execution: Spark's; None where nothing can be run again.
+        execution: Spark's; None where it cannot be asked.
     """
 
     def __init__(
@@ -106,20 +106,16 @@ class CommittedRuns:
         """A run is open, which has read the log's checkpoints at this epoch."""
         self._known = epoch
 
-    async def complete_batch(self, run_id: str, batch_id: int) -> None:
-        """Run a batch that Spark commits once more where it has not run all of it, so that the state has all of it.
+    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
+        """Return whether Spark has not run all tasks of a batch that it commits, and has to before the state has all.
 
         A sink that has committed the batch skips it when it is replayed (Spark's file sink does), and a function given
         to ``foreachBatch`` may read a part of it, or nothing.
-
-        Raises:
-            DstlError: A task failed.
         """
         coordinator = self._running()
-        if self._execution is None or not self._operators or run_id != self._latest:
-            return
-        if coordinator is None or coordinator.run_id != run_id or coordinator.lacks_tasks(batch_id):
-            await self._execution.run_again(run_id, batch_id)
+        if not self._operators or run_id != self._latest:
+            return False
+        return coordinator is None or coordinator.run_id != run_id or coordinator.lacks_tasks(batch_id)
 
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
         """Make the checkpoint of a batch and Spark's commit of it, in one record; returns when that is durable.

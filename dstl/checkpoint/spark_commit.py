@@ -76,14 +76,6 @@ class SparkExecution(Protocol):
         """Return whether Spark is running a query by this run."""
         ...
 
-    async def run_again(self, run_id: str, batch_id: int) -> None:
-        """Run all tasks of a batch that is about to be committed once more, into nothing; where that may not be, none.
-
-        Raises:
-            DstlError: A task failed.
-        """
-        ...
-
 
 class SparkDirectory(Protocol):
     """Spark's checkpoint directory in the manifest log of a query's checkpoints. One event loop."""

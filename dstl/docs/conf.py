@@ -14,7 +14,7 @@ exclude_patterns = ["site"]
 
 # Pages.
 myst_enable_extensions = ["deflist"]
-myst_heading_anchors = 3
+myst_heading_anchors = 3  # as deep as links of pages lead into others
 html_theme = "furo"
 html_title = f"DSTL {release}"
 html_show_copyright = False

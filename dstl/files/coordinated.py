@@ -18,7 +18,6 @@ from dstl.files.records import OwnRecords, Records
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Clock, Runtime
-from dstl.store.base import ObjectStore
 from handles.file_record import FileEntry
 
 _log = logging.getLogger(__name__)
@@ -166,8 +165,6 @@ class CoordinatedDirectory(Directory):
 
 def own_directory(
     root: str,
-    store: ObjectStore,
-    plain: ObjectStore,
     log: FileLog,
     hosts: Mapping[str, Callee],
     runtime: Runtime,
@@ -177,14 +174,11 @@ def own_directory(
 
     Args:
         root: Its URI.
-        store: Its location; closed with it.
-        plain: The directory of plain files, which are adopted where there is no log yet; closed with it.
-        log: What this process itself takes.
+        log: What this process itself takes; its reader's stores are closed with it.
         hosts: The other hosts' services by name; the caller keeps it up to date.
         runtime: Clock, jitter and ids.
         config: When files become durable, and how long that may take.
     """
     run = FileRun(outlives_hosts=config.files.durability == "task")
     participants = Participants(root, log, run, hosts, config.checkpoints.timeout_s)
-    records = OwnRecords(store, plain, run, participants, log.reader, runtime)
-    return CoordinatedDirectory(root, log, records, runtime.clock, config.files)
+    return CoordinatedDirectory(root, log, OwnRecords(participants, runtime), runtime.clock, config.files)

@@ -20,8 +20,10 @@ from dstl.files.rules import in_order, needs_snapshots
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime
-from dstl.taskmanager.task_manager import Changelog
-from handles.file_record import FileEntry
+from dstl.store.base import ObjectStore
+from dstl.taskmanager.config import TaskManagerConfig
+from dstl.taskmanager.task_manager import Changelog, Components
+from handles.file_record import FILES_OWNER, FileEntry
 from handles.segment_handle import INITIAL_SQN, SegmentHandle, SequenceNumber
 
 _log = logging.getLogger(__name__)
@@ -87,22 +89,27 @@ class FileLog:
            stored from before its fence, and is in no record, its cleaner takes for an orphan.
 
     Args:
-        changelog: The log's parts; closed with this.
+        config: Of the process.
         runtime: Time and ids.
-        inline_threshold: Bytes that a record may hold.
+        reader: Reads what records name; its store is the log's.
+        hedge_store: The same location over other connections, for second requests; the same store where None.
 
     Attributes:
+        reader: The same.
         riders: What no record holds.
         stores_in_background: Large snapshots are stored before a record asks for them; else the caller does it.
     """
 
-    def __init__(self, changelog: Changelog, runtime: Runtime, inline_threshold: int, reader: FileReader) -> None:
+    def __init__(
+        self, config: TaskManagerConfig, runtime: Runtime, reader: FileReader, hedge_store: ObjectStore | None = None
+    ) -> None:
         self.riders = Riders()
         self.reader = reader
-        self._changelog = changelog
+        components = Components(store=reader.store, hedge_store=hedge_store, runtime=runtime)
+        self._changelog = Changelog(config, components, FILES_OWNER)
         self._runtime = runtime
         # Encoded they may be a little more.
-        self._room = inline_threshold * 3 // 4
+        self._room = config.batching.inline_threshold * 3 // 4
         self.stores_in_background = True
         self._writers: dict[tuple[str, Lane], StateChangelogWriter] = {}
         self._run = ""

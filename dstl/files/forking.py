@@ -28,7 +28,6 @@ from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime
-from dstl.taskmanager.task_manager import Changelog, Components
 from handles.file_record import PLAIN, FileEntry, elsewhere, place_elsewhere
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
@@ -51,11 +50,10 @@ def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> Coor
     """Open a directory for a change of its index without a query; the caller closes it."""
     store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
     config = FileConfig(location="")
-    changelog = Changelog(config, Components(store=store, runtime=runtime), OWNER)
-    log = FileLog(changelog, runtime, config.batching.inline_threshold, FileReader(store, plain, runtime))
+    log = FileLog(config, runtime, FileReader(store, plain, runtime))
     if is_of_a_backend(root):
-        return QueryDirectory(root, store, plain, log, _NoRuns(ManifestLog(store, runtime)), runtime)
-    return own_directory(root, store, plain, log, {}, runtime, config)
+        return QueryDirectory(root, log, _NoRuns(ManifestLog(store, runtime)), runtime)
+    return own_directory(root, log, {}, runtime, config)
 
 
 async def fork(source: str, target: str, runtime: Runtime, open_store: OpenStore, also: Collection[str] = ()) -> Fork:
@@ -214,8 +212,8 @@ class _NoRuns:
     async def is_running(self, run_id: str) -> bool:
         return False
 
-    async def complete_batch(self, run_id: str, batch_id: int) -> None:
-        """Not a query's: nothing is run."""
+    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
+        return False
 
     async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
         raise Invalid("no query runs here, so no batch is committed")

@@ -11,11 +11,11 @@ from dstl.errors import Fenced, Invalid, TaskManagerLost
 from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.namespace import barrier_batch
+from dstl.files.options import FileOptions
 from dstl.files.rules import is_late
 from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
-from dstl.store.base import ObjectStore
 from handles.segment_handle import SegmentHandle
 
 _log = logging.getLogger(__name__)
@@ -38,40 +38,34 @@ class HostedDirectory(Directory):
     Args:
         root: Its URI.
         member: This host's service, as the coordinator knows it.
-        store: Its location.
-        plain: The directory of plain files.
-        log: What this process takes.
+        log: What this process takes; its reader's stores are closed with this.
         coordinator: Who decides.
         runtime: Clock, jitter.
-        stores_at_once: A file is stored, and the coordinator knows where, before its put returns.
-        asks_always: A file waits until the offsets of its batch are durable; else they were before a task began.
+        options: When files become durable.
     """
 
     def __init__(
         self,
         root: str,
         member: str,
-        store: ObjectStore,
-        plain: ObjectStore,
         log: FileLog,
         coordinator: CoordinatorLink,
         runtime: Runtime,
-        *,
-        stores_at_once: bool = False,
-        asks_always: bool = False,
+        options: FileOptions,
     ) -> None:
         super().__init__(root, log)
         self.log = log
         self._member = member
-        self._stores = (store, plain)
         self._coordinator = coordinator
         self._serves = ""
         self._committed = -1
         self._serving = asyncio.Lock()
         self._runtime = runtime
-        self._stores_at_once = stores_at_once
-        self._asks_always = asks_always
-        log.stores_in_background = not stores_at_once
+        # A file is stored, and the coordinator knows where, before its put returns.
+        self._stores_at_once = options.durability == "task"
+        # A file waits until the offsets of its batch are durable; else they were before a task began.
+        self._asks_always = options.sources == "keep"
+        log.stores_in_background = not self._stores_at_once
         self._storing = asyncio.Lock()
         self._putting = 0
         self._is_ending = False
@@ -166,8 +160,8 @@ class HostedDirectory(Directory):
         """End what is under way. Idempotent."""
         await super().close()
         await self._log.reader.close()
-        for store in self._stores:
-            await store.close()
+        await self._log.reader.store.close()
+        await self._log.reader.plain.close()
 
     async def _store(self, run: str) -> None:
         """Store what was put, and tell the coordinator; whoever waits here meanwhile shares the next request."""

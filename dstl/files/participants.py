@@ -38,14 +38,19 @@ class Participants:
         run: Who has taken files.
         hosts: The other hosts' services by name; the caller keeps it up to date.
         timeout_s: Seconds that each of them has to make its files durable.
+
+    Attributes:
+        root: The same.
+        log: The same.
+        run: The same.
     """
 
     def __init__(
         self, root: str, log: FileLog, run: FileRun, hosts: Mapping[str, Callee] | None = None, timeout_s: float = 0.0
     ) -> None:
-        self._root = root
-        self._log = log
-        self._run = run
+        self.root = root
+        self.log = log
+        self.run = run
         self._hosts = {} if hosts is None else hosts
         self._timeout_s = timeout_s
         self._asked: dict[str, Callee] = {}
@@ -60,10 +65,10 @@ class Participants:
         Raises:
             TaskManagerLost: One is gone, and what it held is lost.
         """
-        self._of, self._holders = run, self._run.take_hosts(barrier)
+        self._of, self._holders = run, self.run.take_hosts(barrier)
         self._taken = frozenset(member for member, _ in self._holders)
-        self._stored = {member: self._run.count_stored(member) for member in self._taken}
-        gone = sorted(each for each in self._taken - self._hosts.keys() if not self._run.outlives(each))
+        self._stored = {member: self.run.count_stored(member) for member in self._taken}
+        gone = sorted(each for each in self._taken - self._hosts.keys() if not self.run.outlives(each))
         if gone:
             raise TaskManagerLost(f"the file service {gone[0]} is gone with files of {barrier}: restart the query")
         self._asked = {each: self._hosts[each] for each in self._taken if each in self._hosts}
@@ -93,46 +98,46 @@ class Participants:
         told = [each for each in parts if not isinstance(each, BaseException)]
         for member, parts_of_host in zip(self._asked, told[1:], strict=True):
             if any(part.has_more for part in parts_of_host):
-                self._run.keep_hosts([(member, self._of)])
-        stored = [self._run.stored_by(member) for member in self._taken - self._asked.keys()]
+                self.run.keep_hosts([(member, self._of)])
+        stored = [self.run.stored_by(member) for member in self._taken - self._asked.keys()]
         return [part for each in (*told, *stored) for part in each]
 
     async def complete(self, located: Mapping[str, SegmentHandle], barrier: str) -> None:
         """The record is durable."""
-        self._log.complete(located)
-        self._run.forget_stored(self._stored)
-        told = (host.call(Complete(located, self._root)) for host in self._asked.values())
+        self.log.complete(located)
+        self.run.forget_stored(self._stored)
+        told = (host.call(Complete(located, self.root)) for host in self._asked.values())
         for error in await asyncio.gather(*told, return_exceptions=True):
             if isinstance(error, DstlError):
                 # It is gone, and the record is there: what it held is in the store.
-                _log.warning("%s: a host has gone after %s: %s", self._root, barrier, error)
+                _log.warning("%s: a host has gone after %s: %s", self.root, barrier, error)
         self._forget()
 
     async def reset(self) -> None:
         """The record was certainly not written: all keep what they have for the next one."""
-        self._log.reset()
-        self._run.keep_hosts(self._holders)
-        await asyncio.gather(*(host.call(Abort(self._root)) for host in self._asked.values()), return_exceptions=True)
+        self.log.reset()
+        self.run.keep_hosts(self._holders)
+        await asyncio.gather(*(host.call(Abort(self.root)) for host in self._asked.values()), return_exceptions=True)
         self._forget()
 
     def abandon(self) -> None:
         """Nobody knows whether the record was written: the run is over; what is of no run waits for the next record."""
-        self._log.abandon()
+        self.log.abandon()
         # They are not told: whoever is asked again knows that nobody will answer for the last time.
-        self._run.keep_hosts(self._holders)
+        self.run.keep_hosts(self._holders)
         self._forget()
 
     async def _persist_own(self, version: int) -> list[Persisted]:
-        return [await self._log.persist(self._of, ALL_LANES, version)]
+        return [await self.log.persist(self._of, ALL_LANES, version)]
 
     async def _ask(self, member: str, host: Callee, version: int) -> list[Persisted]:
-        commit = DirectoryCommit(self._root, self._of, version)
+        commit = DirectoryCommit(self.root, self._of, version)
         try:
             return [await host.call(Persist({}, self._timeout_s, commit), self._timeout_s)]
         except TaskManagerLost:
-            if not self._run.outlives(member):
+            if not self.run.outlives(member):
                 raise
-            return self._run.stored_by(member)
+            return self.run.stored_by(member)
 
     def _forget(self) -> None:
         self._asked, self._holders, self._taken, self._stored = {}, frozenset(), frozenset(), {}

@@ -40,7 +40,6 @@ from dstl.rpc.server import Peer
 from dstl.runtime import Runtime
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.task_manager import Changelog, Components
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +66,8 @@ class FileProcess:
         """Return the locations whose objects a directory may use."""
         return Origins(root, self._config.files.also, self._open)
 
-    def components(self, root: str) -> tuple[ObjectStore, ObjectStore, FileLog]:
-        """Open the store of a directory, that of its plain files, and its log.
+    def open_log(self, root: str) -> FileLog:
+        """Open the log of a directory, over its store and that of its plain files.
 
         Raises:
             Invalid: The root names no location, or that of a ``StateBackend``.
@@ -80,9 +79,8 @@ class FileProcess:
                 "write there"
             )
         store, plain = self._open(location_of(root)), self._open(plain_location_of(root))
-        changelog = Changelog(self._config, Components(store=store, runtime=self._runtime), "files")
         reader = FileReader(store, plain, self._runtime, self._cache, self.origins(root))
-        return store, plain, FileLog(changelog, self._runtime, self._config.batching.inline_threshold, reader)
+        return FileLog(self._config, self._runtime, reader)
 
     def _open(self, location: str) -> ObjectStore:
         return self._open_store(location, self._config.s3, self._config.sealing)
@@ -136,8 +134,7 @@ class FileCoordinator(FileProcess):
         await self.directories.close()
 
     def _opened(self, root: str) -> CoordinatedDirectory:
-        store, plain, log = self.components(root)
-        found = own_directory(root, store, plain, log, self._members.all, self._runtime, self._config)
+        found = own_directory(root, self.open_log(root), self._members.all, self._runtime, self._config)
         # Tasks may outlive their run: nothing of theirs may take the directory over from another driver.
         for run in self.directories.ended:
             found.run.end(run, Fenced("its query has ended"))
@@ -240,18 +237,8 @@ class FileHost(FileProcess):
         self._coordinator.close()
 
     def _opened(self, root: str) -> HostedDirectory:
-        store, plain, log = self.components(root)
-        return HostedDirectory(
-            root,
-            self._member_id,
-            store,
-            plain,
-            log,
-            self._coordinator,
-            self._runtime,
-            stores_at_once=self._config.files.durability == "task",
-            asks_always=self._config.files.sources == "keep",
-        )
+        options = self._config.files
+        return HostedDirectory(root, self._member_id, self.open_log(root), self._coordinator, self._runtime, options)
 
     async def _end_run(self, peer: Peer, call: EndRun) -> Done:
         self.directories.end_run(call.run)

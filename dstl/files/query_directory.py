@@ -20,7 +20,6 @@ from dstl.files.participants import Participants
 from dstl.files.query_records import METADATA, WHOLE_EVERY, Checkpoints, QueryRecords, json_field, query_id_of
 from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
-from dstl.store.base import ObjectStore
 
 
 class QueryDirectory(CoordinatedDirectory):
@@ -28,9 +27,8 @@ class QueryDirectory(CoordinatedDirectory):
 
     Args:
         root: Its URI.
-        store: The backend's location; stays the caller's.
-        plain: Where plain files of an earlier directory are taken over from; closed with this.
-        log: What the driver's JVM puts.
+        log: What the driver's JVM puts. Its store stays the caller's; that of the plain files of an earlier directory
+            is closed with this.
         checkpoints: The query's; the log is theirs.
         runtime: Clock, jitter and ids.
         options: When a batch waits for its record.
@@ -43,8 +41,6 @@ class QueryDirectory(CoordinatedDirectory):
     def __init__(
         self,
         root: str,
-        store: ObjectStore,
-        plain: ObjectStore,
         log: FileLog,
         checkpoints: Checkpoints,
         runtime: Runtime,
@@ -54,9 +50,7 @@ class QueryDirectory(CoordinatedDirectory):
         self.query_id = ""
         self._planned: tuple[str, int, int | None] = ("", -1, None)
         self._checkpoints = checkpoints
-        run = FileRun(WHOLE_EVERY)
-        participants = Participants(root, log, run)
-        records = QueryRecords(root, store, plain, checkpoints, self, run, participants, log.reader, runtime)
+        records = QueryRecords(checkpoints, self, Participants(root, log, FileRun(WHOLE_EVERY)), runtime)
         super().__init__(root, log, records, runtime.clock, options)
 
     async def put(self, path: str, run: str, attempt: int, content: Sequence[Payload]) -> None:
@@ -71,10 +65,13 @@ class QueryDirectory(CoordinatedDirectory):
         if path == METADATA:
             self.query_id = query_id_of(b"".join(content))
             await self.lead(self.query_id)
-        elif (batch := barrier_batch(path, "commits")) is not None:
-            # Before its turn: the tasks ask this directory too.
-            await self._checkpoints.complete_batch(run, batch)
         await super().put(path, run, attempt, content)
+
+    async def lacks_tasks(self, path: str, run: str) -> bool:
+        """Return whether tasks of a batch have to run before its commit, which is this file, can be taken."""
+        await self._meet(run)
+        batch = barrier_batch(path, "commits")
+        return batch is not None and self._checkpoints.lacks_tasks(run, batch)
 
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them."""

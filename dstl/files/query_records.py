@@ -13,14 +13,11 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.checkpoint.spark_commit import CommitFiles, FilesStep, SparkDirectory
 from dstl.errors import CheckpointDeclined, Invalid, ObjectNotFound
-from dstl.files.file_run import FileRun
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
-from dstl.files.reader import FileReader
 from dstl.files.records import Barrier, NextRecord, Records
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
-from dstl.store.base import ObjectStore
 
 WHOLE_EVERY = 20
 """Such an index has no state files, so a whole one is small, and a start reads this many records at most."""
@@ -45,8 +42,8 @@ class Checkpoints(Protocol):
         """Return whether Spark is running a run."""
         ...
 
-    def complete_batch(self, run_id: str, batch_id: int) -> Awaitable[None]:
-        """Run a batch once more where Spark has not run all of it."""
+    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
+        """Return whether tasks of a batch have to run before its commit can be taken."""
         ...
 
     def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Coroutine[Any, Any, None]:
@@ -123,32 +120,16 @@ class QueryRecords(Records):
     """Those of the directory of the query that a ``StateBackend`` serves: one record holds a commit and its checkpoint.
 
     Args:
-        root: The directory's URI.
-        store: The backend's location; stays the caller's.
-        plain: Where plain files of an earlier directory are taken over from; closed with this.
         checkpoints: The query's; the log is theirs.
         directory: Whom the checkpoints ask about Spark's commits.
-        run: Has the index.
         participants: This process alone.
-        reader: Reads what records name; closed with this.
         runtime: Clock.
     """
 
     def __init__(
-        self,
-        root: str,
-        store: ObjectStore,
-        plain: ObjectStore,
-        checkpoints: Checkpoints,
-        directory: SparkDirectory,
-        run: FileRun,
-        participants: Participants,
-        reader: FileReader,
-        runtime: Runtime,
+        self, checkpoints: Checkpoints, directory: SparkDirectory, participants: Participants, runtime: Runtime
     ) -> None:
-        manifests = checkpoints.attach(directory, self._needs)
-        super().__init__(store, plain, manifests, run, participants, reader, runtime)
-        self._root = root
+        super().__init__(checkpoints.attach(directory, self._needs), participants, runtime)
         self._checkpoints = checkpoints
         self._owner = ""
         self._query_id = ""
@@ -201,7 +182,7 @@ class QueryRecords(Records):
     async def _query_id_here(self) -> str:
         entry = self.run.index.find(METADATA)
         if entry is None:
-            raise ObjectNotFound(f"{self._root}/{METADATA} is not there")
+            raise ObjectNotFound(f"{self.participants.root}/{METADATA} is not there")
         return query_id_of(await self.reader.read(entry))
 
     async def _send(self, record: NextRecord) -> None:
@@ -256,7 +237,7 @@ class QueryRecords(Records):
             raise error
         # Without a whole one a fence is all that there is.
         is_here = any(record.files is not None and record.files.is_whole for record in scan.records.values())
-        steps = file_steps(scan, self._store.location, scan.query_id) if is_here else []
+        steps = file_steps(scan, self.reader.store.location, scan.query_id) if is_here else []
         for sequence, files in steps:
             index.apply(files, sequence)
         self._whole = steps[0][0] if steps else 0
@@ -270,10 +251,11 @@ class QueryRecords(Records):
     def _check_owner(self, query_id: str) -> None:
         query_id = query_id or self._query_id
         if query_id and self._owner not in ("", query_id):
+            root = self.participants.root
             raise Invalid(
-                f"{self._store.location} belongs to query {self._owner}; this is query {query_id}: {self._root} has no "
+                f"{self.reader.store.location} belongs to query {self._owner}; this is query {query_id}: {root} has no "
                 "checkpoint directory of that query. Give this query a location of its own, or copy the checkpoint "
-                f"directory that it had into {self._plain.location} first, which is taken over from there"
+                f"directory that it had into {self.reader.plain.location} first, which is taken over from there"
             )
 
     def _needs(self, name: str) -> bool:

@@ -36,6 +36,10 @@ class FileReader:
         runtime: Jitter of pauses between attempts.
         cache: Keeps what was fetched; None: one of its own.
         origins: Opens the locations whose objects a fork uses; those are closed with this. None: it is no fork.
+
+    Attributes:
+        store: The same.
+        plain: The same.
     """
 
     def __init__(
@@ -48,8 +52,8 @@ class FileReader:
     ) -> None:
         self._origins = origins
         self._elsewhere: dict[str, ObjectStore] = {}
-        self._store = store
-        self._plain = plain
+        self.store = store
+        self.plain = plain
         self._patience = Patience(runtime, attempts=_ATTEMPTS)
         self._cache = FileCache() if cache is None else cache
         self._turns: WeakValueDictionary[SegmentHandle, asyncio.Lock] = WeakValueDictionary()
@@ -104,7 +108,7 @@ class FileReader:
                 return found
             first, count = _parts_from(offset, entry.size, self._cache.stretch)
             content = await self._patience.repeat(
-                lambda: self._fetch(entry, first, count), f"reading {entry.path} of {self._store.location}"
+                lambda: self._fetch(entry, first, count), f"reading {entry.path} of {self.store.location}"
             )
             stretch = Stretch(first * PART, content, entry.size > PART)
             self._cache.keep(key, stretch, len(content))
@@ -129,7 +133,7 @@ class FileReader:
         held = {number: len(parts[number].as_buffer()) for number in parts if first <= number <= first + count}
         if paths != {entry.path.encode()} or held != expected:
             raise CorruptData(
-                f"{self._store.location}: {entry.segment.name} holds {start + sum(held.values())} bytes of "
+                f"{self.store.location}: {entry.segment.name} holds {start + sum(held.values())} bytes of "
                 f"{sorted(paths)!r}, not the {entry.size} of {entry.path}: restore the object from a replica"
             )
         return cut(parts, start, stop)
@@ -137,7 +141,7 @@ class FileReader:
     async def _fetch_plain(self, entry: FileEntry, start: int, stop: int) -> bytes:
         plain, name = self._place(entry)
         if name != entry.path or not is_of_a_query(name):
-            raise CorruptData(f"{self._store.location}: {entry.path} is said to be {name}, which Spark has not written")
+            raise CorruptData(f"{self.store.location}: {entry.path} is said to be {name}, which Spark has not written")
         # Behind its end there must be nothing.
         content = await plain.get(name, ByteRange(start, stop + (stop == entry.size)) if start or stop else None)
         if len(content) != stop - start:
@@ -152,17 +156,17 @@ class FileReader:
         """Return the store of a file's object, and its name there."""
         name = entry.segment.name
         if name.startswith(PLAIN):
-            return self._plain, name.removeprefix(PLAIN)
+            return self.plain, name.removeprefix(PLAIN)
         found = place_elsewhere(name)
         if found is None:
-            return self._store, name
+            return self.store, name
         location, inner = found
         store = self._elsewhere.get(location)
         if store is None:
             if self._origins is None:
                 raise MissingState(f"{name} is an object of {location}, which is not open here")
             if bool(entry.log_id) != location.endswith(f"/{OBJECTS}"):
-                raise CorruptData(f"{self._store.location}: {entry.path} is said to lie in {location}, no log of files")
+                raise CorruptData(f"{self.store.location}: {entry.path} is said to lie in {location}, no log of files")
             store = self._elsewhere[location] = self._origins.open(location)
         return store, inner
 

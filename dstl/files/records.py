@@ -9,18 +9,18 @@ from typing import Any
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.spark_commit import FilesStep
-from dstl.errors import CorruptData, Fenced, ObjectNotFound, TaskManagerLost
-from dstl.files.adoption import plain_entries
+from dstl.errors import CorruptData, Fenced, Invalid, ObjectNotFound, TaskManagerLost
 from dstl.files.file_run import FileRun, Step
 from dstl.files.index import file_steps
+from dstl.files.namespace import OBJECTS, is_of_a_query
 from dstl.files.participants import Participants
-from dstl.files.reader import FileReader
 from dstl.files.rules import is_ahead, next_version
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Runtime
 from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
-from handles.file_record import FILES_OWNER, FileRecord
+from handles.file_record import FILES_OWNER, PLAIN, FileEntry, FileRecord
+from handles.segment_handle import SegmentHandle
 
 OWNER = FILES_OWNER
 FRESH_S = 1.0
@@ -67,34 +67,22 @@ class Records(ABC):
     Reading takes nothing over: another driver's directory is read as its latest record leaves it.
 
     Args:
-        store: The directory's location.
-        plain: The directory of plain files, which are adopted where there is no log yet; closed with this.
         manifests: The log.
-        run: Has the index.
         participants: Those who have a part in the next record.
-        reader: Reads what records name; closed with this.
         runtime: Clock.
 
     Attributes:
-        run: The same.
+        run: Has the index.
         participants: The same.
-        reader: The same.
+        reader: Reads what records name; closed with this, and so is where it finds the plain files that are adopted
+            where there is no log yet.
         leads: True while this process has won the fence, for all that it knows.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        plain: ObjectStore,
-        manifests: ManifestLog,
-        run: FileRun,
-        participants: Participants,
-        reader: FileReader,
-        runtime: Runtime,
-    ) -> None:
-        self.run, self.participants, self.reader = run, participants, reader
+    def __init__(self, manifests: ManifestLog, participants: Participants, runtime: Runtime) -> None:
+        self.run, self.participants, self.reader = participants.run, participants, participants.log.reader
         self.leads = False
-        self._store, self._plain, self._manifests = store, plain, manifests
+        self._manifests = manifests
         self._clock = runtime.clock
         self._opening = asyncio.Lock()
         self._read_at: float | None = None
@@ -198,7 +186,7 @@ class Records(ABC):
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await self.reader.close()
-        await self._plain.close()
+        await self.reader.plain.close()
 
     def _next(self, barriers: Sequence[Barrier], parts: Sequence[Persisted]) -> NextRecord:
         return NextRecord(self.run, barriers, parts, self._boundary())
@@ -228,7 +216,7 @@ class Records(ABC):
 
     async def _adopt(self) -> None:
         """Take over the plain files that are there; the first record will be a whole one, and have them."""
-        entries = await plain_entries(self._plain)
+        entries = await plain_entries(self.reader.plain)
         version = next_version(entry.path for entry in entries)
         needed = [entry for entry in entries if not is_ahead(entry.path, version)]
         self.run.index.apply(FileRecord.of("", "", needed, is_whole=True), 0)
@@ -263,34 +251,23 @@ class Records(ABC):
 
 
 class OwnRecords(Records):
-    """Those of a directory that has a log of its own.
+    """Those of a directory that has a log of its own, in a store that is closed with this.
 
     Args:
-        store: The directory's location; closed with this.
-        plain: The directory of plain files; closed with this.
-        run: Has the index.
         participants: Those who have a part in the next record.
-        reader: Reads what records name; closed with this.
         runtime: Clock, jitter and ids.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        plain: ObjectStore,
-        run: FileRun,
-        participants: Participants,
-        reader: FileReader,
-        runtime: Runtime,
-    ) -> None:
-        super().__init__(store, plain, ManifestLog(store, runtime), run, participants, reader, runtime)
+    def __init__(self, participants: Participants, runtime: Runtime) -> None:
+        store = participants.log.reader.store
+        super().__init__(ManifestLog(store, runtime), participants, runtime)
         self._deleter = BackgroundDeleter(store, deleted="filesDeleted", left="filesLeftToCleaner")
 
     async def close(self) -> None:
         """End what is under way. Idempotent."""
         await self._deleter.close()
         await super().close()
-        await self._store.close()
+        await self.reader.store.close()
 
     def drop(self) -> None:
         """Nothing but the participants takes part, and they were told."""
@@ -327,7 +304,7 @@ class OwnRecords(Records):
             return
         scan = await self._manifests.scan()
         index = self.run.index
-        steps = file_steps(scan, self._store.location, OWNER)
+        steps = file_steps(scan, self.reader.store.location, OWNER)
         for sequence, files in steps:
             index.apply(files, sequence)
         if not steps:
@@ -349,3 +326,38 @@ class OwnRecords(Records):
                 self.run.index.apply(record.files, sequence)
             self._tail = sequence
         return True
+
+
+async def plain_entries(plain: ObjectStore) -> list[FileEntry]:
+    """Return what stock Spark has written into a checkpoint directory: one listing.
+
+    Nothing of it is ever changed or deleted: a query that has moved in can move out again, to where it was.
+
+    Args:
+        plain: The directory. Hidden files, as those of half-written ones, are passed over by every store.
+
+    Raises:
+        Invalid: There are files that nobody knows, so it is perhaps another directory than was meant; or objects are
+            sealed here, which files of Spark's own cannot be.
+    """
+    entries = []
+    async for info in plain.list(""):
+        if info.name.startswith(f"{OBJECTS}/"):
+            continue
+        if not is_of_a_query(info.name):
+            raise Invalid(
+                f"{plain.location} holds {info.name}, which is not a file of a streaming query's checkpoint: give the "
+                "query a directory of its own"
+            )
+        handle = SegmentHandle(PLAIN + info.name, info.size, 0)
+        entries.append(FileEntry(info.name, info.size, int(info.modified * 1000), handle, "", 0))
+    if entries:
+        smallest = min(entries, key=lambda entry: entry.size)
+        try:
+            await plain.get(smallest.path)
+        except CorruptData:
+            raise Invalid(
+                f"{plain.location} holds plain files of Spark's, which carry no seal, and sealing.key_file is set: "
+                "a forged one would go unnoticed. Give the query another directory, or go on without a key"
+            ) from None
+    return entries

@@ -81,6 +81,30 @@ class StatFile(Call[FileStat]):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchStat(Message):
+    """The facts of a batch that Spark is about to commit.
+
+    Attributes:
+        lacks_tasks: Tasks of the backend's operators have to run before its commit can be taken.
+    """
+
+    lacks_tasks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatBatch(Call[BatchStat], role=Role.WORKER):
+    """The driver's JVM asks about a batch before it puts the commit of it into a backend's log.
+
+    Attributes:
+        path: The commit's file.
+        run: Whose batch it is.
+    """
+
+    path: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class FileList(Message):
     """The names in a directory.
 

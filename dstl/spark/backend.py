@@ -267,9 +267,7 @@ class StateBackend(StatefulOperators):
             self._loop.run(self._store.close())
             self._loop.close()
             raise
-        self._directory = CheckpointDirectory(
-            session, self._store, config, open_at, self._service, runtime, self._loop, files
-        )
+        self._directory = CheckpointDirectory(session, config, open_at, self._service, runtime, self._loop, files)
         end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark, self._directory)
         self._closer = weakref.finalize(self, shut_down, *end)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)

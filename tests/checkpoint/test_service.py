@@ -36,12 +36,12 @@ from worlds.service import (
     Driver,
     Model,
     apply,
+    check_durable,
     key_group,
     resolve_states,
     retained,
     some_events,
     state_of,
-    without_empty,
 )
 
 
@@ -52,12 +52,6 @@ async def open_driver(store: ObjectStore, seed: int = 1, **settings: object) -> 
         yield await each.start()
     finally:
         await each.close()
-
-
-async def check_durable(store: ObjectStore, model: Model) -> None:
-    """The last checkpoint, restored by somebody else, is the model."""
-    newest = (await retained(store))[-1]
-    assert without_empty(await state_of(newest, store)) == without_empty(model)
 
 
 async def test_a_new_driver_goes_on_where_the_old_one_ended(seed: int) -> None:
@@ -759,9 +753,6 @@ class _Running:
 
     async def is_running(self, run_id: str) -> bool:
         return run_id == self.run
-
-    async def run_again(self, run_id: str, batch_id: int) -> None:
-        raise AssertionError("the batch was run whole")
 
 
 async def test_a_late_look_of_an_earlier_run_does_not_fence_the_one_that_spark_is_running(seed: int) -> None:

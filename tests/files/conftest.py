@@ -1,5 +1,9 @@
 """What the tests of checkpoint directories share."""
 
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import pytest
 
 from dstl.store.base import ObjectStore
@@ -9,3 +13,10 @@ from dstl.store.base import ObjectStore
 def stores() -> dict[str, ObjectStore]:
     """What is in the stores outlives the applications of a test."""
     return {}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory whose name is short enough for a socket."""
+    with TemporaryDirectory() as name:
+        yield Path(name)

@@ -24,7 +24,6 @@ from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
 from tests.simulation.faulty_store import FaultyStore
 from worlds.files import ROOT, Jvm, application, kept, until
 
@@ -147,9 +146,7 @@ async def test_a_file_for_which_a_store_makes_no_room_is_refused_in_time_and_tak
 def a_directory(store: ObjectStore, cache: FileCache | None = None, plain: ObjectStore | None = None) -> Directory:
     runtime, plain = system_runtime(), plain or MemoryStore()
     config = TaskManagerConfig("", batching=BatchingOptions(byte_budget=64 << 20))
-    changelog = Changelog(config, Components(store=store, runtime=runtime), "files")
-    log = FileLog(changelog, runtime, config.batching.inline_threshold, FileReader(store, plain, runtime, cache))
-    return own_directory(ROOT, store, plain, log, {}, runtime)
+    return own_directory(ROOT, FileLog(config, runtime, FileReader(store, plain, runtime, cache)), {}, runtime)
 
 
 async def written(store: ObjectStore, content: Sequence[bytes]) -> None:

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -18,7 +16,6 @@ from dstl.errors import CheckpointDeclined, Fenced, Invalid, ObjectExists, Outco
 from dstl.files import query_directory
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
-from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
@@ -26,27 +23,7 @@ from handles.file_record import FILES_OWNER
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import FencesBehind, LaterClock
 from worlds.query import QUERY, Query, open_query
-from worlds.service import Driver, Events, Model, retained, state_of, without_empty
-
-TWO = {"counts": 4, "sums": 3}
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory whose name is short enough for a socket."""
-    with TemporaryDirectory() as name:
-        yield Path(name)
-
-
-def some_events(rng: random.Random, batch: int, keys: int = 40) -> Events:
-    return {uid: {f"key-{rng.randrange(keys)}".encode(): f"{batch}".encode() for _ in range(20)} for uid in TWO}
-
-
-async def check_durable(store: ObjectStore, model: Model, batch: int) -> None:
-    """The last checkpoint is the batch's and the model, and somebody else reads it."""
-    newest = (await retained(store))[-1]
-    assert newest.batch_id == batch
-    assert without_empty(await state_of(newest, store)) == without_empty(model)
+from worlds.service import TWO, Driver, Events, Model, apply, check_durable, retained, some_events
 
 
 async def test_a_batch_is_two_requests_and_its_commit_is_its_checkpoint(seed: int, place: Path) -> None:
@@ -124,7 +101,8 @@ async def test_the_last_attempt_of_each_partition_counts_and_none_is_compared(se
         async with driver.attempt(zombie, first["counts"], {}) as attempt:
             await attempt.acknowledge()
         await query.jvm.commit(0)
-        model = {"counts": {**second["counts"]}, "sums": {**first["sums"]}}  # type: ignore[dict-item]
+        for uid, written in (("counts", second), ("sums", first)):
+            apply(model.setdefault(uid, {}), written[uid])
         await check_durable(store, model, 0)
         # Behind the commit nothing counts any more.
         async with driver.attempt(late, first["counts"], {}) as attempt:

@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,36 +16,17 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.query import Query, open_query
-from worlds.service import Events, Model, retained, state_of, without_empty
+from worlds.service import TWO, Model, apply, check_durable, some_events
 
-TWO = {"counts": 4, "sums": 3}
 WITH_NEXT = FileOptions(commit="with-next")
 KEEP = FileOptions(commit="with-next", sources="keep")
 either = pytest.mark.parametrize("files", [WITH_NEXT, KEEP], ids=["with-next", "keep"])
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A directory whose name is short enough for a socket."""
-    with TemporaryDirectory() as name:
-        yield Path(name)
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit waits as long as it takes for the next offsets, however slow the machine."""
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)
-
-
-def some_events(rng: random.Random, batch: int, keys: int = 40) -> Events:
-    return {uid: {f"key-{rng.randrange(keys)}".encode(): f"{batch}".encode() for _ in range(20)} for uid in TWO}
-
-
-async def check_durable(store: ObjectStore, model: Model, batch: int) -> None:
-    """The last checkpoint is the batch's and the model, and somebody else reads it."""
-    newest = (await retained(store))[-1]
-    assert newest.batch_id == batch
-    assert without_empty(await state_of(newest, store)) == without_empty(model)
 
 
 def copy_of(model: Model) -> Model:
@@ -141,7 +121,9 @@ async def test_a_batch_that_is_not_whole_is_refused_before_spark_is_told(
             await query.driver.task(query.driver.who("run-1", "sums", 1, slot), events["sums"], model["sums"])
         await query.jvm.commit(1)
         await query.directory.settle()
-        await check_durable(store, Model({uid: {**model[uid], **events[uid]} for uid in TWO}), 1)
+        for uid in TWO:
+            apply(model[uid], events[uid])
+        await check_durable(store, model, 1)
 
 
 @either

@@ -11,8 +11,7 @@ from dstl.checkpoint.manifest.history import CheckpointHistory, HistoryEntry
 from dstl.metrics import MetricSet
 from dstl.monitoring.charts import HEIGHT, WIDTH, bar_chart, ceiling
 from dstl.monitoring.cost import cost_per_day
-from dstl.monitoring.members import quantile
-from dstl.monitoring.page import Page, assets
+from dstl.monitoring.page import Page, assets, quantile
 from dstl.monitoring.skew import operator_sizes
 from dstl.monitoring.store_reader import StoreReader
 from dstl.monitoring.text import age_text, seconds_text, size_text, time_text

@@ -18,7 +18,6 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
 from tests.simulation.spark import ConcurrentUpdate
 from tests.simulation.world import World
 
@@ -60,11 +59,8 @@ class CheckpointDirectory:
         self._options = world.rng(f"{driver}:waits").choice(_WAITS)
         self._told: tuple[str, int, Callable[[], None]] | None = None
         self._clock = runtime.clock
-        changelog = Changelog(config, Components(store=store, runtime=runtime), "files")
-        plain = MemoryStore()
-        reader = FileReader(store, plain, runtime)
-        log = FileLog(changelog, runtime, config.batching.inline_threshold, reader)
-        self._directory = QueryDirectory(_ROOT, store, plain, log, commits, runtime, self._options)
+        log = FileLog(config, runtime, FileReader(store, MemoryStore(), runtime))
+        self._directory = QueryDirectory(_ROOT, log, commits, runtime, self._options)
 
     async def plan(self, run: str) -> tuple[int, int | None]:
         """Begin a run; return the batch that it begins with, and where it ends if that is written already."""
@@ -121,6 +117,10 @@ class CheckpointDirectory:
         self._told = None
         if told is not None and told[1] < batch:
             told[2]()
+
+    async def lacks_tasks(self, run: str, batch: int) -> bool:
+        """Return whether tasks of a batch have to run before it is committed, as Spark's JVM asks."""
+        return await self._directory.lacks_tasks(f"commits/{batch}", run)
 
     async def commit(self, run: str, batch: int, then: Callable[[], None]) -> None:
         """Write that a batch is done, and call ``then`` once that is durable; errors as of :meth:`write_offsets`."""

@@ -29,14 +29,14 @@ from dstl.errors import Invalid
 from tests.simulation import run_seed
 from tests.simulation.file_query import run_file_seed
 from tests.simulation.journal import JournalFile
-from tests.simulation.mutants import ROOT, Mutant, edited_mutants, museum_mutants
+from tests.simulation.mutants import ROOT, Mutant, known_bugs
 
 _FIRST, _MORE = 3, 4
 _HANGS_S = 60
 """Processor seconds. A seed takes less than one, and a few the slowest: one that takes this long would be looked at."""
 _INTRODUCTION = """# In how many seeds a known bug is found
 
-Each bug was built into the product by itself (`tests/simulation/bugs.toml`, `tests/museum/`), and seeds 0, 1, 2, ...
+Each bug was built into the product by itself (`tests/simulation/bugs.toml`), and seeds 0, 1, 2, ...
 were run with the faults that they draw, as in a night, until one broke an invariant. "More than" a number: no seed of
 so many did, and the named test fails with it. Made by `python -m tests.simulation detect --journal FILE`, which takes a
 few hours. I22 to I24 are seen in runs without a fault behind those with faults: something failed, a record too many was
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the page")
     options = parser.parse_args(arguments)
     sys.path.append(str(ROOT / "tests"))
-    mutants = {each.name: each for each in (*edited_mutants(), *museum_mutants())}
+    mutants = {each.name: each for each in known_bugs()}
     if unknown := set(options.bug or ()) - mutants.keys():
         parser.error(f"no such bugs: {', '.join(sorted(unknown))}")
     mutants = {name: each for name, each in mutants.items() if not options.bug or name in options.bug}
@@ -170,12 +170,11 @@ def _test(mutant: Mutant) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (10 * _HANGS_S, resource.RLIM_INFINITY))
     with pytest.MonkeyPatch.context() as patch:
         mutant.build_in(patch)
-        if mutant.run_test is not None:
+        if mutant.fails_with:
             mutant.run_test(1)
             os._exit(0)
-        paths = (path for path in (ROOT / "tests").rglob("test_*.py") if f"def {mutant.kept_by}(" in path.read_text())
-        found = [f"{path}::{mutant.kept_by}" for path in paths]
-        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", *found])) if found else 5)
+        test = str(ROOT / "tests" / mutant.kept_by)
+        os._exit(int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "-m", "", test])))
 
 
 def _summary(table: Sequence[Detection]) -> dict[str, object]:
@@ -204,7 +203,8 @@ def _page(table: Sequence[Detection], mutants: dict[str, Mutant]) -> str:
     for each in sorted(table, key=lambda each: (not each.found, each.seeds, each.bug)):
         mutant = mutants[each.bug]
         seeds = str(each.seeds) if each.found else f"more than {each.seeds}"
-        how = each.how.partition(" ")[0] if each.found else f"`{mutant.kept_by}`" if each.test_fails else "nothing"
+        test = f"`{mutant.kept_by.partition('::')[2]}`"
+        how = each.how.partition(" ")[0] if each.found else test if each.test_fails else "nothing"
         world = " (a query on `dstl://`)" if mutant.world == "files" else ""
         how = "a seed that hangs or ends its process" if how in ("a", "the", "seed") else how
         lines.append(f"| `{each.bug}` | {mutant.what.replace('|', ' ')}{world} | {seeds} | {how} |")

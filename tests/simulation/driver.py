@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
-from dstl.errors import CheckpointDeclined, DstlError, Fenced
+from dstl.errors import DstlError, Fenced
 from dstl.options import CheckpointOptions
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.config import TaskManagerConfig
@@ -137,20 +137,6 @@ class DriverActor:
         """Return True: of a run that is over, this Spark brings nothing late."""
         return True
 
-    async def run_again(self, run_id: str, batch_id: int) -> None:
-        """Run all tasks of a batch, of which its sink keeps nothing.
-
-        Raises:
-            CheckpointDeclined: A task failed too often.
-        """
-        kept, self._kept = self._kept, {}
-        try:
-            await self._action(run_id, batch_id)
-        except QueryFailed as error:
-            raise CheckpointDeclined(str(error)) from error
-        finally:
-            self._kept = kept
-
     async def run_query(self, run: str, completed: Callable[[], None]) -> None:
         """Run batches from where Spark's log stands, and tell of each that was completed, until one fails.
 
@@ -191,6 +177,10 @@ class DriverActor:
             if self._kept:
                 world.check.sink_commits(self.process.name, batch)
             kept = partial(world.check.batch_committed, self.process.name, batch, self._kept)
+            if await directory.lacks_tasks(run, batch):
+                # Into nothing: what the sink has of the batch stays what it has kept.
+                self._kept = {}
+                await self._action(run, batch)
             await directory.commit(run, batch, kept)
             completed()
             await asyncio.sleep(self._rng.uniform(0.0, 0.3))

@@ -21,7 +21,7 @@ from dstl.files.rules import batch_of
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileServices, FileWorld
 from tests.simulation.network import NetworkLoop
-from tests.simulation.runner import quiet
+from tests.simulation.runner import dispose, quiet
 
 PARTITIONS = 3
 KEPT = 6
@@ -316,24 +316,6 @@ def run_file_seed(seed: int, options: FileOptions | None = None, plan: FaultPlan
         try:
             return loop.run_until_complete(_live(world))
         finally:
-            loop.run_until_complete(_dispose(world))
+            loop.run_until_complete(dispose(world))
             asyncio.set_event_loop(None)
             loop.close()
-
-
-async def _dispose(world: FileWorld) -> None:
-    """End every task of a world, those of dead processes too; nothing that they do reaches anything any more."""
-    world.store.closed = True
-    world.network.close()
-    for process in world.processes:
-        process.revive()
-    own = asyncio.current_task()
-    for _ in range(20):
-        left = [task for task in world.loop.tasks if task is not own and not task.done()]
-        if not left:
-            return
-        for task in left:
-            task.cancel()
-        await asyncio.wait(left, timeout=100.0)
-    for task in world.loop.tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]

@@ -1,47 +1,87 @@
-"""Known bugs, built in again while the product runs: those of ``bugs.toml``, and the museum's."""
+"""Known bugs, ``bugs.toml``, built in again while the product runs, and the tests that keep them out."""
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import gc
 import importlib
+import importlib.util
 import inspect
+import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
+from dstl import errors
 from tests.simulation.faults import FaultKind, FaultPlan
 
 Patch = pytest.MonkeyPatch
 ROOT = Path(__file__).parents[2]
+_LONGEST_S = 60.0
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A known bug.
+    """A known bug: an entry of ``bugs.toml``, where its fields are explained.
 
     Attributes:
         name: Its own.
         what: What it does.
-        build_in: Patches the product.
+        edits: How it is built in.
         world: ``query``, or ``files`` where a query of Spark's own is to show it.
         kept_by: The named test that fails with it; empty where seeds show it.
-        run_test: Runs that test, where it is not one that pytest can be asked for.
+        fails_with: What that test fails with: an edit that merely breaks the product would look different.
+        saying: Regular expression for the failure's message; None for any.
+        arguments: The test's, beside ``seed``.
         faults: A plan under which few seeds show it; None where there is none.
     """
 
     name: str
     what: str
-    build_in: Callable[[Patch], None]
+    edits: Sequence[Sequence[str]]
     world: str = "query"
     kept_by: str = ""
-    run_test: Callable[[int], None] | None = None
+    fails_with: str = ""
+    saying: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     faults: dict[str, Any] | None = None
+
+    def build_in(self, patch: Patch) -> None:
+        """Build it in until the patch is undone."""
+        edit(self.edits, patch)
+
+    @property
+    def failure(self) -> type[BaseException]:
+        """The class of :attr:`fails_with`."""
+        if self.fails_with == "Failed":
+            return pytest.fail.Exception
+        found: type[BaseException] = getattr(errors, self.fails_with, None) or getattr(builtins, self.fails_with)
+        return found
+
+    def run_test(self, seed: int) -> None:
+        """Run the test of :attr:`kept_by` once; of a property-based one the part that takes an example."""
+        path, name = self.kept_by.split("::")
+        module = _load_tests(path)
+        test = getattr(module, name)
+        test = getattr(getattr(test, "hypothesis", None), "inner_test", test)
+        named = {n: isinstance(v, str) and v.startswith("@") for n, v in self.arguments.items()}
+        arguments = {n: getattr(module, v[1:]) if named[n] else v for n, v in self.arguments.items()}
+        parameters = inspect.signature(test).parameters
+        if "seed" in parameters:
+            arguments.setdefault("seed", seed)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if "monkeypatch" in parameters:
+                arguments["monkeypatch"] = monkeypatch
+            result = test(**arguments)
+            if inspect.iscoroutine(result):
+                asyncio.run(asyncio.wait_for(result, _LONGEST_S))
 
     def plan(self) -> FaultPlan:
         """Return the faults under which few seeds show it."""
@@ -57,36 +97,22 @@ class Mutant:
         )
 
 
-def edited_mutants() -> list[Mutant]:
+def known_bugs() -> list[Mutant]:
     """Return the bugs of ``bugs.toml``."""
     bugs = tomllib.loads((Path(__file__).parent / "bugs.toml").read_text())
-    return [
-        Mutant(
-            name,
-            bug["what"],
-            partial(edit, bug["edits"]),
-            bug.get("world", "query"),
-            bug.get("kept_by", ""),
-            faults=bug.get("plan"),
-        )
-        for name, bug in bugs.items()
-    ]
+    return [Mutant(name, faults=bug.pop("plan", None), **bug) for name, bug in bugs.items()]
 
 
-def museum_mutants() -> list[Mutant]:
-    """Return the museum's; its tests are run without a world of seeds."""
-    from museum import flink, ours  # type: ignore[import-not-found]  # tests/ is on the path, as with pytest
-
-    return [
-        Mutant(
-            bug.build_in.__name__,
-            " ".join((bug.build_in.__doc__ or "").split()),
-            bug.build_in,
-            kept_by=bug.seen_by.partition("::")[2],
-            run_test=bug.run_test,
-        )
-        for bug in (*flink.BUGS, *ours.BUGS)
-    ]
+@cache
+def _load_tests(path: str) -> ModuleType:
+    """Import a file of tests under a name of its own, so that pytest's own copy stays as it is."""
+    spec = importlib.util.spec_from_file_location(f"known_bugs_{Path(path).stem}", ROOT / "tests" / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def edit(edits: Sequence[Sequence[str]], patch: Patch) -> None:

@@ -21,6 +21,7 @@ from tests.simulation.audit import Violation
 from tests.simulation.cleaning import clean_periodically, sweep_twice
 from tests.simulation.cluster_manager import ClusterManager
 from tests.simulation.faults import FaultKind, FaultPlan
+from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
 from tests.simulation.saving import check_savepoints, delete_unfinished, save_periodically
@@ -148,7 +149,7 @@ def run_seed(
                 with _small_thresholds(world):
                     return loop.run_until_complete(_live(world, target_batches))
             finally:
-                loop.run_until_complete(_dispose(world))
+                loop.run_until_complete(dispose(world))
                 world.threads.close()
                 world.disk.remove()
         finally:
@@ -313,13 +314,14 @@ async def _heal(world: World) -> None:
         process.go_on()
 
 
-async def _dispose(world: World) -> None:
+async def dispose(world: World | FileWorld) -> None:
     """End every task of a world, those of dead processes too; nothing that they do reaches anything any more."""
     loop = world.loop
     loop.set_exception_handler(lambda *_: None)
     world.store.closed = True
     world.network.close()
-    world.threads.end()
+    if isinstance(world, World):
+        world.threads.end()
     for process in world.processes:
         process.revive()
     own = asyncio.current_task()

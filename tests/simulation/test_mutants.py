@@ -1,4 +1,4 @@
-"""Known bugs, built in again: the simulation must see each one within a bounded number of seeds.
+"""Known bugs, built in again: the simulation must see each one within a bounded number of seeds, or a test must fail.
 
 How many it takes with the faults that a night's seeds draw: ``python -m tests.simulation detect``.
 """
@@ -11,10 +11,10 @@ import pytest
 from tests.simulation import __main__ as simulate
 from tests.simulation import run_seed
 from tests.simulation.journal import JournalFile
-from tests.simulation.mutants import ROOT, Mutant, edit, edited_mutants
+from tests.simulation.mutants import ROOT, Mutant, edit, known_bugs
 
 MOST_SEEDS = 120
-MUTANTS = edited_mutants()
+MUTANTS = known_bugs()
 
 
 @pytest.mark.drawn(5)
@@ -29,6 +29,17 @@ def test_each_known_bug_is_seen_when_it_is_built_in_again(mutant: Mutant, monkey
             print(f"seen with seed {seed}: {result.violations[0]}")
             return
     pytest.fail(f"{MOST_SEEDS} seeds have not seen it: {mutant.what}")
+
+
+@pytest.mark.drawn(12)
+@pytest.mark.parametrize("mutant", [each for each in MUTANTS if each.fails_with], ids=lambda mutant: mutant.name)
+def test_a_known_bug_is_caught_by_the_test_that_keeps_it_out(
+    mutant: Mutant, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test passes without the bug, or the suite would say so: nothing but the bug makes it fail here."""
+    mutant.build_in(monkeypatch)
+    with pytest.raises(mutant.failure, match=mutant.saying):
+        mutant.run_test(seed)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

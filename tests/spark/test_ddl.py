@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
-from dstl.spark.operators.ddl import parse_ddl
+from dstl.spark.operators.arguments import parse_ddl
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StringType, StructField, StructType
 
-from dstl.spark.operators.ddl import parse_ddl
+from dstl.spark.operators.arguments import parse_ddl
 from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.processor_runner import discover_states
 from dstl.state.registry import StateRegistry

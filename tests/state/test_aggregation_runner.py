@@ -16,10 +16,11 @@ from dstl.errors import Invalid
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, Aggregation, OutputMode, TimeWindows
+from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, Aggregation, OutputMode
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from dstl.state.vectorised.key_codes import Groups
 from dstl.state.vectorised.session_runner import SessionRunner
+from dstl.state.vectorised.time_windows import TimeWindows
 from worlds.memory_source import MemorySource
 
 MOMENT = TimestampType()

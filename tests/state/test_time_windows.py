@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.state.vectorised.aggregation import TimeWindows, Windows, merge_sessions
+from dstl.state.vectorised.time_windows import TimeWindows, Windows, merge_sessions
 
 
 def windows_of(moment: int, windows: TimeWindows) -> set[int]:

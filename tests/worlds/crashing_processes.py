@@ -13,6 +13,7 @@ import random
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -69,7 +70,6 @@ async def drive(config: dict[str, Any]) -> None:
     from dstl.spark.application.savepoints import SavepointMaker
     from dstl.store import open_store
     from dstl.taskmanager.config import TaskManagerConfig
-    from dstl.taskmanager.task_manager import Changelog, Components
 
     location, secret = config["location"], Secret.generate()
     store, launcher = open_store(location), FleetLauncher(config["task_managers"])
@@ -107,9 +107,10 @@ async def drive(config: dict[str, Any]) -> None:
         service.expect(uid, parallelism, definition.key_types, definition.resolve, None, definition.by)
     root = backend_root(location)
     plain = open_store(plain_location_of(root))
-    changelog = Changelog(told, Components(store=store, runtime=runtime), "files")
-    files = FileLog(changelog, runtime, 1 << 18, FileReader(store, plain, runtime))
-    directory = QueryDirectory(root, store, plain, files, service.commits, runtime, FileOptions(**config["files"]))
+    # Spark's files ride in the records, though the segments of the tables do not.
+    inlines = replace(told, batching=BatchingOptions())
+    files = FileLog(inlines, runtime, FileReader(store, plain, runtime))
+    directory = QueryDirectory(root, files, service.commits, runtime, FileOptions(**config["files"]))
     address = await service.start()
     launcher.spec = LaunchSpec("", address, secret)
     launcher.start()

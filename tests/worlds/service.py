@@ -35,7 +35,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager import task_manager
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
+from dstl.taskmanager.task_manager import Components
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange, partition_of, range_of_partition
 from materializer.restore.progress import ProgressListener
@@ -141,10 +141,9 @@ def query_directory(
 ) -> QueryDirectory:
     """Return Spark's checkpoint directory in the log of a coordinator's checkpoints."""
     runtime, config = seeded_runtime(seed + 7, SystemClock()), TaskManagerConfig("")
-    changelog = Changelog(config, Components(store=store, runtime=runtime), "files")
     earlier = plain if plain is not None else MemoryStore()
-    log = FileLog(changelog, runtime, config.batching.inline_threshold, FileReader(store, earlier, runtime))
-    return QueryDirectory(ROOT, store, earlier, log, service.commits, runtime, files)
+    log = FileLog(config, runtime, FileReader(store, earlier, runtime))
+    return QueryDirectory(ROOT, log, service.commits, runtime, files)
 
 
 class Driver:
@@ -413,6 +412,13 @@ def some_events(
         return None if rng.random() < 0.15 else f"{batch}/{n}".encode() * repeat
 
     return {uid: {f"key-{rng.randrange(keys)}".encode(): value(n) for n in range(25)} for uid in operators}
+
+
+async def check_durable(store: ObjectStore, model: Model, batch: int | None = None) -> None:
+    """The last checkpoint, restored by somebody else, is the model; and the batch's, where that is told."""
+    newest = (await retained(store))[-1]
+    assert batch is None or newest.batch_id == batch
+    assert without_empty(await state_of(newest, store)) == without_empty(model)
 
 
 def apply(values: dict[bytes, bytes], written: Written) -> None:

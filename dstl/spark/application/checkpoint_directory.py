@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 
 from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
-from dstl.files.directory import Directory
 from dstl.files.file_log import FileLog
 from dstl.files.namespace import backend_root, plain_location_of
 from dstl.files.options import FileOptions
@@ -16,14 +15,14 @@ from dstl.files.query_directory import QueryDirectory
 from dstl.files.reader import FileReader
 from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
+from dstl.rpc.file_messages import BatchStat, StatBatch
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
+from dstl.rpc.server import Peer
 from dstl.runtime import IoLoop, Runtime
 from dstl.spark.application.driver_jar import driver_roots
 from dstl.store.base import ObjectStore
 from dstl.store.location import split_locations
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import Changelog, Components
-from handles.file_record import FILES_OWNER
 from materializer.local_disk import ScratchDirectory
 
 
@@ -32,7 +31,6 @@ class CheckpointDirectory:
 
     Args:
         session: The session of the query.
-        store: The backend's location; stays the caller's.
         config: The backend's options; its location is absolute.
         open_store: Opens a location.
         service: The coordinator of the query.
@@ -44,7 +42,6 @@ class CheckpointDirectory:
     def __init__(
         self,
         session: SparkSession,
-        store: ObjectStore,
         config: TaskManagerConfig,
         open_store: Callable[[str], ObjectStore],
         service: CoordinatorService,
@@ -53,13 +50,13 @@ class CheckpointDirectory:
         options: FileOptions,
     ) -> None:
         self._session = session
-        self._store, self._config, self._open_store = store, config, open_store
+        self._config, self._open_store = config, open_store
         self._checkpoints, self._runtime, self._loop = service.commits, runtime, loop
         self._options = options
         self._root = ""
         self._secret = Secret.generate()
         self._roots = CheckpointRoots()
-        self._files = FileService(self._of, self._roots, self._secret, {})
+        self._files = FileService(self._of, self._roots, self._secret, {StatBatch: self._stat_batch})
         self._scratch: ScratchDirectory | None = None
         self._directory: QueryDirectory | None = None
         self._first: ObjectStore | None = None
@@ -99,19 +96,19 @@ class CheckpointDirectory:
             plain = self._open_store(plain_location_of(root))
             # Of several locations the first has the log, and all that is needed to read Spark's half of it.
             self._first = self._open_store(split_locations(self._config.location)[0])
-            changelog = Changelog(self._config, Components(store=self._first, runtime=self._runtime), FILES_OWNER)
-            reader = FileReader(self._first, plain, self._runtime)
-            log = FileLog(changelog, self._runtime, self._config.batching.inline_threshold, reader)
-            self._directory = QueryDirectory(
-                root, self._store, plain, log, self._checkpoints, self._runtime, self._options
-            )
+            log = FileLog(self._config, self._runtime, FileReader(self._first, plain, self._runtime))
+            self._directory = QueryDirectory(root, log, self._checkpoints, self._runtime, self._options)
             self._roots.add(root)
         if self._scratch is None:
             self._scratch = ScratchDirectory()
             await self._files.server.listen_unix(str(self._scratch.path / "files"))
         return str(self._scratch.path / "files")
 
-    async def _of(self, root: str) -> Directory:
+    async def _stat_batch(self, peer: Peer, call: StatBatch) -> BatchStat:
+        place = self._roots.place(call.path, call.run)
+        return BatchStat(await (await self._of(place.root)).lacks_tasks(place.inner, call.run))
+
+    async def _of(self, root: str) -> QueryDirectory:
         if self._directory is None or root != self._directory.root:
             raise Invalid(f"{root} is not served here: this is the driver of {self._root}")
         return self._directory

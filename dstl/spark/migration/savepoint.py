@@ -23,7 +23,7 @@ from dstl.spark.migration.aggregation import NamedAggregation, group_frame
 from dstl.spark.migration.entries import OperatorReader, StateFrame, pack
 from dstl.spark.migration.query_directory import Position, QueryDirectory
 from dstl.spark.migration.spark_operator import SparkOperator, check_aggregates, name_operators, operators_of
-from dstl.spark.operators.ddl import parse_ddl
+from dstl.spark.operators.arguments import parse_ddl
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.vectorised.aggregation import Aggregate, AggregateStates, OutputMode

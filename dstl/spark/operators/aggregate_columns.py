@@ -19,7 +19,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, clip
-from dstl.state.vectorised.aggregation import FUNCTIONS, Aggregate, TimeWindows
+from dstl.state.vectorised.aggregation import FUNCTIONS, Aggregate
+from dstl.state.vectorised.time_windows import TimeWindows
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from pyspark.sql.types import StructType
 from dstl.errors import Invalid, brief
 from dstl.spark.operators.aggregate_columns import check_classic
 from dstl.spark.operators.aggregation import define_grouped_aggregation
-from dstl.spark.operators.arguments import OutputModeName, with_signature_of
+from dstl.spark.operators.arguments import OutputModeName, parse_ddl, with_signature_of
 from dstl.spark.operators.batch_query import batch_query
 from dstl.spark.operators.broadcast import with_broadcast
-from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.event_time import passed_on
 from dstl.spark.operators.initial_state import check_initial_state, with_initial_state
 from dstl.spark.operators.map_states import define_map_states

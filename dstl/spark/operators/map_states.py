@@ -9,8 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid
-from dstl.spark.operators.arguments import check_ships, time_to_live
-from dstl.spark.operators.ddl import parse_ddl
+from dstl.spark.operators.arguments import check_ships, parse_ddl, time_to_live
 from dstl.spark.operators.input_checks import check_input, check_names
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
 from dstl.state.descriptor import DeclaredSchemas

@@ -13,9 +13,8 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.errors import Invalid, UserCodeError, brief
-from dstl.spark.operators.arguments import OutputModeName, check_ships
+from dstl.spark.operators.arguments import OutputModeName, check_ships, parse_ddl
 from dstl.spark.operators.broadcast import check_broadcast
-from dstl.spark.operators.ddl import parse_ddl
 from dstl.spark.operators.event_time import check_event_time_column, event_time_of
 from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.input_checks import check_input, check_names

@@ -19,10 +19,11 @@ from dstl.state.codec.column_buffers import binary_of, content_of, from_int64, t
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import AggregateStates, Micros, Windows, key_groups_at, merge_sessions
+from dstl.state.vectorised.aggregation import AggregateStates, key_groups_at
 from dstl.state.vectorised.column_state import ColumnState, KeyGroups
 from dstl.state.vectorised.group_runner import GroupRunner, by_key_group, late_after
 from dstl.state.vectorised.key_codes import Codes, Groups, group_codes
+from dstl.state.vectorised.time_windows import Micros, Windows, merge_sessions
 
 _BOUNDS = StructType([StructField("bounds", BinaryType())])
 

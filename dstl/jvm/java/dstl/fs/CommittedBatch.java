@@ -1,6 +1,7 @@
 package dstl.fs;
 
 import java.io.IOException;
+import java.util.Map;
 import java.util.UUID;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
@@ -16,6 +17,7 @@ import scala.jdk.javaapi.CollectionConverters;
 /**
  * A batch that Spark is about to commit. Its state must be whole: what tasks put is as durable as the commit and not
  * before, so where a sink has a batch that Spark has not, and skips it (Spark's file sink does), nobody has its state.
+ * The same holds for what a function given to {@code foreachBatch} has not read of it.
  */
 final class CommittedBatch {
   private static final Pattern NUMBER = Pattern.compile("[0-9]{1,18}");
@@ -29,7 +31,8 @@ final class CommittedBatch {
 
   /**
    * Before a query's own thread puts the commit of a batch, run the batch once more, into nothing, where stateful tasks
-   * of it have not run. Does nothing for any other file and any other thread.
+   * of it have not run: Spark's own, or those of the StateBackend whose log has the directory. Does nothing for any
+   * other file and any other thread.
    */
   static void complete(Path file) throws IOException {
     String run = TaskFile.runOfThread();
@@ -43,7 +46,8 @@ final class CommittedBatch {
     }
     SparkPlan plan = execution.executedPlan();
     // Sinks of version 2 run all tasks of a batch, and would write it again.
-    if (!(plan instanceof V2CommandExec) && lacksTasks(plan)) {
+    if (!(plan instanceof V2CommandExec) && (lacksTasks(plan) || lacksTasks(file, run))) {
+      // The batch's own rows, and not what a function may have cached of them: that would run no task.
       execution.toRdd().count();
     }
   }
@@ -55,6 +59,12 @@ final class CommittedBatch {
       }
     }
     return null;
+  }
+
+  private static boolean lacksTasks(Path commit, String run) throws IOException {
+    String path = commit.toString();
+    return OwnedRoots.of(path) != null
+        && Service.call("stat_batch", Map.of("path", path, "run", run)).flag("lacks_tasks");
   }
 
   private static boolean lacksTasks(SparkPlan plan) {

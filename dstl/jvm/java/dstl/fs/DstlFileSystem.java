@@ -161,7 +161,7 @@ public final class DstlFileSystem extends FileSystem {
       delete(source, false);
       return;
     }
-    CommittedBatch.complete(target);
+    CommittedBatch.complete(makeQualified(target));
     put(makeQualified(target), written, overwrite);
   }
 
