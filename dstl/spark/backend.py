@@ -104,8 +104,8 @@ class StateBackend(StatefulOperators):
             directory's name, see :mod:`dstl.store.location`). It is written to and read once before this returns.
         parallelism: Partitions of each operator, unless it names its own; by default Spark's default parallelism. May
             differ at every restart. More: more tasks share the work and each needs less memory; fewer: less overhead.
-        max_parallelism: Number of key groups: the most partitions that the job can ever have. Fixed for the job's life.
-            More: more room to grow; fewer: smaller indexes.
+        max_parallelism: Number of key groups: the most partitions of an operator. Another one takes a savepoint made by
+            ``transform_savepoint``. More: more room to grow; fewer: smaller indexes.
         table: ``heap`` (fast, state must fit the TaskManagers' memory) or ``rocksdb`` (slower, state on local disk).
         task_managers: Processes that share the key groups. More: more cores serve state; fewer: fewer objects per
             checkpoint, less memory. By default one for every eight tasks that run at once, on a cluster on each host

@@ -81,7 +81,7 @@ def state_columns(checkpoint: CompletedCheckpoint, operator: str, state: str) ->
     Raises:
         Invalid: No such operator or state; names those that there are.
     """
-    registry, descriptor = _find(checkpoint, operator, state)
+    registry, descriptor = find_state(checkpoint, operator, state)
     if descriptor.kind is StateKind.TIMER:
         return StateColumns(registry.key_schema, _TIMER, StructType([]))
     if descriptor.kind is StateKind.BROADCAST:
@@ -107,7 +107,7 @@ async def read_state(
         Invalid: No such operator or state; names those that there are.
         CorruptData, MissingState: The checkpoint is damaged, or was subsumed by its running job meanwhile.
     """
-    registry, descriptor = _find(checkpoint, operator, state)
+    registry, descriptor = find_state(checkpoint, operator, state)
     now_ms = int(runtime.clock.wall() * 1000)
     async with FileBases(store, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
@@ -123,7 +123,12 @@ async def read_state(
                     each.close()
 
 
-def _find(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
+def find_state(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
+    """Return an operator's states, and one of them.
+
+    Raises:
+        Invalid: No such operator or state; names those that there are.
+    """
     entry = next((o for o in checkpoint.operators if o.uid == operator), None)
     if entry is None:
         held = ", ".join(repr(o.uid) for o in checkpoint.operators)
