@@ -28,19 +28,17 @@ from dstl.runtime import IoLoop, Runtime, system_runtime
 from dstl.spark.application.session import session_of
 from dstl.spark.cause import cause, reason
 from dstl.spark.operators.arguments import count_within
-from dstl.spark.query.placement import key_group_of
+from dstl.spark.query.placement import key_group_of, placing_columns
 from dstl.spark.saved_state.entries import ENDS, GROUP, KEY, USER_KEY, VALUE, StateFrame, add_packed, pack
 from dstl.spark.saved_state.frame import EXPIRY, POSITION, frame_schema, shown_schema
 from dstl.spark.saved_state.operator_rows import PLACED, EntryReader, SavedOperator, StateDecoder
 from dstl.spark.saved_state.reader import find_state, state_columns
 from dstl.state.codec.key_codec import KeyCodec
-from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.codec.stored_schema import schema_to_json
 from dstl.state.codec.value_columns import ValueColumns
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
-from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START
 from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
@@ -301,20 +299,6 @@ class _Plan:
             columns.append(F.col(USER_KEY))
         columns.append(F.col(VALUE))
         return [*columns, F.col(EXPIRY).cast("long").alias(ENDS)] if EXPIRY in schema.names else columns
-
-
-def placing_columns(registry: StateRegistry) -> Sequence[str]:
-    """Return the columns of an operator's key whose hash is its key group.
-
-    Those are all but for an aggregation by windows, whose other columns place its groups, as far as it has any.
-    """
-    names: list[str] = registry.key_schema.names
-    is_aggregation = any(
-        MEANING in (field.metadata or {}) for each in registry.descriptors for field in each.value_schemas[-1].fields
-    )
-    if is_aggregation and names[:2] == [WINDOW_START, WINDOW_END]:
-        return names[2:] or names[:1]
-    return names
 
 
 async def _write(source: ObjectStore, target: ObjectStore, runtime: Runtime, name: str, plan: _Plan) -> Savepoint:
