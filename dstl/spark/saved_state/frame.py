@@ -21,12 +21,13 @@ from pyspark.sql.types import (
 from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
-from dstl.spark.saved_state.reader import StateColumns, read_state, state_columns
+from dstl.spark.saved_state.changes import find_span, read_changes
+from dstl.spark.saved_state.reader import StateColumns, StateRow, read_state, state_columns
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 
-EXPIRY, POSITION = "expiry_ms", "position"
+CHANGE, EXPIRY, POSITION = "change", "expiry_ms", "position"
 
 
 async def state_rows(
@@ -37,14 +38,30 @@ async def state_rows(
     uid = operator_of(found, name) if operator is None else operator
     columns = state_columns(found, uid, name)
     schema = frame_schema(columns)
-    rows: list[tuple[Any, ...]] = []
-    async for row in read_state(store, runtime, found, uid, name):
-        parts = {"key": row.key, "user_key": row.user_key, "value": row.value}
-        if not columns.value.fields:
-            assert row.user_key is not None
-            (parts[EXPIRY],) = row.user_key
-        rows.append(tuple(parts[name] for name in schema.names))
-    return schema, rows
+    return schema, [_values(row, schema) async for row in read_state(store, runtime, found, uid, name)]
+
+
+async def change_rows(
+    store: ObjectStore,
+    runtime: Runtime,
+    name: str,
+    after: int,
+    checkpoint: int | Literal["latest"],
+    operator: str | None,
+) -> tuple[StructType, list[tuple[Any, ...]]]:
+    """Return the schema and rows of the changes of one state: see ``StateBackend.read_changes``."""
+    to = None if checkpoint == "latest" else checkpoint
+    uid = operator_of(await choose_checkpoint(store, runtime, to), name) if operator is None else operator
+    span = await find_span(store, runtime, uid, after, to)
+    schema = frame_schema(span.columns(name))
+    return schema, [_values(row, schema) async for row in read_changes(store, runtime, span, name)]
+
+
+def _values(row: StateRow, schema: StructType) -> tuple[Any, ...]:
+    expiry = row.user_key[0] if EXPIRY in schema.names and row.user_key else None
+    value = row.value if row.change in (None, "put") else None
+    parts = {CHANGE: row.change, "key": row.key, "user_key": row.user_key, "value": value, EXPIRY: expiry}
+    return tuple(parts[name] for name in schema.names)
 
 
 def frame_schema(columns: StateColumns, *, has_position: bool = False, has_expiry: bool = False) -> StructType:
@@ -55,16 +72,18 @@ def frame_schema(columns: StateColumns, *, has_position: bool = False, has_expir
         has_position: With the place of an element in its list.
         has_expiry: With when a row's time to live ends, Unix milliseconds.
     """
-    schema = StructType()
+    schema, lacks = StructType(), columns.has_change
+    if columns.has_change:
+        schema = schema.add(CHANGE, StringType(), nullable=False)
     if columns.key.fields:
         schema = schema.add("key", columns.key, nullable=False)
     if not columns.value.fields:
-        return shown_schema(schema.add(EXPIRY, LongType(), nullable=False))
+        return shown_schema(schema.add(EXPIRY, LongType(), nullable=lacks))
     if columns.user_key is not None:
-        schema = schema.add("user_key", columns.user_key, nullable=False)
+        schema = schema.add("user_key", columns.user_key, nullable=lacks)
     if has_position:
         schema = schema.add(POSITION, LongType(), nullable=False)
-    schema = schema.add("value", columns.value, nullable=False)
+    schema = schema.add("value", columns.value, nullable=lacks)
     return shown_schema(schema.add(EXPIRY, LongType()) if has_expiry else schema)
 
 

@@ -14,7 +14,7 @@ from dstl.errors import Invalid
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.query.placement import key_group_column, placing_columns
-from dstl.spark.saved_state.frame import shown_schema, state_rows
+from dstl.spark.saved_state.frame import change_rows, shown_schema, state_rows
 from dstl.state.broadcast_state import BROADCAST_KEY_GROUP
 from dstl.state.codec.field_codec import bound_row
 from dstl.state.codec.key_codec import KeyCodec
@@ -62,6 +62,39 @@ class ReadableStates(ABC):
             CorruptData: The checkpoint is damaged.
         """
         return self._reading().frame(spark, name, checkpoint, operator)
+
+    def read_changes(
+        self,
+        spark: SparkSession,
+        name: str,
+        after: int,
+        checkpoint: int | Literal["latest"] = "latest",
+        operator: str | None = None,
+    ) -> DataFrame:
+        """Return what has become of the rows of one state between two checkpoints, each row once.
+
+        They are read from the log where it goes back so far: every row that was written, also with the value that it
+        had. Else both checkpoints have to be retained, and are compared: every row that differs. The driver reads
+        them from the store and holds them in memory. Rows whose time to live has passed are left out.
+
+        Args:
+            spark: The session to make the DataFrame in.
+            name: The state's name; ``$timers`` for the timers.
+            after: The checkpoint before the changes; 0 for the empty state before the first.
+            checkpoint: The one behind them, or ``latest``.
+            operator: The operator's name; needed where several have a state of this name.
+
+        Returns:
+            ``change`` and the columns of :meth:`read_state`: ``put``; ``delete``, with null as value; and ``clear``,
+            with a key alone, where all elements of a list, entries of a map or timers of a key were removed before
+            what was put then.
+
+        Raises:
+            Invalid: No such state (those that there are are named), or ``after`` is not before ``checkpoint``.
+            MissingState: ``after`` is not retained, and the log does not go back to it: says what there is.
+            CorruptData: A checkpoint is damaged.
+        """
+        return self._reading().changes(spark, name, after, checkpoint, operator)
 
     def lookup(self, operator: str, state: str, key: Any) -> Any:
         """Return one key's state of the running query, from the memory or disk of its TaskManager.
@@ -120,6 +153,14 @@ class StateReading:
         """Return the rows of a state: see :meth:`ReadableStates.read_state`."""
         self.loop.run(self.directory.settle())
         schema, rows = self.loop.run(state_rows(self.store, system_runtime(), name, checkpoint, operator))
+        return spark.createDataFrame(rows, schema)
+
+    def changes(
+        self, spark: SparkSession, name: str, after: int, checkpoint: int | Literal["latest"], operator: str | None
+    ) -> DataFrame:
+        """Return the changes of a state: see :meth:`ReadableStates.read_changes`."""
+        self.loop.run(self.directory.settle())
+        schema, rows = self.loop.run(change_rows(self.store, system_runtime(), name, after, checkpoint, operator))
         return spark.createDataFrame(rows, schema)
 
     def look_up(self, operator: str, state: str, key: Any) -> Any:
