@@ -268,6 +268,13 @@ class CheckpointCoordinator:
         """Retained checkpoints, oldest first."""
         return tuple(self._completed)
 
+    @property
+    def committed(self) -> CompletedCheckpoint | None:
+        """The checkpoint of the last committed batch: the current one, or else its parent; None for an empty state."""
+        if self._batch is not None and self._batch.completed is not None:
+            return self._completed[-1]
+        return self._batch.parent if self._batch is not None else None
+
     def open_run(
         self, run_id: str, completed: Iterable[CompletedCheckpoint], first_parent: CompletedCheckpoint | None = None
     ) -> None:

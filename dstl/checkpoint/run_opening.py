@@ -255,5 +255,6 @@ class RunOpening:
             if checkpoint.max_parallelism != self._max_parallelism:
                 raise Invalid(
                     f"{self._location} was made with max_parallelism={checkpoint.max_parallelism}; this backend "
-                    f"has {self._max_parallelism}. It is fixed for a job's life: pass the first one"
+                    f"has {self._max_parallelism}: pass the first one, or begin a new location with a savepoint that "
+                    "dstl.spark.transform_savepoint has made for the other"
                 )

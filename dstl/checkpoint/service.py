@@ -13,7 +13,9 @@ from dstl.checkpoint.checkpoint_turns import CheckpointTurns
 from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
+from dstl.checkpoint.fleet.lookups import Lookups
 from dstl.checkpoint.fleet.metrics_poll import MemberMetrics, MetricsPoll
+from dstl.checkpoint.fleet.own_connections import OwnConnections
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts, ResourceManager
 from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
@@ -180,6 +182,14 @@ class CoordinatorService:
         )
         self._execution_of_spark = hooks.execution
         self._poll = MetricsPoll(secret, lambda: self._fleet.members, settings.host)
+        self.lookups = Lookups(
+            OwnConnections(secret, settings.host),
+            self._fleet,
+            self._catalogue,
+            lambda: self._coordinator,
+            hooks.execution,
+            runtime.clock,
+        )
         self._sparks = SparksWatermark(hooks.spark_watermarks)
         self._opening = asyncio.Lock()
         self.bases = BasePublication(
@@ -217,6 +227,7 @@ class CoordinatorService:
         """Stop listening; the TaskManagers notice and end. Idempotent."""
         self._closing = True
         self._poll.close()
+        self.lookups.close()
         self._fleet.close()
         await self.server.close()
         await self.bases.close()

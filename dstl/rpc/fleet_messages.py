@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dstl.changelog.log_segment import InlineSegment, LogSegment
 from dstl.metrics import Sample
 from dstl.rpc.client import Address
-from dstl.rpc.codec import Call, Message, Payload
+from dstl.rpc.codec import Bulk, Call, Message, Payload
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done
 from handles.key_group import KeyGroupRange
@@ -333,6 +333,38 @@ class Measured(Message):
 @dataclass(frozen=True, slots=True)
 class ReadMetrics(Call[Measured], role=Role.COORDINATOR, name="metrics"):
     """The coordinator asks for a TaskManager's metrics, over another connection than that of its other calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content(Message):
+    """The reply to :class:`LookUp`: the key's entries, ordered by user key.
+
+    Attributes:
+        user_keys: Of each; empty where the state has none.
+        values: Of each.
+    """
+
+    user_keys: Bulk[tuple[bytes, ...]]
+    values: Bulk[tuple[bytes, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class LookUp(Call[Content], role=Role.COORDINATOR):
+    """The driver asks for one key's entries of one state, over another connection than that of its other calls.
+
+    Attributes:
+        checkpoint: The checkpoint as of which they are wanted.
+        operator: The operator's uid.
+        state: The state's number.
+        key_group: The key's group.
+        key: The key.
+    """
+
+    checkpoint: int
+    operator: str
+    state: int
+    key_group: int
+    key: Bulk[bytes]
 
 
 class PersistedPart:

@@ -19,14 +19,16 @@ if TYPE_CHECKING:
     from dstl.spark.backend import StateBackend
     from dstl.spark.migration.savepoint import migrate_state
     from dstl.spark.query.batch_stamp import batch_stamp
+    from dstl.spark.saved_state.transformation import transform_savepoint
 
-__all__ = ["StateBackend", "batch_stamp", "cause", "jar_path", "migrate_state"]
+__all__ = ["StateBackend", "batch_stamp", "cause", "jar_path", "migrate_state", "transform_savepoint"]
 
 _MODULES = {
     "StateBackend": "dstl.spark.backend",
     "batch_stamp": "dstl.spark.query.batch_stamp",
     "jar_path": "dstl.spark.application.driver_jar",
     "migrate_state": "dstl.spark.migration.savepoint",
+    "transform_savepoint": "dstl.spark.saved_state.transformation",
 }
 _NEEDED = {"numpy", "pandas", "pyarrow", "pyspark"}
 

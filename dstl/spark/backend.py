@@ -62,7 +62,7 @@ from dstl.spark.query.placement import repartition
 from dstl.spark.query.plan import has_state_of_spark
 from dstl.spark.query.watermark_batches import WatermarkFile, with_watermark_batches
 from dstl.spark.query.watermark_propagation import QueryWatermarks
-from dstl.spark.saved_state.frame import state_rows
+from dstl.spark.saved_state.readable_states import ReadableStates, StateReading
 from dstl.spark.saved_state.reader import latest_watermark
 from dstl.spark.task import OperatorTask
 from dstl.spark.task_definition import OperatorPlace, TaskDefinition
@@ -78,7 +78,7 @@ _log = logging.getLogger(__name__)
 _MAXIMUM = "the maximum parallelism"
 
 
-class StateBackend(StatefulOperators):
+class StateBackend(StatefulOperators, ReadableStates):
     """Keeps the state of one streaming query in DSTL.
 
     ::
@@ -104,8 +104,8 @@ class StateBackend(StatefulOperators):
             directory's name, see :mod:`dstl.store.location`). It is written to and read once before this returns.
         parallelism: Partitions of each operator, unless it names its own; by default Spark's default parallelism. May
             differ at every restart. More: more tasks share the work and each needs less memory; fewer: less overhead.
-        max_parallelism: Number of key groups: the most partitions that the job can ever have. Fixed for the job's life.
-            More: more room to grow; fewer: smaller indexes.
+        max_parallelism: Number of key groups: the most partitions of an operator. Another one takes a savepoint made by
+            ``transform_savepoint``. More: more room to grow; fewer: smaller indexes.
         table: ``heap`` (fast, state must fit the TaskManagers' memory) or ``rocksdb`` (slower, state on local disk).
         task_managers: Processes that share the key groups. More: more cores serve state; fewer: fewer objects per
             checkpoint, less memory. By default one for every eight tasks that run at once, on a cluster on each host
@@ -268,6 +268,7 @@ class StateBackend(StatefulOperators):
             self._loop.close()
             raise
         self._directory = CheckpointDirectory(session, config, open_at, self._service, runtime, self._loop, files)
+        self._reader = StateReading(session, self._store, self._loop, self._service, self._directory, self._operators)
         end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark, self._directory)
         self._closer = weakref.finalize(self, shut_down, *end)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
@@ -290,39 +291,6 @@ class StateBackend(StatefulOperators):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def read_state(
-        self,
-        spark: SparkSession,
-        name: str,
-        checkpoint: int | Literal["latest"] = "latest",
-        operator: str | None = None,
-    ) -> DataFrame:
-        """Return the live entries of one state as of a checkpoint; safe while the query runs, for it only reads.
-
-        The driver reads the operator's state from the store and holds it in memory: it is for looking, not for
-        processing terabytes. Entries whose time to live has passed are left out.
-
-        Args:
-            spark: The session to make the DataFrame in.
-            name: The state's name; ``$timers`` for the timers.
-            checkpoint: Its number (as listeners and the command line show it), or ``latest``.
-            operator: The operator's name; needed where several have a state of this name.
-
-        Returns:
-            ``key`` (a struct of the grouping columns), ``user_key`` (a struct, of a map state) and ``value`` (a struct;
-            a list state has a row for each element, in its order); of the timers ``key`` and ``expiry_ms``; of a
-            broadcast state no ``key``. Intervals of months are their number.
-
-        Raises:
-            Invalid: No such state; names those that there are.
-            MissingState: No such checkpoint.
-            CorruptData: The checkpoint is damaged.
-        """
-        self._check_open()
-        self._loop.run(self._directory.settle())
-        schema, rows = self._loop.run(state_rows(self._store, system_runtime(), name, checkpoint, operator))
-        return spark.createDataFrame(rows, schema)
 
     @property
     def task_manager_pids(self) -> Sequence[int]:
@@ -442,6 +410,10 @@ class StateBackend(StatefulOperators):
         log_failures(keyed.sparkSession)
         task = OperatorTask(definition, self._service.address, self._secret, self._host, self._workers.freeze)
         return repartition(keyed, definition).mapInArrow(task, definition.output)
+
+    def _reading(self) -> StateReading:
+        self._check_open()
+        return self._reader
 
     def _check_open(self) -> None:
         if self._closer is None or not self._closer.alive:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from dstl.errors import DstlError, UserCodeError
+from dstl.errors import DstlError, UserCodeError, clip
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _CHAINED = re.compile(
@@ -45,6 +45,12 @@ def cause(error: BaseException) -> DstlError | None:
             return link
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return _in_text(str(error))
+
+
+def reason(error: BaseException) -> str:
+    """Return, for a message, what went wrong in the JVM first: some 200 characters of it, without its frames."""
+    words = str(error).rpartition("\nCaused by: ")[2]
+    return clip(words.partition("\n\tat ")[0].strip())
 
 
 def _in_text(text: str) -> DstlError | None:

@@ -21,6 +21,9 @@ from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError
 from dstl.state.source import KeyWindow, StateSource
 
+MAX_NUMBER = (1 << 32) - 1
+"""The largest number of an element within its batch."""
+
 _ELEMENT = struct.Struct(">QI")
 
 

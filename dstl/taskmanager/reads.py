@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from dstl.changelog.change_set import value_offsets
+from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT, value_offsets
+from dstl.errors import Invalid
 from dstl.rpc.codec import Call, R
 from dstl.rpc.messages import (
     ENTRY_COLUMNS,
@@ -54,6 +56,9 @@ _REPLY_FACTOR = 4  # keys that are just answerable in one reply
 
 Pairs = list[tuple[bytes, bytes]]
 """User keys and values."""
+
+Overlay = Iterable[tuple[pa.RecordBatch, bool]]
+"""Changes of an attempt in their order, each with whether its times are new to an index by time."""
 
 
 class TableSource:
@@ -105,6 +110,29 @@ class TableSource:
         """
         reply: R = READS[type(call)](self, call, max_bytes)
         return reply
+
+    def content(self, state: int, key_group: int, key: bytes, changes: Overlay = ()) -> dict[bytes, bytes]:
+        """Return one key's values by user key, in no order, as they are behind some changes.
+
+        Raises:
+            Invalid: They are too much for one reply.
+        """
+        (value,) = self.table.get_many(state, (key_group,), (key,))
+        found = {} if value is None else {b"": value}
+        size, after = 0, b""
+        while True:
+            # The smallest key above this one is this one with a zero byte behind it.
+            page = self.table.scan(state, key_group, after=(key, after), before_key=key + b"\0", limit=_PAGE)
+            found |= {entry.user_key: entry.value for entry in page}
+            size += sum(len(entry.user_key) + len(entry.value) for entry in page)
+            if size > REPLY_BYTES:
+                raise Invalid(f"the key has more than {REPLY_BYTES >> 20} MiB of state, the most that a lookup returns")
+            if len(page) < _PAGE:
+                break
+            after = page[-1].user_key
+        for batch, _ in changes:
+            _change(found, batch, state, key)
+        return found
 
     def _due(self, state: int, place: ExpiryPlace) -> ExpiryIndex:
         if (state, place) not in self._expiries:
@@ -286,6 +314,21 @@ def bounded_entries(found: Sequence[Pairs], max_bytes: int) -> list[Pairs | None
     return bounded
 
 
+def _change(found: dict[bytes, bytes], changes: pa.RecordBatch, state: int, key: bytes) -> None:
+    """Make changes of one key to its values."""
+    mine = pc.and_(
+        pc.equal(changes.column("state"), pa.scalar(state, pa.uint16())),
+        pc.equal(changes.column("key"), pa.scalar(key, pa.binary())),
+    )
+    for row in changes.filter(mine).to_pylist():
+        if row["op"] == OP_PUT:
+            found[row["user_key"]] = row["value"]
+        elif row["op"] == OP_DELETE:
+            found.pop(row["user_key"], None)
+        elif row["op"] == OP_CLEAR:
+            found.clear()
+
+
 def _entries(found: Sequence[Pairs | None]) -> Entries:
     pairs = list(chain.from_iterable(entries or () for entries in found))
     counts = tuple(None if entries is None else len(entries) for entries in found)
@@ -300,10 +343,6 @@ def _stream(parts: Sequence[pa.RecordBatch]) -> memoryview:
     whole = pa.Table.from_batches(parts, ENTRY_COLUMNS).combine_chunks()
     columns = [column.chunk(0) if column.num_chunks else pa.array([], column.type) for column in whole.columns]
     return write_columns(ENTRY_COLUMNS, columns)
-
-
-Overlay = Iterable[tuple[pa.RecordBatch, bool]]
-"""Changes of an attempt in their order, each with whether its times are new to an index by time."""
 
 
 class CommittedTables:

@@ -16,6 +16,8 @@ from dstl.rpc.codec import Payload, R
 from dstl.rpc.fleet_messages import (
     Abort,
     Complete,
+    Content,
+    LookUp,
     Measured,
     Persist,
     Persisted,
@@ -92,6 +94,7 @@ class TaskManagerService:
                 ReadUnnamedBases: self._unnamed_bases,
                 Size: self._size,
                 ReadMetrics: self._read_metrics,
+                LookUp: self._look_up,
             },
         )
 
@@ -225,6 +228,11 @@ class TaskManagerService:
         if self._claimed is not None:
             self._metrics.note_state(self._claimed)
         return Measured(self._metrics.sample())
+
+    async def _look_up(self, peer: Peer, call: LookUp) -> Content:
+        found = self._backend.look_up(call.checkpoint, call.operator, call.state, call.key_group, call.key)
+        ordered = sorted(found.items())
+        return Content(tuple(user_key for user_key, _ in ordered), tuple(value for _, value in ordered))
 
     async def _size(self, peer: Peer, call: Size) -> TableSize:
         sizes = [table.size() for table in self._backend.committed.all().values()]

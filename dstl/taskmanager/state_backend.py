@@ -25,7 +25,7 @@ from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
 from dstl.taskmanager.memory_limit import MemoryLimit
 from dstl.taskmanager.reads import CommittedTables
 from handles.checkpoint import CheckpointId
-from handles.key_group import KeyGroupRange, range_of_partition
+from handles.key_group import KeyGroup, KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle, SequenceNumber
 from materializer.bases.operator_bases import OperatorBases
 from materializer.expiry import is_deleted
@@ -244,6 +244,27 @@ class TaskManagerStateBackend:
         if attempt.writer is not None and all((o.operator, o.partition, o.batch_id) != task for o in others):
             attempt.has_ended = True
             attempt.writer.encode_ahead()
+
+    def look_up(
+        self, checkpoint: CheckpointId, operator: str, state: int, key_group: KeyGroup, key: bytes
+    ) -> dict[bytes, bytes]:
+        """Return one key's values by user key as they are in a checkpoint: nothing that no checkpoint has.
+
+        Raises:
+            Unavailable: The tables hold another checkpoint.
+            Invalid: They are too much for one reply.
+        """
+        completed, winners = self._completed or (self.base, [])
+        if key_group not in self.key_groups or checkpoint not in (self.base, completed):
+            raise Unavailable(
+                f"this TaskManager holds key groups {self.key_groups} of checkpoint {completed}, not key group "
+                f"{key_group} of {checkpoint}: ask again"
+            )
+        changes: list[tuple[pa.RecordBatch, bool]] = []
+        if checkpoint == completed:
+            won = [attempt for each in winners if (attempt := self._attempts[each]).operator == operator]
+            changes = [part for attempt in won for part in attempt.overlay]
+        return self.committed.source(operator).content(state, key_group, key, changes)
 
     async def persist(self, winners: Mapping[str, Sequence[int]]) -> Persisted:
         """Make the winners' changes durable, or seal them to be inlined: at most one new segment.

@@ -22,7 +22,7 @@ COMMANDS = [
     *(["files", verb] for verb in ("list", "verify", "export", "rollback", "fork", "release", "migrate")),
     *(["savepoint", verb] for verb in ("create", "list", "verify", "delete")),
     *(["segment", verb] for verb in ("show", "dump")),
-    *(["state", verb] for verb in ("list", "read")),
+    *(["state", verb] for verb in ("list", "read", "changes")),
 ]
 
 

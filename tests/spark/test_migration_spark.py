@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, migrate_state
-from dstl.spark.migration.entries import OperatorReader
+from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.migration.spark_operator import SparkState
 from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 from dstl.spark.saved_state.reader import find_savepoint

@@ -13,11 +13,25 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from dstl.changelog import segments_in_flight
 from dstl.changelog.segment import encoder
 from dstl.errors import DstlError, Fenced, Invalid, Unavailable
+from dstl.taskmanager import reads
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from materializer.restore.restore import restore_tables
 from tests.simulation.virtual_time import VirtualTimeLoop, virtual
-from worlds.backend import PARALLELISM, BackendWorld, Model, Task, after, content, groups_of, key_of, rows, winners_of
+from worlds.backend import (
+    PARALLELISM,
+    STATE,
+    BackendWorld,
+    Model,
+    Task,
+    after,
+    content,
+    groups_of,
+    key_of,
+    rows,
+    winners_of,
+)
+from worlds.table_changes import changes, clear, delete, put
 
 
 @asynccontextmanager
@@ -89,6 +103,46 @@ async def test_nothing_at_work_is_ended_by_the_checkpoint_of_its_batch() -> None
         for task in (*first, *again):
             with pytest.raises(Fenced, match="is over"):
                 w.backend.check_attempt(task.key)
+
+
+@virtual
+async def test_a_lookup_sees_each_change_of_a_committed_batch_and_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key, other = key_of(1, 1), key_of(1, 2)
+    async with world() as w:
+
+        def found(checkpoint: CompletedCheckpoint | None) -> dict[bytes, bytes]:
+            number = checkpoint.checkpoint_id if checkpoint else None
+            return w.backend.look_up(number, "a", STATE, 1, key)
+
+        tasks = [w.open("a", 0, 0, None), w.open("b", 0, 0, None)]
+        for task, value in zip(tasks, (b"0", b"of another operator"), strict=True):
+            batch = changes(*(put(1, STATE, key, user_key, value) for user_key in (b"u", b"v", b"w")))
+            w.backend.write(task.key, 0, batch, b"{}")
+        assert found(None) == {}
+        first = await w.checkpoint(tasks, 0, None)
+        assert (found(first), found(None)) == ({b"u": b"0", b"v": b"0", b"w": b"0"}, {})
+        task, copy = w.open("a", 0, 1, first), w.open("a", 0, 1, first)
+        w.backend.write(
+            task.key,
+            0,
+            changes(delete(1, STATE, key, b"u"), put(1, STATE, key, b"v", b"1"), put(1, STATE, other, b"v", b"2")),
+            b"{}",
+        )
+        w.backend.write(copy.key, 0, changes(clear(1, STATE, key)), b"{}")
+        assert found(first) == {b"u": b"0", b"v": b"0", b"w": b"0"}
+        second = await w.checkpoint([task], 1, first)
+        assert (found(second), len(found(first))) == ({b"v": b"1", b"w": b"0"}, 3)
+        last = w.open("a", 0, 2, second)
+        w.backend.write(last.key, 0, changes(clear(1, STATE, key), put(1, STATE, key, b"x", b"3")), b"{}")
+        third = await w.checkpoint([last], 2, second)
+        assert (found(third), len(found(second))) == ({b"x": b"3"}, 2)
+        with pytest.raises(Unavailable, match=f"of checkpoint {third.checkpoint_id}, not key group 1 of"):
+            found(first)
+        monkeypatch.setattr(reads, "REPLY_BYTES", 2)
+        with pytest.raises(Invalid, match="the most that a lookup returns"):
+            found(second)
 
 
 @virtual
@@ -411,6 +465,19 @@ class StateBackendMachine(RuleBasedStateMachine):
         self.retained = self.retained[: self.retained.index((checkpoint, model)) + 1]
         self.parent, self.committed = checkpoint, model
         self._new_batch(checkpoint.batch_id + 1)
+
+    @rule(group=st.integers(0, 7), name=st.integers(0, 2))
+    def look_up(self, group: int, name: int) -> None:
+        """Whatever has been written: a key is as a checkpoint has it, the parent or the one behind it."""
+        known: dict[int | None, Model] = {self.parent.checkpoint_id if self.parent else None: self.committed}
+        if self.completed is not None:
+            known[self.completed[0].checkpoint_id] = after(self.committed, self.completed[1])
+        key = key_of(group, name)
+        for checkpoint, model in known.items():
+            for operator in PARALLELISM:
+                found = self.act(self.world.backend.look_up, checkpoint, operator, STATE, group, key)
+                expected = model.get(operator, {}).get(key)
+                assert found == ({} if expected is None else {b"": expected})
 
     async def _restore(self, checkpoint: CompletedCheckpoint) -> None:
         owned = self.world.backend.key_groups

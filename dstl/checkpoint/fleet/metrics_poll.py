@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dstl.checkpoint.fleet.fleet import MemberInfo
+from dstl.checkpoint.fleet.own_connections import OwnConnections
 from dstl.errors import DstlError
 from dstl.metrics import Sample
-from dstl.rpc.client import AsyncConnection
 from dstl.rpc.fleet_messages import ReadMetrics
-from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 
 _log = logging.getLogger(__name__)
@@ -38,8 +37,7 @@ class MemberMetrics:
 class MetricsPoll:
     """Reads the metrics of all TaskManagers when asked, at most twice a second. One event loop.
 
-    A TaskManager answers the calls of one connection one after the other, so this has one of its own to each: a restore
-    or an upload that takes long does not hold it up. One that does not answer within two seconds shows its last values.
+    One that does not answer within two seconds shows its last values.
 
     Args:
         secret: The application's.
@@ -48,10 +46,8 @@ class MetricsPoll:
     """
 
     def __init__(self, secret: Secret, members: Callable[[], Sequence[MemberInfo]], host: str) -> None:
-        self._secret = secret
         self._members = members
-        self._host = host
-        self._connections: dict[str, AsyncConnection] = {}
+        self._connections = OwnConnections(secret, host)
         self._last: dict[str, Sample] = {}
         self._turn = asyncio.Lock()
         self._found: list[MemberMetrics] = []
@@ -70,11 +66,10 @@ class MetricsPoll:
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._forget(set())
+        self._connections.keep(())
 
     def _forget(self, members: set[str]) -> None:
-        for gone in self._connections.keys() - members:
-            self._connections.pop(gone).close()
+        self._connections.keep(members)
         for gone in self._last.keys() - members:
             del self._last[gone]
 
@@ -82,16 +77,10 @@ class MetricsPoll:
         name, is_up = member.member_id, False
         try:
             async with asyncio.timeout(_ANSWER_S):
-                connection = self._connections.get(name)
-                if connection is None:
-                    address = member.address.seen_from(self._host)
-                    connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
-                    self._connections[name] = connection
+                connection = await self._connections.to(member)
                 self._last[name] = (await connection.call(ReadMetrics())).sample
                 is_up = True
         except (DstlError, TimeoutError) as error:
             _log.info("TaskManager %s tells no metrics: %s", name, error or "it does not answer")
-            # What it still answers would be taken for the answer to the next question.
-            if (broken := self._connections.pop(name, None)) is not None:
-                broken.close()
+            self._connections.drop(name)
         return MemberMetrics(member, self._last.get(name, Sample()), is_up)

@@ -276,7 +276,8 @@ async def save_checkpoint(
     """
 
     async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
-        return await _copy(checkpoint, source, runtime, files, on_progress)
+        await copy_key_groups(checkpoint, source, runtime, files, on_progress)
+        return await files.finish(entry.uid for entry in checkpoint.operators)
 
     def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
         return Savepoint(
@@ -366,13 +367,14 @@ async def _check_survived(objects: SavepointObjects, savepoint: Savepoint) -> No
         )
 
 
-async def _copy(
+async def copy_key_groups(
     checkpoint: CompletedCheckpoint,
     source: ObjectStore,
     runtime: Runtime,
     writer: SavepointFileWriter,
-    on_progress: OnProgress | None,
-) -> list[SavepointFile]:
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Add every key group of every operator of a checkpoint to a savepoint; see :func:`save_checkpoint`."""
     total = checkpoint.max_parallelism
     async with FileBases(source, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
@@ -386,4 +388,3 @@ async def _copy(
                     table.close()
             if on_progress is not None:
                 on_progress(chunk.end + 1, total)
-    return await writer.finish(entry.uid for entry in checkpoint.operators)

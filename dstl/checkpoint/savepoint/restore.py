@@ -156,7 +156,8 @@ class SavepointRestore:
         if savepoint.max_parallelism != max_parallelism:
             raise Invalid(
                 f"{self} has max_parallelism={savepoint.max_parallelism}, and this backend "
-                f"{max_parallelism}: a key's group depends on it. Pass max_parallelism={savepoint.max_parallelism}"
+                f"{max_parallelism}: a key's group depends on it. Pass max_parallelism={savepoint.max_parallelism}, or "
+                "make a savepoint for the other one with dstl.spark.transform_savepoint"
             )
         marker = await self._source.marker(self.name)
         if marker is not None and not (marker.kind == "claim" and self.mode == "claim"):

@@ -14,8 +14,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, DataType, DecimalType, DoubleType, LongType, StructField, StructType
 
 from dstl.errors import Invalid
-from dstl.spark.migration.entries import OperatorReader, StateFrame
+from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.query.placement import key_group_of
+from dstl.spark.saved_state.entries import StateFrame
 from dstl.state.vectorised.aggregate_functions import Extreme, Sum
 from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, state_fields
 

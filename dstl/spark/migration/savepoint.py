@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,15 +14,17 @@ from pyspark.sql.types import StructType
 
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter, write_savepoint
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name, directory_of
-from dstl.errors import Invalid, brief, clip
+from dstl.errors import Invalid, brief
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import IoLoop, system_runtime
 from dstl.spark.application.session import session_of
+from dstl.spark.cause import reason
 from dstl.spark.migration.aggregation import NamedAggregation, group_frame
-from dstl.spark.migration.entries import OperatorReader, StateFrame, pack
+from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.migration.query_directory import Position, QueryDirectory
 from dstl.spark.migration.spark_operator import SparkOperator, check_aggregates, name_operators, operators_of
 from dstl.spark.operators.arguments import parse_ddl
+from dstl.spark.saved_state.entries import StateFrame, add_packed, pack
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.vectorised.aggregation import Aggregate, AggregateStates, OutputMode
@@ -31,9 +32,7 @@ from dstl.store import open_store
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location, is_in_memory
 from handles.checkpoint import OperatorEntry
-from handles.key_group import KeyGroupRange
 from handles.materialized_handle import is_operator_uid
-from materializer.tables import HeapStateTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +169,7 @@ def migrate_state(
             else:
                 states = _states(reader, each, ttl_ms or {})
         except (PySparkException, Py4JJavaError) as error:
-            raise Invalid(f"Spark cannot read {reader}: {clip(error)}") from error
+            raise Invalid(f"Spark cannot read {reader}: {reason(error)}") from error
         if not states:
             raise Invalid(f"{reader} has neither states nor timers: start it anew")
         moving.append(_moving(position, each, names[each.number], states, max_parallelism))
@@ -178,7 +177,7 @@ def migrate_state(
     try:
         made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
     except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read the state of {directory.location}: {clip(error)}") from error
+        raise Invalid(f"Spark cannot read the state of {directory.location}: {reason(error)}") from error
     finally:
         try:
             loop.run(store.close())
@@ -202,7 +201,7 @@ def _rows(spark: SparkSession, source: str, location: str) -> list[dict[str, obj
     try:
         return [row.asDict() for row in spark.read.format(source).load(location).collect()]
     except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read the operators of {location}: {clip(error)}") from error
+        raise Invalid(f"Spark cannot read the operators of {location}: {reason(error)}") from error
 
 
 def _states(reader: OperatorReader, operator: SparkOperator, ttl_ms: Mapping[str, int]) -> list[_State]:
@@ -230,7 +229,9 @@ def _moving(
         registry=registry.to_wire(),
         watermark_ms=position.watermark_ms,
     )
-    return _Moving(entry, pack(described, max_parallelism), tuple(each.name for each in states))
+    parts = [frame.entries(descriptor) for descriptor, frame in described]
+    names = {descriptor.state_id: descriptor.name for descriptor, _ in described}
+    return _Moving(entry, pack(parts, names, max_parallelism), tuple(each.name for each in states))
 
 
 async def _write(
@@ -245,14 +246,7 @@ async def _write(
 
     async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
         for each in moving:
-            # The iterator waits for Spark's jobs, the loop meanwhile for uploads.
-            rows = each.files.toLocalIterator()
-            expected = 0
-            while (row := await asyncio.to_thread(next, rows, None)) is not None:
-                await _add_empty(files, each.entry.uid, range(expected, row["key_group"]))
-                await files.add(each.entry.uid, row["key_group"], bytes(row["data"]), row["entries"])
-                expected = row["key_group"] + 1
-            await _add_empty(files, each.entry.uid, range(expected, max_parallelism))
+            await add_packed(files, each.entry.uid, each.files, max_parallelism)
         return await files.finish(each.entry.uid for each in moving)
 
     def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
@@ -273,9 +267,3 @@ async def _write(
         )
 
     return await write_savepoint(store, runtime, name, fill, describe)
-
-
-async def _add_empty(files: SavepointFileWriter, uid: str, groups: range) -> None:
-    """Write key groups without entries: what is missing from a savepoint is damage."""
-    if groups:
-        await files.write(uid, HeapStateTable(), KeyGroupRange(groups.start, groups.stop - 1), {})

@@ -8,7 +8,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from dstl.spark.task_definition import TaskDefinition
+from dstl.state.codec.schema_evolution import MEANING
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from dstl.state.registry import StateRegistry
+from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START
 
 
 def key_group_of(columns: Sequence[Column], max_parallelism: int) -> Column:
@@ -22,6 +25,20 @@ def key_group_of(columns: Sequence[Column], max_parallelism: int) -> Column:
 def key_group_column(by: Sequence[str], max_parallelism: int) -> Column:
     """Return each row's key group by the names of the columns that place it."""
     return key_group_of([F.col(f"`{name}`") for name in by], max_parallelism)
+
+
+def placing_columns(registry: StateRegistry) -> Sequence[str]:
+    """Return the columns of an operator's key whose hash is its key group.
+
+    Those are all but for an aggregation by windows, whose other columns place its groups, as far as it has any.
+    """
+    names: list[str] = registry.key_schema.names
+    is_aggregation = any(
+        MEANING in (field.metadata or {}) for each in registry.descriptors for field in each.value_schemas[-1].fields
+    )
+    if is_aggregation and names[:2] == [WINDOW_START, WINDOW_END]:
+        return names[2:] or names[:1]
+    return names
 
 
 def with_key_groups(df: DataFrame, definition: TaskDefinition) -> DataFrame:

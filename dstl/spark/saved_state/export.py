@@ -1,7 +1,7 @@
 """Rows of a state as JSON lines, Parquet, or plain rows for a table.
 
 A row is ``{"key": {...}, "user_key": {...}, "value": {...}}``, so that no column of one hides a column of another;
-``user_key`` is there only where the state has one.
+``user_key`` is there only where the state has one. A change has ``change`` before them, and null for what it lacks.
 """
 
 from __future__ import annotations
@@ -72,19 +72,32 @@ class _Parts:
     """Builds batches with a struct column for each part of a row that has columns."""
 
     def __init__(self, columns: StateColumns) -> None:
+        self._has_change = columns.has_change
         self._writers = {"key": RowWriter(columns.key, "key")} if columns.key.fields else {}
         if columns.user_key is not None:
             self._writers["user_key"] = RowWriter(columns.user_key, "user_key")
         if columns.value.fields:
             self._writers["value"] = RowWriter(columns.value, "value")
-        self.schema = pa.schema([(part, pa.struct(list(each.schema))) for part, each in self._writers.items()])
+        parts = [(part, pa.struct(list(each.schema))) for part, each in self._writers.items()]
+        self.schema = pa.schema([("change", pa.string()), *parts] if columns.has_change else parts)
 
     def batch(self, rows: list[StateRow]) -> pa.RecordBatch:
-        arrays = []
+        arrays = [pa.array([row.change for row in rows], pa.string())] if self._has_change else []
         for part, writer in self._writers.items():
-            (batch,) = writer.batches([getattr(row, part) for row in rows])
-            arrays.append(batch.to_struct_array())
+            held = [at for at, row in enumerate(rows) if _has(row, part)]
+            (batch,) = writer.batches([getattr(rows[at], part) for at in held])
+            array = batch.to_struct_array()
+            if len(held) < len(rows):
+                places = dict(zip(held, range(len(held)), strict=True))
+                array = array.take(pa.array([places.get(at) for at in range(len(rows))], pa.int64()))
+            arrays.append(array)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _has(row: StateRow, part: str) -> bool:
+    if part == "value":
+        return row.change in (None, "put")
+    return getattr(row, part) is not None
 
 
 async def _batches(rows: AsyncIterator[StateRow], columns: StateColumns) -> AsyncIterator[pa.RecordBatch]:

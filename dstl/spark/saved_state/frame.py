@@ -9,6 +9,7 @@ from pyspark.sql.types import (
     CharType,
     DataType,
     IntegerType,
+    LongType,
     MapType,
     StringType,
     StructField,
@@ -20,10 +21,13 @@ from pyspark.sql.types import (
 from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import Invalid
 from dstl.runtime import Runtime
-from dstl.spark.saved_state.reader import read_state, state_columns
+from dstl.spark.saved_state.changes import find_span, read_changes
+from dstl.spark.saved_state.reader import StateColumns, StateRow, read_state, state_columns
 from dstl.state.registry import StateRegistry
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
+
+CHANGE, EXPIRY, POSITION = "change", "expiry_ms", "position"
 
 
 async def state_rows(
@@ -33,26 +37,54 @@ async def state_rows(
     found = await choose_checkpoint(store, runtime, None if checkpoint == "latest" else checkpoint)
     uid = operator_of(found, name) if operator is None else operator
     columns = state_columns(found, uid, name)
-    has_key = bool(columns.key.fields)
-    schema = StructType().add("key", columns.key, nullable=False) if has_key else StructType()
-    is_timer = not columns.value.fields
-    for field in columns.user_key.fields if columns.user_key and is_timer else ():
-        schema = schema.add(field)
-    if columns.user_key is not None and not is_timer:
-        schema = schema.add("user_key", columns.user_key, nullable=False)
-    if not is_timer:
-        schema = schema.add("value", columns.value, nullable=False)
-    rows: list[tuple[Any, ...]] = []
-    async for row in read_state(store, runtime, found, uid, name):
-        if is_timer:
-            rows.append((row.key, *(row.user_key or ())))
-        elif row.user_key is not None:
-            rows.append((*((row.key,) if has_key else ()), row.user_key, row.value))
-        else:
-            rows.append((row.key, row.value))
-    shown = _shown(schema)
-    assert isinstance(shown, StructType)
-    return shown, rows
+    schema = frame_schema(columns)
+    return schema, [_values(row, schema) async for row in read_state(store, runtime, found, uid, name)]
+
+
+async def change_rows(
+    store: ObjectStore,
+    runtime: Runtime,
+    name: str,
+    after: int,
+    checkpoint: int | Literal["latest"],
+    operator: str | None,
+) -> tuple[StructType, list[tuple[Any, ...]]]:
+    """Return the schema and rows of the changes of one state: see ``StateBackend.read_changes``."""
+    to = None if checkpoint == "latest" else checkpoint
+    uid = operator_of(await choose_checkpoint(store, runtime, to), name) if operator is None else operator
+    span = await find_span(store, runtime, uid, after, to)
+    schema = frame_schema(span.columns(name))
+    return schema, [_values(row, schema) async for row in read_changes(store, runtime, span, name)]
+
+
+def _values(row: StateRow, schema: StructType) -> tuple[Any, ...]:
+    expiry = row.user_key[0] if EXPIRY in schema.names and row.user_key else None
+    value = row.value if row.change in (None, "put") else None
+    parts = {CHANGE: row.change, "key": row.key, "user_key": row.user_key, "value": value, EXPIRY: expiry}
+    return tuple(parts[name] for name in schema.names)
+
+
+def frame_schema(columns: StateColumns, *, has_position: bool = False, has_expiry: bool = False) -> StructType:
+    """Return the columns of a state's rows in a DataFrame, in types that PySpark makes one of.
+
+    Args:
+        columns: The state's.
+        has_position: With the place of an element in its list.
+        has_expiry: With when a row's time to live ends, Unix milliseconds.
+    """
+    schema, lacks = StructType(), columns.has_change
+    if columns.has_change:
+        schema = schema.add(CHANGE, StringType(), nullable=False)
+    if columns.key.fields:
+        schema = schema.add("key", columns.key, nullable=False)
+    if not columns.value.fields:
+        return shown_schema(schema.add(EXPIRY, LongType(), nullable=lacks))
+    if columns.user_key is not None:
+        schema = schema.add("user_key", columns.user_key, nullable=lacks)
+    if has_position:
+        schema = schema.add(POSITION, LongType(), nullable=False)
+    schema = schema.add("value", columns.value, nullable=lacks)
+    return shown_schema(schema.add(EXPIRY, LongType()) if has_expiry else schema)
 
 
 def operator_of(checkpoint: CompletedCheckpoint, state: str) -> str:
@@ -71,16 +103,22 @@ def operator_of(checkpoint: CompletedCheckpoint, state: str) -> str:
     return found[0]
 
 
-def _shown(kind: DataType) -> DataType:
-    """Return the type with integers for intervals of months and plain strings: of others PySpark makes no DataFrame."""
+def shown_schema(schema: StructType) -> StructType:
+    """Return columns in types that PySpark makes a DataFrame of: integers for intervals of months, plain strings."""
+    shown = _shown_type(schema)
+    assert isinstance(shown, StructType)
+    return shown
+
+
+def _shown_type(kind: DataType) -> DataType:
     if isinstance(kind, YearMonthIntervalType):
         return IntegerType()
     if isinstance(kind, (CharType, VarcharType)):
         return StringType()
     if isinstance(kind, ArrayType):
-        return ArrayType(_shown(kind.elementType), kind.containsNull)
+        return ArrayType(_shown_type(kind.elementType), kind.containsNull)
     if isinstance(kind, MapType):
-        return MapType(_shown(kind.keyType), _shown(kind.valueType), kind.valueContainsNull)
+        return MapType(_shown_type(kind.keyType), _shown_type(kind.valueType), kind.valueContainsNull)
     if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _shown(f.dataType), f.nullable, f.metadata) for f in kind.fields])
+        return StructType([StructField(f.name, _shown_type(f.dataType), f.nullable, f.metadata) for f in kind.fields])
     return kind

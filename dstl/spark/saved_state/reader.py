@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -20,9 +20,13 @@ from dstl.state.registry import StateRegistry
 from dstl.state.timers import expiry_ms
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroup
 from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
+from materializer.tables.base import StateEntry
+
+Change = Literal["put", "delete", "clear"]
 
 _TIMER = StructType([StructField("expiry_ms", LongType(), nullable=False)])
 
@@ -34,12 +38,14 @@ class StateRow:
     Attributes:
         key: The grouping columns; none of a broadcast state, which is the same for all keys.
         user_key: Of a map or broadcast state; of a timer, when it is due in Unix milliseconds; None otherwise.
-        value: The value's columns; none of a timer.
+        value: The value's columns; none of a timer, nor where the row is gone.
+        change: ``put``, ``delete``, or ``clear`` for all rows of the key; None where none is told.
     """
 
     key: tuple[Any, ...]
     user_key: tuple[Any, ...] | None
     value: tuple[Any, ...]
+    change: Change | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +56,13 @@ class StateColumns:
         key: The grouping columns; no column where rows have none.
         user_key: As in :class:`StateRow`; None where rows have none.
         value: The value's columns, as the newest schema has them.
+        has_change: Rows tell of changes.
     """
 
     key: StructType
     user_key: StructType | None
     value: StructType
+    has_change: bool = False
 
 
 async def latest_watermark(store: ObjectStore, runtime: Runtime) -> int | None:
@@ -81,7 +89,7 @@ def state_columns(checkpoint: CompletedCheckpoint, operator: str, state: str) ->
     Raises:
         Invalid: No such operator or state; names those that there are.
     """
-    registry, descriptor = _find(checkpoint, operator, state)
+    registry, descriptor = find_state(checkpoint, operator, state)
     if descriptor.kind is StateKind.TIMER:
         return StateColumns(registry.key_schema, _TIMER, StructType([]))
     if descriptor.kind is StateKind.BROADCAST:
@@ -107,8 +115,8 @@ async def read_state(
         Invalid: No such operator or state; names those that there are.
         CorruptData, MissingState: The checkpoint is damaged, or was subsumed by its running job meanwhile.
     """
-    registry, descriptor = _find(checkpoint, operator, state)
-    now_ms = int(runtime.clock.wall() * 1000)
+    registry, descriptor = find_state(checkpoint, operator, state)
+    decoder = RowDecoder(registry, descriptor, int(runtime.clock.wall() * 1000))
     async with FileBases(store, runtime) as files:
         for chunk in key_group_chunks(checkpoint):
             restored = await restore_tables(checkpoint, store, chunk, lambda _: HeapStateTable(), runtime, files=files)
@@ -116,14 +124,20 @@ async def read_state(
                 table = restored.tables.get(operator)
                 if table is not None:
                     for key_group in table.key_groups():
-                        for row in _rows(table, key_group, descriptor, registry, now_ms):
-                            yield row
+                        for key, user_key, value in entries_of(table, key_group, descriptor.state_id):
+                            if (row := decoder.row(key, user_key, value)) is not None:
+                                yield row
             finally:
                 for each in restored.tables.values():
                     each.close()
 
 
-def _find(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
+def find_state(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[StateRegistry, StateDescriptor]:
+    """Return an operator's states, and one of them.
+
+    Raises:
+        Invalid: No such operator or state; names those that there are.
+    """
     entry = next((o for o in checkpoint.operators if o.uid == operator), None)
     if entry is None:
         held = ", ".join(repr(o.uid) for o in checkpoint.operators)
@@ -139,21 +153,48 @@ def _find(checkpoint: CompletedCheckpoint, operator: str, state: str) -> tuple[S
     raise Invalid(f"operator {operator!r} has no state {state!r}; it has {held or 'none'}")
 
 
-def _rows(
-    table: StateTable, key_group: int, descriptor: StateDescriptor, registry: StateRegistry, now_ms: int
-) -> Iterator[StateRow]:
-    keys = KeyCodec(registry.key_schema)
-    is_timer, is_broadcast = descriptor.kind is StateKind.TIMER, descriptor.kind is StateKind.BROADCAST
-    values = ValueCodec(descriptor.name, descriptor.value_schemas)
-    user_keys = KeyCodec(descriptor.user_key, "the user key") if descriptor.user_key is not None else None
-    ttl = TimeToLive(descriptor.ttl_ms, now_ms)
+def entries_of(table: StateTable, key_group: KeyGroup, state: int) -> Iterator[StateEntry]:
+    """Yield one state's entries of a key group, in the order of their keys and user keys."""
     after: tuple[bytes, bytes] | None = None
-    while page := table.scan(descriptor.state_id, key_group, after=after):
-        for entry in page:
-            if is_timer:
-                yield StateRow(keys.decode(entry.key), (expiry_ms(entry.user_key),), ())
-            elif not ttl.is_dead(entry.value):
-                user_key = user_keys.decode(entry.user_key) if user_keys is not None else None
-                key = () if is_broadcast else keys.decode(entry.key)
-                yield StateRow(key, user_key, values.decode(entry.value))
-        after = (page[-1].key, page[-1].user_key)
+    while page := table.scan(state, key_group, after=after):
+        yield from page
+        after = page[-1].key, page[-1].user_key
+
+
+class RowDecoder:
+    """Decodes the entries of one state.
+
+    Args:
+        registry: The operator's states.
+        descriptor: The state.
+        now_ms: The time, Unix milliseconds, by which values expire.
+    """
+
+    def __init__(self, registry: StateRegistry, descriptor: StateDescriptor, now_ms: int) -> None:
+        self._kind = descriptor.kind
+        self._keys = KeyCodec(registry.key_schema)
+        self._values = ValueCodec(descriptor.name, descriptor.value_schemas)
+        user_key = descriptor.user_key
+        self._user_keys = KeyCodec(user_key, "the user key") if user_key is not None else None
+        self._ttl = TimeToLive(descriptor.ttl_ms, now_ms)
+
+    def row(self, key: bytes, user_key: bytes, value: bytes | None, change: Change | None = None) -> StateRow | None:
+        """Return an entry as a row; None where its time to live has passed.
+
+        Args:
+            key: The entry's.
+            user_key: The entry's; not looked at where all rows of the key are cleared.
+            value: The entry's; None where it is gone.
+            change: See :class:`StateRow`.
+        """
+        if self._kind is StateKind.TIMER:
+            expiry = None if change == "clear" else (expiry_ms(user_key),)
+            return StateRow(self._keys.decode(key), expiry, (), change)
+        if value is not None and self._ttl.is_dead(value):
+            return None
+        return StateRow(
+            () if self._kind is StateKind.BROADCAST else self._keys.decode(key),
+            self._user_keys.decode(user_key) if self._user_keys is not None and change != "clear" else None,
+            self._values.decode(value) if value is not None else (),
+            change,
+        )

@@ -1,11 +1,13 @@
-"""Rows of Spark's state reader become the bytes that a processor of ours would have written, without Spark."""
+"""Rows of a state become the bytes that a processor of ours would have written, without Spark."""
 
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import LongType, StringType, StructType
+import pytest
+from pyspark.sql.types import DoubleType, LongType, StringType, StructType
 
-from dstl.spark.migration.entries import EntryEncoder, pack_key_groups
+from dstl.errors import Invalid
+from dstl.spark.saved_state.entries import EntryEncoder, KeyGroupPacker
 from dstl.state.codec.key_codec import KeyCodec
 from dstl.state.codec.value_codec import ValueCodec, write_time_ms
 from dstl.state.descriptor import StateDescriptor, StateKind
@@ -71,6 +73,15 @@ def test_a_value_was_written_its_time_to_live_before_it_ends_or_never_ends() -> 
     assert (write_time_ms(second["value"]), codec.decode(second["value"])) == (None, (6, "y"))
 
 
+def test_two_entries_of_one_place_are_refused_by_the_name_of_their_state() -> None:
+    rows = [{**row(2, None, value={"n": i, "s": None}), "key": {"d": d}} for i, d in enumerate((0.5, 0.0, -0.0))]
+    key, registry = StructType().add("d", DoubleType()), StateRegistry(KEY)
+    encoder = EntryEncoder(registry.declare("s", StateKind.VALUE, VALUE), key, None, VALUE)
+    entries = list(encoder([pa.RecordBatch.from_pylist(rows)]))
+    with pytest.raises(Invalid, match=r"state 's': two rows have the same key.* 0\.0 and -0\.0 are one key"):
+        list(KeyGroupPacker({0: "s"})(entries))
+
+
 def test_key_groups_are_packed_whole_whatever_the_batches_that_they_come_in() -> None:
     rows = [row(group, f"k{i}", value={"n": i, "s": None}) for group in (2, 5, 9) for i in range(4)]
     entries = pa.Table.from_pylist(encoded(StateKind.VALUE, rows))
@@ -81,7 +92,9 @@ def test_key_groups_are_packed_whole_whatever_the_batches_that_they_come_in() ->
             *((each, pa.binary()) for each in ("key", "user_key", "value")),
         ]
     )
-    packed = [batch.to_pylist()[0] for batch in pack_key_groups(entries.cast(schema).to_batches(max_chunksize=3))]
+    packed = [
+        batch.to_pylist()[0] for batch in KeyGroupPacker({1: "s"})(entries.cast(schema).to_batches(max_chunksize=3))
+    ]
     assert [(each["key_group"], each["entries"]) for each in packed] == [(2, 4), (5, 4), (9, 4)]
     for each in packed:
         pages = list(decode_key_group(each["data"], each["key_group"]))

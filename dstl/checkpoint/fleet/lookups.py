@@ -1,0 +1,123 @@
+"""Lookups: one key's state of a running query, read from the TaskManager that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from dstl.checkpoint.coordinator import CheckpointCoordinator
+from dstl.checkpoint.fleet.fleet import Fleet, MemberInfo
+from dstl.checkpoint.fleet.own_connections import OwnConnections
+from dstl.checkpoint.spark_commit import SparkExecution
+from dstl.checkpoint.state_catalogue import Registry, StateCatalogue
+from dstl.errors import Unavailable
+from dstl.rpc.fleet_messages import Content, LookUp
+from dstl.runtime import Clock
+from handles.key_group import KeyGroup
+
+_ANSWER_S = 5.0  # a TaskManager that takes a large change set is silent for a second or two
+_ATTEMPTS = 20
+_PAUSE_S = 0.05  # a TaskManager hears of a checkpoint within milliseconds
+
+
+class Lookups:
+    """Reads single keys as of the last committed batch. One event loop.
+
+    Invariants:
+        1. A value is of a checkpoint that is durable. Changes of a batch that runs, or is being committed, are no part
+           of it.
+
+    Args:
+        connections: To the TaskManagers, its own.
+        fleet: The TaskManagers.
+        catalogue: The operators and their states.
+        current: Returns the coordinator of the run that is open, if there is one.
+        execution: Spark's; None: a run that is open is running.
+        clock: For repeated attempts.
+    """
+
+    def __init__(
+        self,
+        connections: OwnConnections,
+        fleet: Fleet,
+        catalogue: StateCatalogue,
+        current: Callable[[], CheckpointCoordinator | None],
+        execution: SparkExecution | None,
+        clock: Clock,
+    ) -> None:
+        self._connections = connections
+        self._fleet = fleet
+        self._catalogue = catalogue
+        self._current = current
+        self._execution = execution
+        self._clock = clock
+
+    async def registry(self, operator: str) -> Registry:
+        """Return the states of an operator of the running query.
+
+        Raises:
+            Unavailable: The query is not running, or no batch of this run has begun.
+        """
+        coordinator = self._running()
+        run_id = coordinator.run_id
+        if self._execution is not None and (run_id is None or not await self._execution.is_running(run_id)):
+            raise _not_running()
+        registry: Registry = json.loads(self._catalogue.registry_of(operator))
+        return registry
+
+    async def read(self, operator: str, state: int, key_group: KeyGroup, key: bytes) -> Content:
+        """Return one key's entries, of the last committed batch.
+
+        Raises:
+            Unavailable: The run is over, or the TaskManager of this key is gone, restores, or does not answer.
+            Invalid: The key has more than one reply holds.
+        """
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await self._found(operator, state, key_group, key)
+        except TimeoutError:
+            # What still comes would be taken for the answer to the next call.
+            self._connections.keep(())
+            raise Unavailable(
+                f"the TaskManager of key group {key_group} does not answer: look up again later"
+            ) from None
+
+    async def _found(self, operator: str, state: int, key_group: KeyGroup, key: bytes) -> Content:
+        for attempt in range(1, _ATTEMPTS + 1):
+            checkpoint = self._running().committed
+            if checkpoint is None:
+                return Content((), ())
+            try:
+                connection = await self._connections.to(self._owner(key_group))
+                return await connection.call(LookUp(checkpoint.checkpoint_id, operator, state, key_group, key))
+            except Unavailable:
+                if attempt == _ATTEMPTS:
+                    raise
+            await self._clock.sleep(_PAUSE_S)
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._connections.keep(())
+
+    def _owner(self, key_group: KeyGroup) -> MemberInfo:
+        members = self._fleet.members
+        self._connections.keep({each.member_id for each in members})
+        owner = next((each for each in members if each.key_groups is not None and key_group in each.key_groups), None)
+        if owner is None:
+            raise Unavailable(f"no TaskManager has key group {key_group} now: look up again when the query goes on")
+        return owner
+
+    def _running(self) -> CheckpointCoordinator:
+        coordinator = self._current()
+        if coordinator is None:
+            raise _not_running()
+        return coordinator
+
+
+def _not_running() -> Unavailable:
+    return Unavailable(
+        "the query is not running, or no batch of it has begun since it was started: look up again after its first "
+        "batch; read_state and dstl state read its last checkpoint meanwhile"
+    )

@@ -1,0 +1,53 @@
+"""Connections to TaskManagers beside those that checkpoints are made over: calls on these hold no checkpoint up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from dstl.checkpoint.fleet.fleet import MemberInfo
+from dstl.rpc.client import AsyncConnection
+from dstl.rpc.handshake import Role
+from dstl.rpc.protocol import Secret
+
+
+class OwnConnections:
+    """One connection to each TaskManager, opened when it is asked for. One event loop.
+
+    A TaskManager answers the calls of one connection one after the other, so those of another one need not wait for a
+    restore or an upload that takes long.
+
+    Args:
+        secret: The application's.
+        host: The driver's own, where a TaskManager is called by its unix socket.
+    """
+
+    def __init__(self, secret: Secret, host: str) -> None:
+        self._secret = secret
+        self._host = host
+        self._opening = asyncio.Lock()
+        self._open: dict[str, AsyncConnection] = {}
+
+    async def to(self, member: MemberInfo) -> AsyncConnection:
+        """Return the connection to a TaskManager.
+
+        Raises:
+            Unavailable: It does not answer.
+        """
+        async with self._opening:
+            connection = self._open.get(member.member_id)
+            if connection is None or connection.is_broken:
+                address = member.address.seen_from(self._host)
+                connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
+                self._open[member.member_id] = connection
+            return connection
+
+    def drop(self, member_id: str) -> None:
+        """Close a connection: what still comes over it would be taken for the answer to the next call."""
+        if (broken := self._open.pop(member_id, None)) is not None:
+            broken.close()
+
+    def keep(self, members: Collection[str]) -> None:
+        """Close the connections to all others; to none, to close all."""
+        for gone in self._open.keys() - set(members):
+            self.drop(gone)

@@ -1,0 +1,261 @@
+"""Single keys of a running query, looked up at its TaskManagers: committed batches alone, over restarts."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+from dstl.errors import Closed, Invalid, Unavailable
+from dstl.spark import StateBackend
+
+pytestmark = pytest.mark.spark
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Everything(StatefulProcessor):
+    """A state of each kind by key; a negative row takes its absolute value away again."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "total long, last date")
+        self.elements = handle.getListState("elements", "v long")
+        self.signs = handle.getMapState("signs", "plus boolean, v long", "n long")
+        self.fleeting = handle.getValueState("fleeting", "v long", ttlDurationMs=1)
+        self.rules = handle.getBroadcastState("rules", "id string", "least long")
+
+    def handleBroadcastRows(self, name: str, rows: Iterator[Any]) -> None:
+        for row in rows:
+            self.rules.updateValue((row.k,), (row.v,))
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for v in sorted(row.v for row in rows):
+            self.total.update(((self.total.get() or (0,))[0] + v, None))
+            if v < 0:
+                self.elements.clear()
+                self.signs.removeKey((True, -v))
+                self.handle.deleteTimer(9_000_000_000_000 - v)
+                continue
+            self.elements.appendValue((v,))
+            self.signs.updateValue((v > 0, v), (1,))
+            self.fleeting.update((v,))
+            self.handle.registerTimer(9_000_000_000_000 + v)
+        yield Row(k=key[0], total=self.total.get()[0])
+
+
+def rows(*pairs: tuple[str | None, int]) -> list[dict[str, Any]]:
+    return [{"k": k, "v": v} for k, v in pairs]
+
+
+def defined(backend: StateBackend, df: DataFrame) -> DataFrame:
+    return backend.groupBy(df.where("k is null or k != 'rule'"), "k").transformWithState(
+        Everything(),
+        "k string, total long",
+        "append",
+        "processingTime",
+        broadcast={"rules": df.where("k = 'rule'")},
+        name="everything",
+    )
+
+
+@pytest.mark.parametrize("table", ["heap", "rocksdb"])
+def test_a_key_is_looked_up_as_of_the_last_committed_batch(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, table: Any
+) -> None:
+    if table == "rocksdb":
+        pytest.importorskip("rocksdict")
+    source = stream()
+    source.add(rows(("a", 1), ("a", 0), (None, 5), ("rule", 7)))
+    seen: list[Any] = []
+
+    def look(backend: StateBackend) -> Callable[[DataFrame, int], None]:
+        def write(batch: DataFrame, number: int) -> None:
+            # All tasks of the batch have ended here, and its changes are at the TaskManagers.
+            batch.collect()
+            seen.append(
+                (
+                    number,
+                    backend.lookup("everything", "total", ("a",)),
+                    backend.lookup("everything", "elements", ("a",)),
+                )
+            )
+
+        return write
+
+    def writer(backend: StateBackend) -> Any:
+        df = defined(backend, source.read())
+        return df.writeStream.foreachBatch(look(backend)).option("checkpointLocation", backend.checkpoint_location)
+
+    with StateBackend(str(tmp_path / "state"), parallelism=3, task_managers=2, table=table, spark=spark) as backend:
+        with pytest.raises(Invalid, match="no operator 'everything'; none is defined"):
+            backend.lookup("everything", "total", ("a",))
+        made = writer(backend)
+        query = made.start()
+        query.processAllAvailable()
+
+        def found(state: str, key: Any = ("a",)) -> Any:
+            return backend.lookup("everything", state, key)
+
+        assert seen == [(0, None, [])]
+        assert found("total") == found("total", "a") == found("total", {"k": "a"}) == found("total", Row(k="a"))
+        assert (found("total"), found("total").total) == (Row(total=1, last=None), 1)
+        assert found("total", (None,)) == Row(total=5, last=None)
+        assert found("total", ("nobody",)) is None
+        assert found("elements") == [Row(v=0), Row(v=1)]
+        assert found("elements", ("nobody",)) == []
+        assert found("signs") == {(False, 0): Row(n=1), (True, 1): Row(n=1)}
+        assert [key.plus for key in found("signs")] == [False, True]
+        assert found("signs", ("nobody",)) == {}
+        assert found("$timers") == [9_000_000_000_000, 9_000_000_000_001]
+        assert found("fleeting") is None
+        assert found("rules", ()) == {("rule",): Row(least=7)}
+        source.add(rows(("a", 2)))
+        query.processAllAvailable()
+        # Another batch that puts, deletes and clears, still an overlay at the TaskManager.
+        source.add(rows(("a", -2), ("a", 3)))
+        query.processAllAvailable()
+        assert seen[1:] == [(1, (1, None), [(0,), (1,)]), (2, (3, None), [(0,), (1,), (2,)])]
+        assert found("total").total == 4
+        assert found("elements") == [Row(v=3)]
+        assert found("signs") == {(False, 0): Row(n=1), (True, 1): Row(n=1), (True, 3): Row(n=1)}
+        assert found("$timers") == [9_000_000_000_000, 9_000_000_000_001, 9_000_000_000_003]
+        for state, key, message in (
+            ("nope", ("a",), r"operator 'everything' has no state 'nope'; it has '\$timers', 'total', 'elements'"),
+            ("total", ("a", "b"), "the grouping key"),
+            ("total", (5,), "the grouping key"),
+            ("total", {"other": 5}, "the grouping key"),
+            ("rules", ("a",), r"the same for all keys: look up the key \(\)"),
+        ):
+            with pytest.raises(Invalid, match=message):
+                found(state, key)
+        with pytest.raises(Invalid, match="no operator 'other'; there are 'everything'"):
+            backend.lookup("other", "total", ("a",))
+        query.stop()
+        with pytest.raises(Unavailable, match="the query is not running"):
+            found("total")
+        # The same driver again, and then another one.
+        query = made.start()
+        source.add(rows(("a", 10)))
+        query.processAllAvailable()
+        assert (seen[-1], found("total").total) == ((3, (4, None), [(3,)]), 14)
+        query.stop()
+    with pytest.raises(Closed):
+        backend.lookup("everything", "total", ("a",))
+    with StateBackend(str(tmp_path / "state"), parallelism=5, table=table, spark=spark) as backend:
+        query = writer(backend).start()
+        with pytest.raises(Unavailable, match="no batch of it has begun"):
+            found("total")
+        source.add(rows(("a", 100)))
+        query.processAllAvailable()
+        assert (seen[-1][1].total, found("total").total, found("elements")) == (14, 114, [(3,), (10,), (100,)])
+        query.stop()
+
+
+KEYS: dict[str, Callable[[], list[Any]]] = {
+    "one number": lambda: ["v"],
+    "many types": lambda: [
+        "k",
+        (F.col("v") % 3).cast("double").alias("x"),
+        F.col("v").cast("decimal(20, 3)").alias("m"),
+        F.date_add(F.lit("2024-02-28").cast("date"), F.col("v").cast("int")).alias("d"),
+        F.timestamp_seconds("v").cast("timestamp_ntz").alias("n"),
+        F.struct(F.col("k"), F.col("k").cast("binary").alias("b")).alias("s"),
+        F.array(F.col("v"), F.lit(None)).alias("a"),
+        F.expr("make_dt_interval(v)").alias("i"),
+        (F.col("v") > 3).alias("large"),
+    ],
+    "a window and a column": lambda: [F.window("at", "5 seconds"), "k"],
+    "a window": lambda: [F.window("at", "5 seconds")],
+}
+
+
+@pytest.mark.parametrize("by", KEYS)
+def test_every_group_of_an_aggregation_is_found_by_its_key(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, by: str
+) -> None:
+    source = stream()
+    source.add(rows(*((f"k{i % 5}" if i % 5 else None, i % 9) for i in range(45))))
+    with StateBackend(str(tmp_path / "state"), parallelism=3, task_managers=2, spark=spark) as backend:
+        df = source.read().withColumn("at", F.timestamp_seconds("v"))
+        counts = backend.groupBy(df, *KEYS[by]()).count(outputMode="update", name="counts")
+        got: list[Row] = []
+        query = (
+            counts.writeStream.outputMode("update")
+            .foreachBatch(lambda batch, _: got.extend(batch.collect()))
+            .option("checkpointLocation", backend.checkpoint_location)
+            .start()
+        )
+        query.processAllAvailable()
+        assert sum(row["count"] for row in got) == 45
+        for row in got:
+            *key, count = row
+            if "window" in row:
+                key = [row.window.start, row.window.end, *key[1:]]
+            assert backend.lookup("counts", "aggregates", key) == (count,), row
+        query.stop()
+
+
+def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source, conf = stream(), spark.sparkContext._conf
+    source.add(rows(("a", 1)))
+    conf.set("spark.dstl.commit", "with-next")
+    try:
+        backend = StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark)
+    finally:
+        conf._jconf.remove("spark.dstl.commit")
+    with backend:
+        counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
+        query = (
+            counts.writeStream.outputMode("update")
+            .foreachBatch(lambda batch, _: batch.collect())
+            .option("checkpointLocation", backend.checkpoint_location)
+            .start()
+        )
+        query.processAllAvailable()
+        assert backend.lookup("counts", "aggregates", "a") is None
+        source.add(rows(("a", 2)))
+        query.processAllAvailable()
+        assert backend.lookup("counts", "aggregates", "a") == (1,)
+        # What reads a checkpoint makes the commit durable that waits.
+        assert [row.value for row in backend.read_state(spark, "aggregates").collect()] == [(2,)]
+        assert backend.lookup("counts", "aggregates", "a") == (2,)
+        query.stop()
+
+
+def test_a_key_of_a_lost_task_manager_is_unavailable_and_the_query_finds_it_again(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    source = stream()
+    source.add(rows(("a", 1)))
+    with StateBackend(str(tmp_path / "state"), parallelism=2, task_managers=1, spark=spark) as backend:
+        counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
+        query = (
+            counts.writeStream.outputMode("update")
+            .foreachBatch(lambda batch, _: batch.collect())
+            .option("checkpointLocation", backend.checkpoint_location)
+            .start()
+        )
+        query.processAllAvailable()
+        (pid,) = backend.task_manager_pids
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match=r"the TaskManager of key group \d+ does not answer"):
+                backend.lookup("counts", "aggregates", "a")
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Unavailable):
+            backend.lookup("counts", "aggregates", "a")
+        source.add(rows(("a", 2)))
+        query.processAllAvailable()
+        assert backend.lookup("counts", "aggregates", "a") == (2,)
+        query.stop()
