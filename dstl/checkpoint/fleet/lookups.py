@@ -17,7 +17,7 @@ from dstl.runtime import Clock
 from handles.key_group import KeyGroup
 
 _ANSWER_S = 5.0  # a TaskManager that takes a large change set is silent for a second or two
-_ATTEMPTS = 20
+_ATTEMPTS = 20  # a second in all, many times what a notification takes
 _PAUSE_S = 0.05  # a TaskManager hears of a checkpoint within milliseconds
 
 
