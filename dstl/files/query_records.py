@@ -249,11 +249,11 @@ class QueryRecords(Records):
             await self._settle(scan)
 
     def _check_owner(self, query_id: str) -> None:
-        query_id = query_id or self._query_id
-        if query_id and self._owner not in ("", query_id):
+        query_id, owner = query_id or self._query_id, self._owner or self._query_id
+        if query_id and owner not in ("", query_id):
             root = self.participants.root
             raise Invalid(
-                f"{self.reader.store.location} belongs to query {self._owner}; this is query {query_id}: {root} has no "
+                f"{self.reader.store.location} belongs to query {owner}; this is query {query_id}: {root} has no "
                 "checkpoint directory of that query. Give this query a location of its own, or copy the checkpoint "
                 f"directory that it had into {self.reader.plain.location} first, which is taken over from there"
             )

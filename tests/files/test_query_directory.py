@@ -349,7 +349,10 @@ async def test_another_query_s_location_is_refused_and_nothing_is_written(seed: 
     rng, store, model = random.Random(seed), MemoryStore(), Model()
     async with open_query(store, TWO, place) as query:
         await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
+        for batch in range(2):
+            with pytest.raises(Invalid, match=f"belongs to query {QUERY}; this is query other"):
+                await query.jvm.put("metadata", b'{"id":"other"}')
+            await query.run_batch(batch, some_events(rng, batch), model)
     before = {info.name async for info in store.list()}
     async with open_query(store, TWO, place, 2) as query:
         query.jvm.run = "run-2"
