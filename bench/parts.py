@@ -9,7 +9,8 @@ the measured batches, in ms of wall time; the store is a local directory, and it
   themselves, the processor's work included. Sums of all tasks, divided by those that run at once.
 - ``ours``: all of these. ``stateless_add_batch``: Spark's ``addBatch`` of the same rows through ``mapInArrow`` without
   state, to compare with ``add_batch``.
-- ``driver_loop_cpu``: processor time of the coordinator's thread for a batch, and of the processes.
+- ``cpu_ms``: processor time for a batch, by process; ``driver_loop`` is the coordinator's thread. ``tasks_cpu_ms``: of
+  all tasks, from the first row to the end.
 """
 
 import argparse
@@ -174,6 +175,7 @@ def summary(
     for each in tasks:
         by_batch[each["batch"]].update({part: each.get(part, 0) * 1e3 / at_once for part in _TASK_PARTS})
         by_batch[each["batch"]]["calls"] += each["calls"]
+        by_batch[each["batch"]]["cpu"] += each["cpu"] * 1e3
         by_batch[each["batch"]]["tasks"] += 1
     of_tasks = {part: statistics.median(each[part] for each in by_batch.values()) for part in _TASK_PARTS}
     of_checkpoint = {
@@ -187,6 +189,7 @@ def summary(
         "batches": len(progress),
         "tasks_of_a_batch": statistics.median(each["tasks"] for each in by_batch.values()),
         "calls_of_a_batch": statistics.median(each["calls"] for each in by_batch.values()),
+        "tasks_cpu_ms": round(statistics.median(each["cpu"] for each in by_batch.values()), 2),
         "batch_ms": spark["triggerExecution"],
         "add_batch_ms": spark["addBatch"],
         "offsets_and_commit_ms": round(logs, 2),

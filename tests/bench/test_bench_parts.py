@@ -17,7 +17,7 @@ def progress_of(batch: int, **ms: int) -> dict:
 def test_tasks_that_run_at_once_share_the_time_and_the_store_is_not_ours() -> None:
     progress = [progress_of(batch, walCommit=12, commitOffsets=18) for batch in (3, 4, 5)]
     report = CheckpointReport(1, 3, 0.016, 1, 100, 100, 1, persist_s=0.002, assemble_s=0.001, commit_s=0.011)
-    task = {"query": "q", "begin": 0.002, "worker": 0.001, "acknowledge": 0.0005, "calls": 3}
+    task = {"query": "q", "begin": 0.002, "worker": 0.001, "acknowledge": 0.0005, "calls": 3, "cpu": 0.0015}
     tasks = [{**task, "batch": batch} for batch in (3, 4, 5) for _ in range(4)]
     tasks.append({**task, "batch": 5, "fetch": 1.0, "write": 1.0, "rows": 1})
     found = summary(progress, [(report, 20.0)] * 3, tasks, at_once=2)
@@ -35,7 +35,7 @@ def test_tasks_that_run_at_once_share_the_time_and_the_store_is_not_ours() -> No
         "notify": 0.0,
     }
     assert (found["offsets_and_commit_ms"], found["store_ms"], found["ours_ms"]) == (10.0, 20.0, 17.0)
-    assert (found["tasks_of_a_batch"], found["calls_of_a_batch"]) == (4, 12)
+    assert (found["tasks_of_a_batch"], found["calls_of_a_batch"], found["tasks_cpu_ms"]) == (4, 12, 6.0)
 
 
 def test_processor_time_of_a_thread_is_its_own() -> None:
