@@ -6,13 +6,13 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any
 
 import typer
 from pydantic import BaseModel
 
 from dstl.cli import application
+from dstl.metrics import registry
 from dstl.option_sources import SECTIONS
 
 _ROLE = re.compile(r":\w+:`~?([^`]+)`")
@@ -33,12 +33,8 @@ def command_reference() -> str:
 
 def metric_reference() -> str:
     """Return the metrics as Markdown, as their registry writes them."""
-    try:
-        registry = import_module("dstl.metrics.registry")
-    except ModuleNotFoundError:
-        return "This version has no registry of metrics; see `dstl.spark.listener` for what a listener is told."
     # Without its own title: the page has one.
-    return str(registry.reference()).partition("\n## ")[2].join(("## ", ""))
+    return registry.reference().partition("\n## ")[2].join(("## ", ""))
 
 
 def _section(section: str, kind: type[BaseModel]) -> Iterator[str]:

@@ -160,11 +160,6 @@ class TestInlined:
         assert log.states() == "d"
         assert log.ledger.segments(log.ledger.claim(0))[0].location == self.PLACE
 
-    def test_confirmed_without_a_place_is_refused(self, log: Log):
-        self.hand_out(log)
-        with pytest.raises(Invalid, match="handed out"):
-            log.ledger.confirm(span(0, 1), {})
-
     def test_reset_is_buffered_and_counted_again(self, log: Log):
         self.hand_out(log)
         log.ledger.reset(span(0, 1))

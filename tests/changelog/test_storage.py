@@ -30,16 +30,6 @@ class TestPersistAll:
             assert list(w.recorder.samples["uploadBatchSizes"]) == [20]
 
     @virtual
-    async def test_logs_that_hold_data_but_do_not_belong_to_it_are_not_waited_for(self):
-        async with world() as w:
-            mine, other = w.writer("mine"), w.writer("other")
-            put(mine, b"x")
-            put(other, b"y")
-            await w.storage.persist_all([(mine, 0)])
-            assert asyncio.get_running_loop().time() == 0.0
-            assert other.ledger.next_sqn == 0
-
-    @virtual
     async def test_a_large_one_is_cut_into_segments_that_are_stored_side_by_side(self):
         async with world(segment_size=1000) as w:
             w.store.holding = True

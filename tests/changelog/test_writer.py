@@ -6,7 +6,6 @@ import pyarrow as pa
 import pytest
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_META, OP_PUT
-from dstl.changelog.ledger import Ownership
 from dstl.changelog.segment.reader import decode_segment
 from dstl.errors import Closed, Invalid, Unavailable
 from tests.simulation.virtual_time import run_in_virtual_time, virtual
@@ -112,18 +111,3 @@ def test_a_failed_upload_that_nobody_awaits_any_more_is_not_reported_as_lost(cap
 
     run_in_virtual_time(main())
     assert caplog.records == []
-
-
-@virtual
-async def test_states_as_seen_by_the_owner():
-    async with world() as w:
-        writer = w.writer()
-        put(writer, b"x")
-        assert writer.ledger.ownership(0) is None
-        w.store.holding = True
-        future = w.persist(writer)
-        await turn()
-        assert writer.ledger.ownership(0) is Ownership.IN_FLIGHT
-        w.store.held[0].succeed()
-        await future
-        assert writer.ledger.ownership(0) is Ownership.DURABLE

@@ -31,6 +31,7 @@ from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.manual_clock import ManualClock
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.manifest_samples import QUERY, checkpoint, commit, kinds, names
+from worlds.wrapped_store import WrappedStore
 
 GRACE = 3600.0
 DAY = 86_400.0
@@ -40,18 +41,14 @@ class Crash(BaseException):
     """The process is gone; not an error that anybody could handle."""
 
 
-class CrashingStore:
+class CrashingStore(WrappedStore):
     """Counts what changes the store and dies at the n-th change, before or after it; checks every delete."""
 
     def __init__(self, inner: MemoryStore, at: int = 0, *, after: bool = False) -> None:
-        self.inner = inner
+        super().__init__(inner)
         self.at = at
         self.after = after
         self.changes = 0
-
-    @property
-    def location(self) -> str:
-        return self.inner.location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         self._count(before=True)
@@ -65,19 +62,6 @@ class CrashingStore:
             await assert_not_needed(self.inner, name)
             await self.inner.delete([name])
             self._count(before=False)
-
-    async def get(self, name: str, byte_range: object = None) -> bytes:
-        return await self.inner.get(name)
-
-    async def head(self, name: str) -> ObjectInfo:
-        return await self.inner.head(name)
-
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix, start_after=start_after):
-            yield info
-
-    async def close(self) -> None:
-        return None
 
     def _count(self, *, before: bool) -> None:
         if before:
@@ -621,7 +605,7 @@ class Hooked(CrashingStore):
         self.then = then
 
     async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in super().list(prefix, start_after=start_after):
+        async for info in self.inner.list(prefix, start_after=start_after):
             yield info
         if not prefix:
             await self.then()  # type: ignore[misc]

@@ -133,14 +133,12 @@ def test_inlined_segments_are_where_their_handles_say() -> None:
         assert data[offset : offset + len(part)] == part
 
 
-def test_every_flipped_bit_is_detected() -> None:
-    data = encode_record(full_record(), INLINED)
-    for at in range(len(data)):
-        for bit in range(8):
-            damaged = bytearray(data)
-            damaged[at] ^= 1 << bit
-            with pytest.raises(CorruptData, match=r'manifest m is damaged.*bring it back.* restore="previous"\)'):
-                decode_record(bytes(damaged), "m")
+def test_a_damaged_record_says_what_to_do() -> None:
+    """Which damage is found is the frame's own matter: ``test_record_frame.py``."""
+    damaged = bytearray(encode_record(full_record(), INLINED))
+    damaged[50] ^= 1
+    with pytest.raises(CorruptData, match=r'manifest m is damaged.*bring it back.* restore="previous"\)'):
+        decode_record(bytes(damaged), "m")
 
 
 def test_a_newer_version_is_refused_with_both_versions_named() -> None:

@@ -27,6 +27,7 @@ from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.manifest_samples import checkpoint as a_checkpoint
 from worlds.savepoints import a_job, a_runtime, contents, replace
 from worlds.service import STATE, Model, retained, state_of, without_empty
+from worlds.wrapped_store import WrappedStore
 
 
 def as_checkpoint(savepoint: Savepoint, **more: object) -> CompletedCheckpoint:
@@ -352,12 +353,11 @@ async def test_a_damaged_descriptor_is_listed_as_damaged_and_can_be_deleted(seed
     assert await contents(store, "savepoints/") == {}
 
 
-class GoingOn:
+class GoingOn(WrappedStore):
     """A job's location, read while the job goes on: something happens before one of the reads."""
 
     def __init__(self, inner: ObjectStore, at_read: int, happens: Callable[[], Awaitable[None]]) -> None:
-        self.inner = inner
-        self.location = inner.location
+        super().__init__(inner)
         self._left = at_read
         self._happens = happens
 
@@ -366,12 +366,6 @@ class GoingOn:
         if self._left == 0:
             await self._happens()
         return await self.inner.get(name, byte_range)
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self.inner.list(prefix, start_after=start_after)
-
-    async def head(self, name: str) -> ObjectInfo:
-        return await self.inner.head(name)
 
 
 @pytest.mark.parametrize("named", [False, True])

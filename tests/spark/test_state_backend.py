@@ -19,10 +19,11 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.savepoint.creation import choose_checkpoint
+from dstl.errors import UserCodeError
 from dstl.files.inspection import roll_back
 from dstl.options import BatchingOptions, ClusterOptions
 from dstl.runtime import system_runtime
-from dstl.spark import StateBackend
+from dstl.spark import StateBackend, cause
 from dstl.spark.restart import FixedDelay, run_with_restarts
 from dstl.spark.saved_state.reader import read_state
 from dstl.store import open_store
@@ -148,6 +149,27 @@ def test_a_batch_whose_commit_is_taken_back_is_run_again_from_the_one_before(
             asyncio.run(roll_back(root, 1, system_runtime(), open_store))
     totals = expected_totals(3)
     assert stored(tmp_path / "state", "operator-1", "seen") == {key: (seen,) for key, (_, seen) in totals.items()}
+
+
+def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_own_error(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+) -> None:
+    class Failing(Totals):
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+            raise RuntimeError("no such rate")
+
+    source = stream()
+    source.add(rows_of_batch(0))
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        df = backend.groupBy(source.read(), "k").transformWithState(Failing(), TOTAL, "append", "none")
+        # The function reads nothing, so that the tasks run before the commit, and for it.
+        unread = df.writeStream.foreachBatch(lambda frame, number: None)
+        query = unread.option("checkpointLocation", backend.checkpoint_location).trigger(availableNow=True).start()
+        with pytest.raises(StreamingQueryException) as raised:
+            query.awaitTermination()
+    error = cause(raised.value)
+    assert isinstance(error, UserCodeError), raised.value
+    assert "no such rate" in str(error)
 
 
 def test_a_dead_task_manager_between_batches_needs_no_restart(

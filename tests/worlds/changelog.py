@@ -11,7 +11,7 @@ from dstl.changelog.segment.reader import decode_segment
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Unavailable
 from dstl.options import BatchingOptions, HedgingOptions, UploadOptions
-from dstl.store.base import ByteRange, ObjectInfo
+from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.task_manager import Changelog, Components
@@ -19,6 +19,7 @@ from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from tests.simulation.virtual_time import LoopClock, seeded_runtime
 from worlds.memory_recorder import MemoryRecorder
 from worlds.segment_samples import batch_of
+from worlds.wrapped_store import WrappedStore
 
 
 @dataclass(eq=False)
@@ -36,20 +37,16 @@ class HeldPut:
         self.word.set_result(error or Unavailable("the test says no"))
 
 
-class HeldStore:
+class HeldStore(WrappedStore):
     """A memory store that does each PUT at once, or holds it until the test lets it succeed or fail."""
 
     def __init__(self) -> None:
-        self.inner = MemoryStore(clock=LoopClock())
+        super().__init__(MemoryStore(clock=LoopClock()))
         self.holding = False
         self.held: list[HeldPut] = []
         self.acknowledged: dict[str, bytes] = {}
         self.started = 0
         self.delete_fails = False
-
-    @property
-    def location(self) -> str:
-        return self.inner.location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         self.started += 1
@@ -66,22 +63,10 @@ class HeldStore:
         self.acknowledged[name] = bytes(data)
         return info
 
-    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
-        return await self.inner.get(name, byte_range)
-
-    async def head(self, name: str) -> ObjectInfo:
-        return await self.inner.head(name)
-
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        return self.inner.list(prefix, start_after=start_after)
-
     async def delete(self, names: Sequence[str]) -> None:
         if self.delete_fails:
             raise Unavailable("the test says no to deletions")
         await self.inner.delete(names)
-
-    async def close(self) -> None:
-        await self.inner.close()
 
     async def names(self) -> set[str]:
         return {info.name async for info in self.inner.list()}

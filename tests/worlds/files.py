@@ -38,6 +38,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from handles.file_record import FILES_OWNER
 from tests.simulation.faulty_store import FaultyStore
+from worlds.wrapped_store import WrappedStore
 
 ROOT = "dstl:///jobs/query"
 DRIVER_HOST = "127.0.0.1"
@@ -273,14 +274,8 @@ class Application:
         return jvm
 
 
-class _Kept:
+class _Kept(WrappedStore):
     """A store that outlives those who close it."""
-
-    def __init__(self, inner: ObjectStore) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
 
     async def close(self) -> None:
         pass

@@ -35,6 +35,21 @@ _UNITS = {"millisecond": 1, "ms": 1, "second": 1000, "s": 1000, "minute": 60_000
 """Milliseconds of each unit, as Spark's intervals name them."""
 
 
+class QuietReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """The reader of a source that has new offsets, and no rows."""
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Return no partition."""
+        return []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        """Return no row."""
+        return iter(())
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Keep nothing, so that there is nothing to let go."""
+
+
 class TickSource(DataSource):  # type: ignore[misc]
     """A streaming source with one integer column, driven by the clock of the driver's host.
 
@@ -57,7 +72,7 @@ class TickSource(DataSource):  # type: ignore[misc]
         return _TickReader(int(self.options.get("interval_ms", 0)))
 
 
-class _TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class _TickReader(QuietReader):
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self._last: int | None = None
@@ -78,9 +93,6 @@ class _TickReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type:
 
     def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
         yield (partition.value,)
-
-    def commit(self, end: dict[str, int]) -> None:
-        pass
 
     def _now(self) -> int:
         return int(time.time() * 1000) // self._interval
@@ -107,9 +119,19 @@ def interval_ms(text: str, what: str) -> int:
 
 def with_ticks(df: DataFrame, interval: int) -> DataFrame:
     """Return the same rows from a stream that has a batch at least every ``interval`` milliseconds."""
-    stream = python_source(df.sparkSession, TickSource).option("interval_ms", str(interval)).load()
+    return with_batches_of(df, python_source(df.sparkSession, TickSource).option("interval_ms", str(interval)), "tick")
+
+
+def with_batches_of(df: DataFrame, source: Any, column: str) -> DataFrame:
+    """Return the same rows from a stream that also has a batch whenever another source has something new.
+
+    Args:
+        df: The rows.
+        source: The other source's reader.
+        column: Its column.
+    """
     # No constant condition: Spark would see that there is nothing to read and leave the source out.
-    return df.union(stream.where(F.col("tick") < 0).select(*nulls_for(df)))
+    return df.union(source.load().where(F.col(column) < 0).select(*nulls_for(df)))
 
 
 def one_row_once(session: SparkSession) -> DataFrame:

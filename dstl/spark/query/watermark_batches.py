@@ -17,10 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource
 
-from dstl.spark.query.ticks import SupportsTriggerAvailableNow, nulls_for, python_source
+from dstl.spark.query.ticks import QuietReader, python_source, with_batches_of
 
 if TYPE_CHECKING:
     # The source's process would load pydantic, too.
@@ -95,7 +94,7 @@ class WatermarkSource(DataSource):  # type: ignore[misc]
         return _WatermarkReader(self.options["path"])
 
 
-class _WatermarkReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class _WatermarkReader(QuietReader):
     def __init__(self, path: str) -> None:
         self._path = path
         self._last: dict[str, int] = {}
@@ -111,15 +110,6 @@ class _WatermarkReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Hold nothing fast: the last rows that are there move the watermark, too."""
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        return []
-
-    def read(self, partition: InputPartition) -> Any:
-        return iter(())
-
-    def commit(self, end: dict[str, int]) -> None:
-        pass
 
 
 def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callable[[], int | None]) -> DataFrame:
@@ -138,7 +128,4 @@ def with_watermark_batches(df: DataFrame, file: WatermarkFile, begin_ms: Callabl
     session = df.sparkSession
     if str(session.conf.get(_NO_DATA_BATCHES, "true")).lower() != "true":
         return df
-    path = file.path(begin_ms)
-    stream = python_source(session, WatermarkSource).option("path", path).load()
-    # No constant condition: Spark would see that there is nothing to read and leave the source out.
-    return df.union(stream.where(F.col("watermark") < 0).select(*nulls_for(df)))
+    return with_batches_of(df, python_source(session, WatermarkSource).option("path", file.path(begin_ms)), "watermark")
