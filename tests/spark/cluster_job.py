@@ -13,12 +13,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.report import CheckpointReport
 from dstl.options import ClusterOptions
-from dstl.spark import StateBackend
+from dstl.spark import StateBackend, transform_savepoint
 from worlds.driver_process import session, tell, when_told_to_stop
 
 
@@ -72,6 +72,10 @@ def warm_up(spark: SparkSession, hosts: list[str]) -> None:
         seen.update(spark.sparkContext.parallelize(range(12), 12).map(where).collect())
 
 
+def _same(rows: DataFrame) -> DataFrame:
+    return rows.where(rows.key.k.isNotNull())
+
+
 def run(config: dict[str, Any]) -> None:
     work = Path(config["work"])
     spark = session("dstl-cluster", config)
@@ -114,12 +118,17 @@ def run(config: dict[str, Any]) -> None:
             seen = progress["batchId"]
             tell("batch", batch=seen, pids=list(backend.task_manager_pids))
         time.sleep(0.02)
+    output = sorted([row.k, row.total] for row in spark.read.json(str(work / "out")).collect())
+    looked_up = {key: backend.lookup("totals", "total", (key,)).total for key in dict(output)}
     query.stop()
     state = {row.key.k: row.value.total for row in backend.read_state(spark, "total").collect()}
-    output = sorted([row.k, row.total] for row in spark.read.json(str(work / "out")).collect())
+    saved = backend.savepoint("last")
+    changed = transform_savepoint(
+        saved.location, f"{saved.location}-rekeyed", {"totals": {"total": _same}}, max_parallelism=48, spark=spark
+    )
     backend.close()
     spark.stop()
-    tell("finished", state=state, output=output)
+    tell("finished", state=state, output=output, looked_up=looked_up, saved=[saved.entries, changed.entries])
 
 
 if __name__ == "__main__":

@@ -122,7 +122,8 @@ def test_every_fault_on_a_cluster_is_masked_and_nothing_is_left(cluster: Standal
         finished = second.finish()
     finally:
         second.close()
-    assert finished["state"] == dict(job.totals)
+    assert finished["state"] == finished["looked_up"] == dict(job.totals)
+    assert finished["saved"] == [len(job.totals)] * 2
     assert finished["output"] == sorted(job.output)
     wait_for(lambda: not cluster.task_managers(), "the TaskManagers' end after the application's")
     assert_the_secret_is_nowhere(cluster)

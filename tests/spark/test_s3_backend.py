@@ -1,5 +1,6 @@
 """State on S3 through Spark, and S3's refusals before any query runs."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from pyspark.sql import functions as F
 
 from dstl.errors import AccessDenied, Invalid, Unavailable
 from dstl.options import BatchingOptions, S3Options
-from dstl.spark import StateBackend
+from dstl.spark import StateBackend, transform_savepoint
 from worlds.s3_place import S3Place
 from worlds.s3_server import S3Server
 
@@ -26,8 +27,8 @@ def server() -> Iterator[S3Server]:
 
 @pytest.mark.s3server
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
-def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoint(
-    spark: SparkSession, stream: Callable[..., Any], s3_place: S3Place
+def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_a_changed_savepoint(
+    spark: SparkSession, stream: Callable[..., Any], s3_place: S3Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = stream()
     for batch in range(2):
@@ -43,17 +44,30 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_its_savepoin
             saved = backend.savepoint(f"batch-{batch}").location
         assert set(source.output("k string, n long")) >= {(f"k{i}", 4 * (batch + 1)) for i in range(5)}
     assert saved == f"{s3_place.location}/jobs/count/savepoints/batch-1"
+    # Its tasks read S3 in Spark's workers, which have the environment with which the session was started.
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
+        if name in os.environ:
+            monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+    changed = transform_savepoint(
+        saved,
+        f"{s3_place.location}/jobs/other/savepoints/without-k0",
+        {"counts": {"aggregates": lambda rows: rows.where("key.k != 'k0'")}},
+        max_parallelism=32,
+        s3=s3_place.options(),
+        spark=spark,
+    )
     source = stream()
     source.add([{"k": f"k{i}", "v": i} for i in range(5)])
     with StateBackend(
         f"{s3_place.location}/jobs/other",
         parallelism=3,
-        restore_from=saved,
+        max_parallelism=32,
+        restore_from=changed.location,
         s3=s3_place.options(),
         spark=spark,
     ) as backend:
         source.drain(backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts"), backend)
-    assert source.output("k string, n long") == [(f"k{i}", 9) for i in range(5)]
+    assert source.output("k string, n long") == [("k0", 1), *((f"k{i}", 9) for i in range(1, 5))]
 
 
 class TestRefused:

@@ -73,9 +73,11 @@ class SavedOperator:
                     finally:
                         snapshot.close()
                         table.close()
-            loop.run(store.close())
         finally:
-            loop.close()
+            try:
+                loop.run(store.close())
+            finally:
+                loop.close()
 
     async def _restored(self, store: ObjectStore, key_groups: KeyGroupRange) -> list[StateTable]:
         runtime = system_runtime()

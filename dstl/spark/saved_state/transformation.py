@@ -77,8 +77,8 @@ def transform_savepoint(
     types may be others, and nothing is known of earlier schemas then. The key's types stay as they are. All other
     states are copied.
 
-    Spark's tasks read and write the operators concerned, and the driver copies the others. A state is read from the
-    store once, and the rest of its operator once more.
+    Spark's tasks read the operators concerned, once for each state that is named and once for the rest, with their own
+    access to the store. The driver writes them, and copies the others.
 
     Args:
         savepoint: ``LOCATION/savepoints/NAME``: what is read, and stays as it is.
