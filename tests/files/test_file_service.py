@@ -17,6 +17,7 @@ from dstl.store.memory import MemoryStore
 from handles.file_record import FileEntry
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, application, changelog, noise
+from worlds.manifest_samples import checkpoint
 
 LOCATION = "/jobs/query/_dstl"
 HOST = "127.0.0.2"
@@ -292,12 +293,14 @@ async def test_bad_input_is_refused_with_one_clear_error_and_nothing_written(sto
         assert stores == {}
         await driver.offsets(0)
     foreign = stores["/jobs/other/_dstl"] = MemoryStore()
-    await ManifestLog(foreign, system_runtime()).fence("0123-a-query")
+    log = ManifestLog(foreign, system_runtime())
+    await log.fence("0123-a-query")
+    await log.commit(checkpoint(2, 0, query_id="0123-a-query"), [])
     async with application(stores) as app:
         other = await app.driver("run", "dstl:///jobs/other")
         with pytest.raises(Invalid, match="0123-a-query"):
             await other.offsets(0)
-        assert len([each async for each in foreign.list("")]) == 1
+        assert len([each async for each in foreign.list("")]) == 2
 
 
 async def test_a_batch_touches_its_own_files_and_not_the_whole_index(
