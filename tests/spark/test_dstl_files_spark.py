@@ -17,6 +17,7 @@ from dstl.errors import Invalid
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, jar_path
 from dstl.store import LocalStore
+from worlds.manifest_samples import checkpoint
 
 pytestmark = [
     pytest.mark.spark,
@@ -219,7 +220,13 @@ def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
     assert not (foreign / "_dstl").exists()
     # Of a StateBackend, say.
     taken = LocalStore(str(tmp_path / "taken" / "_dstl"))
-    asyncio.run(ManifestLog(taken, system_runtime()).fence("0123-a-query"))
+
+    async def take() -> None:
+        log = ManifestLog(taken, system_runtime())
+        await log.fence("0123-a-query")
+        await log.commit(checkpoint(2, 0, query_id="0123-a-query"), [])
+
+    asyncio.run(take())
     before = sorted((tmp_path / "taken").rglob("*"))
     with pytest.raises(Exception, match="0123-a-query"):
         run(source, "count", f"dstl://{tmp_path}/taken")
