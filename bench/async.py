@@ -20,8 +20,8 @@ import numpy as np
 from bench._figures import add_json
 from bench._models import models
 from dstl.files.config import FileConfig
-from dstl.files.coordinated import own_directory
 from dstl.files.file_log import FileLog
+from dstl.files.leader import own_directory
 from dstl.files.options import FileOptions
 from dstl.files.reader import FileReader
 from dstl.store.memory import MemoryStore

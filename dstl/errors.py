@@ -105,7 +105,7 @@ class SlowDown(Unavailable):
     """The store throttles (503 SlowDown). Operator action: spread over more prefixes or lower the rate.
 
     It says that nothing was done; but it is an answer, and something between may have made it up. Where a wrong one
-    would cost data, a name is won for certain first (:class:`~dstl.store.patience.PutOnce`).
+    would cost data, a name is won for certain first (:class:`~dstl.store.retry_policy.ConditionalPut`).
     """
 
 

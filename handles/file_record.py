@@ -27,7 +27,7 @@ def elsewhere(location: str, name: str) -> str:
     return f"{_ELSEWHERE}{quote(location, safe='/:')}#{name}"
 
 
-def place_elsewhere(name: str) -> tuple[str, str] | None:
+def foreign_object(name: str) -> tuple[str, str] | None:
     """Return location and name of an object of another location; None for an object of the log's own."""
     if not name.startswith(_ELSEWHERE):
         return None

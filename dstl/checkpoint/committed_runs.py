@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from dstl.checkpoint.checkpoint_turns import CheckpointTurns
+from dstl.checkpoint.checkpoint_queue import CheckpointQueue
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects
@@ -20,7 +20,7 @@ class CommittedRuns:
     Args:
         log: The query's manifest log.
         objects: Deletes what neither half needs.
-        turns: Makes checkpoints.
+        queue: Makes checkpoints.
         operators: Parallelism by operator; the caller adds to it.
         running: Returns the coordinator of the run that is open; None where none is.
         execution: Spark's; None where it cannot be asked.
@@ -30,14 +30,14 @@ class CommittedRuns:
         self,
         log: ManifestLog,
         objects: RetainedObjects,
-        turns: CheckpointTurns,
+        queue: CheckpointQueue,
         operators: Mapping[str, int],
         running: Callable[[], CheckpointCoordinator | None],
         execution: SparkExecution | None,
     ) -> None:
         self._log = log
         self._objects = objects
-        self._turns = turns
+        self._queue = queue
         self._operators = operators
         self._running = running
         self._execution = execution
@@ -121,14 +121,14 @@ class CommittedRuns:
         """Make the checkpoint of a batch and Spark's commit of it, in one record; returns when that is durable.
 
         Raises:
-            DstlError: As :meth:`CheckpointTurns.make`.
+            DstlError: As :meth:`CheckpointQueue.make`.
         """
         coordinator = self._running()
         if coordinator is None or coordinator.run_id != run_id:
             # No task of this run has come.
             coordinator = CheckpointCoordinator(self._operators)
             coordinator.open_run(run_id, [])
-        await self._turns.make(coordinator, run_id, batch_id, query_id, files)
+        await self._queue.make(coordinator, run_id, batch_id, query_id, files)
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete what Spark's checkpoint directory needs no more, except what checkpoints need."""

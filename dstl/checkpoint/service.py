@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from dstl.checkpoint.base_publication import BasePublication
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution
-from dstl.checkpoint.checkpoint_turns import CheckpointTurns
+from dstl.checkpoint.checkpoint_queue import CheckpointQueue
 from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.fleet.fleet import Fleet, FleetChanged
@@ -25,7 +25,7 @@ from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
-from dstl.checkpoint.spark_commit import SparkExecution, SparksWatermark, WatermarkReader
+from dstl.checkpoint.spark_commit import SparkExecution, SparkWatermark, WatermarkReader
 from dstl.checkpoint.state_catalogue import Follows, Registry, StateCatalogue
 from dstl.checkpoint.upkeep.cleaner import LiveDriver, PeriodicCleaner
 from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
@@ -94,7 +94,7 @@ class DriverHooks:
         on_progress: Told how far a restore has come, if given.
         executor_hosts: Counts the hosts of executors, whose tasks launch TaskManagers; None where others start them.
         execution: Spark's, of the query; None: nothing is refused, and nothing run again.
-        spark_watermarks: See :class:`SparksWatermark`; asked where an operator goes by Spark's watermark.
+        spark_watermarks: See :class:`SparkWatermark`; asked where an operator goes by Spark's watermark.
         recorder: The driver's metrics.
     """
 
@@ -190,7 +190,7 @@ class CoordinatorService:
             hooks.execution,
             runtime.clock,
         )
-        self._sparks = SparksWatermark(hooks.spark_watermarks)
+        self._sparks = SparkWatermark(hooks.spark_watermarks)
         self._opening = asyncio.Lock()
         self.bases = BasePublication(
             self._execution,
@@ -201,9 +201,9 @@ class CoordinatorService:
             settings.materialization.publish_within_s,
             recorder,
         )
-        self._turns = CheckpointTurns(self._execution, self._log, self._sparks, runtime, recorder, hooks.on_event)
+        self._queue = CheckpointQueue(self._execution, self._log, self._sparks, runtime, recorder, hooks.on_event)
         self.commits = CommittedRuns(
-            self._log, self._objects, self._turns, self._operators, lambda: self._coordinator, hooks.execution
+            self._log, self._objects, self._queue, self._operators, lambda: self._coordinator, hooks.execution
         )
         self.server = RpcServer(
             secret,
@@ -394,7 +394,7 @@ class CoordinatorService:
             await self._execution_of_spark.check(task.query_id)
         started = self._runtime.clock.now()
         # A checkpoint of the run before ends first, one way or the other; then that run can commit nothing more.
-        await self._turns.ended()
+        await self._queue.ended()
         self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
@@ -408,7 +408,7 @@ class CoordinatorService:
         _log.info("run %s %s, after %.3f s", task.run_id, begins, seconds)
         read = opened.restored
         self._execution.note_restore(read.bytes, read.seconds)
-        self._turns.note(
+        self._queue.note(
             "restore", checkpoint_id=parent_id or 0, batch_id=task.batch_id, seconds=seconds, new_bytes=read.bytes
         )
         self._on_event(

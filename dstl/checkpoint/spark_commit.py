@@ -129,7 +129,7 @@ class WatermarkReader(Protocol):
         """Record that a batch's rows have all gone through: the next one may have another watermark."""
 
 
-class SparksWatermark:
+class SparkWatermark:
     """The watermarks of the batch at work. One event loop.
 
     Args:

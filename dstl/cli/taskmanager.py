@@ -22,7 +22,7 @@ from dstl.process.launch_spec import LaunchSpec
 from dstl.process.lifecycle import SWITCH_INTERVAL_S, ProcessLife
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
-from dstl.taskmanager.own_metrics import TaskManagerMetrics
+from dstl.taskmanager.process_metrics import TaskManagerMetrics
 
 _SECRET = "DSTL_SECRET"
 _LOG_LEVEL = "DSTL_LOG_LEVEL"

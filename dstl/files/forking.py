@@ -12,9 +12,9 @@ from dstl.checkpoint.manifest.reader import ManifestReader
 from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
 from dstl.errors import Invalid, MissingState
 from dstl.files.config import FileConfig
-from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.file_log import FileLog
 from dstl.files.index import HELD, file_steps
+from dstl.files.leader import LeaderDirectory, own_directory
 from dstl.files.namespace import (
     SCHEME,
     barrier_batch,
@@ -28,7 +28,7 @@ from dstl.files.reader import FileReader
 from dstl.files.records import OWNER
 from dstl.rpc.fleet_messages import Persisted, PersistedFile, PersistedPart
 from dstl.runtime import Runtime
-from handles.file_record import PLAIN, FileEntry, elsewhere, place_elsewhere
+from handles.file_record import PLAIN, FileEntry, elsewhere, foreign_object
 from handles.key_group import KeyGroupRange
 from handles.segment_handle import SegmentHandle
 
@@ -46,7 +46,7 @@ class Fork:
     also: tuple[str, ...]
 
 
-def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> CoordinatedDirectory:
+def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> LeaderDirectory:
     """Open a directory for a change of its index without a query; the caller closes it."""
     store, plain = open_store(location_of(root)), open_store(plain_location_of(root))
     config = FileConfig(location="")
@@ -101,7 +101,7 @@ async def fork(source: str, target: str, runtime: Runtime, open_store: OpenStore
                 await owner.claim()
                 await owner.add(_holds(names, target))
         await new.add(_part(entries))
-        places = {place[0] for entry in entries if (place := place_elsewhere(entry.segment.name)) is not None}
+        places = {place[0] for entry in entries if (place := foreign_object(entry.segment.name)) is not None}
         origins = Origins(target, (), open_store)
         return Fork(
             sum(barrier_batch(entry.path, "commits") is not None for entry in entries),
@@ -138,7 +138,7 @@ def _held(target: str) -> str:
     return f"{HELD}/{quote(target, safe='')}"
 
 
-def _entries(directory: CoordinatedDirectory) -> list[FileEntry]:
+def _entries(directory: LeaderDirectory) -> list[FileEntry]:
     """Return a directory's files as another one names them."""
     index = directory.run.index
     return [_elsewhere(entry, directory.root) for entry in index if not entry.path.startswith(f"{HELD}/")]
@@ -156,7 +156,7 @@ def _check_named(source: str, entries: Iterable[FileEntry], named: Collection[st
 def _elsewhere(entry: FileEntry, root: str) -> FileEntry:
     """Return a file of a directory as another one names it."""
     name = entry.segment.name
-    if place_elsewhere(name) is None:
+    if foreign_object(name) is None:
         if entry.log_id:
             name = elsewhere(location_of(root), name)
         else:
@@ -168,7 +168,7 @@ def _owned(entries: Iterable[FileEntry]) -> dict[str, dict[str, SegmentHandle]]:
     """Return the objects that are their directories' own, by directory and name: plain files never go."""
     found: dict[str, dict[str, SegmentHandle]] = {}
     for entry in entries:
-        place = place_elsewhere(entry.segment.name)
+        place = foreign_object(entry.segment.name)
         if place is not None and entry.log_id:
             location, name = place
             found.setdefault(root_of(location), {})[name] = replace(entry.segment, name=name)

@@ -9,7 +9,7 @@ from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.errors import CorruptData, Invalid
 from dstl.files.namespace import state_version
-from handles.file_record import FileEntry, FileRecord, place_elsewhere
+from handles.file_record import FileEntry, FileRecord, foreign_object
 
 HELD = ".forks"
 """Entries below it are no files: they name objects that a fork needs, which are not free before it has gone."""
@@ -200,5 +200,5 @@ class FileIndex:
         self._named[name] -= 1
         if not self._named[name]:
             del self._named[name]
-            if entry.log_id and place_elsewhere(name) is None:
+            if entry.log_id and foreign_object(name) is None:
                 self._free[name] = None

@@ -24,7 +24,7 @@ from dstl.files.records import OWNER
 from dstl.files.rules import is_ahead
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from handles.file_record import FileEntry, place_elsewhere
+from handles.file_record import FileEntry, foreign_object
 
 Progress = Callable[[int, int], None]
 
@@ -55,7 +55,7 @@ class CheckpointFiles:
     @property
     def elsewhere(self) -> dict[str, bool]:
         """The locations of other directories that its records name, and whether they are opened."""
-        places = (place_elsewhere(entry.segment.name) for entry in self.entries.values())
+        places = (foreign_object(entry.segment.name) for entry in self.entries.values())
         return {place: self.origins.allows(place) for place in sorted({each[0] for each in places if each is not None})}
 
     @property

@@ -10,14 +10,14 @@ from dstl.checkpoint.fleet.members import Members
 from dstl.checkpoint.fleet.resource_manager import Enlistment, LaunchPlan
 from dstl.errors import DstlError, Fenced, Invalid, Unavailable
 from dstl.files.config import FileConfig
-from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.file_cache import FileCache
 from dstl.files.file_log import FileLog
-from dstl.files.hosted import HostedDirectory
+from dstl.files.leader import LeaderDirectory, own_directory
 from dstl.files.namespace import is_of_a_backend, location_of, plain_location_of
 from dstl.files.open_directories import OpenDirectories
 from dstl.files.origins import Origins
 from dstl.files.reader import FileReader
+from dstl.files.remote import RemoteDirectory
 from dstl.files.roots import CheckpointRoots, RootProbe
 from dstl.files.service import FileService
 from dstl.options import S3Options, SealingOptions
@@ -133,7 +133,7 @@ class FileCoordinator(FileProcess):
         self._members.close()
         await self.directories.close()
 
-    def _opened(self, root: str) -> CoordinatedDirectory:
+    def _opened(self, root: str) -> LeaderDirectory:
         found = own_directory(root, self.open_log(root), self._members.all, self._runtime, self._config)
         # Tasks may outlive their run: nothing of theirs may take the directory over from another driver.
         for run in self.directories.ended:
@@ -236,9 +236,9 @@ class FileHost(FileProcess):
         await self.directories.close()
         self._coordinator.close()
 
-    def _opened(self, root: str) -> HostedDirectory:
+    def _opened(self, root: str) -> RemoteDirectory:
         options = self._config.files
-        return HostedDirectory(root, self._member_id, self.open_log(root), self._coordinator, self._runtime, options)
+        return RemoteDirectory(root, self._member_id, self.open_log(root), self._coordinator, self._runtime, options)
 
     async def _end_run(self, peer: Peer, call: EndRun) -> Done:
         self.directories.end_run(call.run)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dstl.errors import ObjectNotFound
-from dstl.files.coordinated import CoordinatedDirectory
 from dstl.files.directory import Listed
 from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
+from dstl.files.leader import LeaderDirectory
 from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
 from dstl.files.participants import Participants
@@ -22,7 +22,7 @@ from dstl.rpc.codec import Payload
 from dstl.runtime import Runtime
 
 
-class QueryDirectory(CoordinatedDirectory):
+class QueryDirectory(LeaderDirectory):
     """The checkpoint directory of the query that a ``StateBackend`` serves. One event loop.
 
     Args:

@@ -15,8 +15,8 @@ from dstl.files.namespace import OBJECTS, is_of_a_query
 from dstl.files.origins import Origins
 from dstl.runtime import Runtime
 from dstl.store.base import ByteRange, ObjectStore
-from dstl.store.patience import Patience
-from handles.file_record import PLAIN, FileEntry, place_elsewhere
+from dstl.store.retry_policy import RetryPolicy
+from handles.file_record import PLAIN, FileEntry, foreign_object
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
 
 _WHOLE = 6 << 20
@@ -54,7 +54,7 @@ class FileReader:
         self._elsewhere: dict[str, ObjectStore] = {}
         self.store = store
         self.plain = plain
-        self._patience = Patience(runtime, attempts=_ATTEMPTS)
+        self._retries = RetryPolicy(runtime, attempts=_ATTEMPTS)
         self._cache = FileCache() if cache is None else cache
         self._turns: WeakValueDictionary[SegmentHandle, asyncio.Lock] = WeakValueDictionary()
 
@@ -107,7 +107,7 @@ class FileReader:
             if isinstance(found, Stretch) and found.holds(offset):
                 return found
             first, count = _parts_from(offset, entry.size, self._cache.stretch)
-            content = await self._patience.repeat(
+            content = await self._retries.repeat(
                 lambda: self._fetch(entry, first, count), f"reading {entry.path} of {self.store.location}"
             )
             stretch = Stretch(first * PART, content, entry.size > PART)
@@ -157,7 +157,7 @@ class FileReader:
         name = entry.segment.name
         if name.startswith(PLAIN):
             return self.plain, name.removeprefix(PLAIN)
-        found = place_elsewhere(name)
+        found = foreign_object(name)
         if found is None:
             return self.store, name
         location, inner = found

@@ -11,7 +11,7 @@ from dstl.files.namespace import METADATA, FilePath, barrier_batch, is_of_a_back
 from dstl.files.records import FRESH_S
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.store.patience import Patience
+from dstl.store.retry_policy import RetryPolicy
 from handles.file_record import MAX_PATH
 
 
@@ -102,7 +102,7 @@ class RootProbe:
     def __init__(self, open_store: Callable[[str], ObjectStore], runtime: Runtime) -> None:
         self._open_store = open_store
         self._clock = runtime.clock
-        self._patience = Patience(runtime)
+        self._retries = RetryPolicy(runtime)
         self._missing: dict[str, float] = {}
 
     async def __call__(self, root: str) -> bool:
@@ -127,7 +127,7 @@ class RootProbe:
     async def _has(self, root: str, location: str, prefix: str) -> bool:
         store = self._open_store(location)
         try:
-            return await self._patience.repeat(lambda: _has(store, prefix), f"looking for {root}")
+            return await self._retries.repeat(lambda: _has(store, prefix), f"looking for {root}")
         finally:
             await store.close()
 

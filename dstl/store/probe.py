@@ -23,7 +23,7 @@ from dstl.errors import (
 from dstl.runtime import Runtime, call_in_thread, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import local_directories
-from dstl.store.patience import Patience
+from dstl.store.retry_policy import RetryPolicy
 from dstl.store.sharded import shard_names
 
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ async def probe(store: ObjectStore, *, runtime: Runtime | None = None, timeout_s
     try:
         async with asyncio.timeout(timeout_s):
             # A driver that starts while its store has a bad moment is no driver with a wrong configuration.
-            await _exercise(store, runtime, Patience(runtime))
+            await _exercise(store, runtime, RetryPolicy(runtime))
             await call_in_thread(_warn_of_others, store.location)
     except TimeoutError as error:
         raise Unavailable(
@@ -84,7 +84,7 @@ def _warn_of_others(location: str) -> None:
                 )
 
 
-async def _exercise(store: ObjectStore, runtime: Runtime, patience: Patience) -> None:
+async def _exercise(store: ObjectStore, runtime: Runtime, retries: RetryPolicy) -> None:
     """Make each request until it is answered: a store that fails every third would hardly ever pass all in a row."""
     what = f"probing {store.location}"
     names: list[str] = []
@@ -105,19 +105,19 @@ async def _exercise(store: ObjectStore, runtime: Runtime, patience: Patience) ->
         return [info.name async for info in store.list(names[-1])]
 
     try:
-        await patience.repeat(put, what)
-        if not await patience.repeat(put_again, what):
+        await retries.repeat(put, what)
+        if not await retries.repeat(put_again, what):
             raise Invalid("the store ignores conditional puts (If-None-Match), so two drivers could both commit")
-        if await patience.repeat(lambda: store.get(names[-1]), what) != names[-1].encode():
+        if await retries.repeat(lambda: store.get(names[-1]), what) != names[-1].encode():
             raise CorruptData(f"{names[-1]} reads back with other bytes than were written")
-        if await patience.repeat(listed, what) != names[-1:]:
+        if await retries.repeat(listed, what) != names[-1:]:
             raise Invalid(f"{names[-1]} was written and is not listed")
     except DstlError:
         # The first error is the one to report; what cannot be deleted stays for the cleaner.
         with contextlib.suppress(DstlError):
             await store.delete(names)
         raise
-    await patience.repeat(lambda: _known(store.delete(names)), what)
+    await retries.repeat(lambda: _known(store.delete(names)), what)
 
 
 async def _known(request: Awaitable[_T]) -> _T:

@@ -38,7 +38,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.taskmanager.own_metrics import TaskManagerMetrics
+from dstl.taskmanager.process_metrics import TaskManagerMetrics
 from dstl.taskmanager.reads import READS, REPLY_BYTES
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint

@@ -24,7 +24,7 @@ from dstl.store.background_deleter import BackgroundDeleter
 from dstl.store.base import ObjectStore
 from dstl.taskmanager.config import TaskManagerConfig
 from dstl.taskmanager.memory_limit import MemoryLimit, MemoryUse
-from dstl.taskmanager.own_metrics import TaskManagerMetrics
+from dstl.taskmanager.process_metrics import TaskManagerMetrics
 from dstl.taskmanager.service import TaskManagerService
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.materialized_handle import is_operator_uid
@@ -37,7 +37,7 @@ _LOOK_S = 0.02  # a base file takes far longer to store
 _PATIENCE_S = 60.0  # a log that is full for longer needs the base, which is what truncates it
 
 
-class BackgroundShare:
+class BackgroundBudget:
     """The part of the log's byte budget that base files may hold: half of it, and what no append waits for.
 
     Reservations are granted in the order of asking, so a large file that waited among them would hold up the appends
@@ -173,7 +173,7 @@ class QueryState:
         writer = BaseWriter(
             uploader=self.changelog.uploader,
             names=self.changelog.names,
-            reserve=BackgroundShare(self.changelog.storage, runtime.clock).reserve,
+            reserve=BackgroundBudget(self.changelog.storage, runtime.clock).reserve,
             discard=self._discarded.delete,
             options=options,
             cache=tracker.cache,

@@ -13,8 +13,8 @@ import pyarrow as pa
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import call_in_thread
-from dstl.store.look_ahead import LookAhead, Share
-from dstl.store.patience import Patience
+from dstl.store.prefetcher import BudgetLease, Prefetcher
+from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import Generations, KeyGroupBase
 from materializer.bases.base_cache import BaseSource
@@ -242,10 +242,10 @@ def _restore_all(table: StateTable, parts: _Parts) -> list[KeyGroup]:
 async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_Parts]:
     """Yield the parts of each fetch with their pages, or with the error instead; a bounded number ahead."""
 
-    async def load(fetch: _Fetch, share: Share) -> _Parts:
-        return await _load(fetch, source, share)
+    async def load(fetch: _Fetch, lease: BudgetLease) -> _Parts:
+        return await _load(fetch, source, lease)
 
-    ahead = LookAhead(
+    ahead = Prefetcher(
         fetches,
         load,
         cost=lambda fetch: fetch.stop - fetch.start,
@@ -261,26 +261,26 @@ async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_
         await source.close()
 
 
-async def _load(fetch: _Fetch, source: BaseSource, share: Share) -> _Parts:
+async def _load(fetch: _Fetch, source: BaseSource, lease: BudgetLease) -> _Parts:
     async def read() -> _Parts:
         data = await source.get(fetch.bases[0], fetch.start, fetch.stop)
         opened = await call_in_thread(_open, fetch, data)
         # What there is no room for is decoded page by page while it is loaded.
-        room = [share.try_take(raw) for _, raw, _ in opened]
+        room = [lease.try_take(raw) for _, raw, _ in opened]
         try:
             return await call_in_thread(_decode_pages, opened, room)
         except BaseException:
-            share.give_back(sum(raw for (_, raw, _), has_room in zip(opened, room, strict=True) if has_room))
+            lease.give_back(sum(raw for (_, raw, _), has_room in zip(opened, room, strict=True) if has_room))
             raise
 
     try:
-        return await Patience(source.runtime).read(read)
+        return await RetryPolicy(source.runtime).read(read)
     except (CorruptData, MissingState) as error:
         if len(fetch.bases) == 1:
             return [(fetch.bases[0], error)]
     # One of them is damaged: each by itself, so that the others are not lost with it.
     alone = [_Fetch(fetch.name, base.offset, base.offset + base.length, [base]) for base in fetch.bases]
-    return [part for each in alone for part in await _load(each, source, share)]
+    return [part for each in alone for part in await _load(each, source, lease)]
 
 
 _Opened = list[tuple[KeyGroupBase, int, Iterator[pa.RecordBatch]]]

@@ -32,7 +32,7 @@ from pydantic_core import from_json
 from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
-from dstl.store.patience import Patience
+from dstl.store.retry_policy import RetryPolicy
 from dstl.store.sealed import is_sealed
 from dstl.store.zstd_frame import decompress
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
@@ -345,7 +345,7 @@ class FileBases:
             return data
 
         try:
-            return await Patience(self.runtime).read(read)
+            return await RetryPolicy(self.runtime).read(read)
         except (CorruptData, MissingState) as error:
             raise UnusableObject(file.name, str(error)) from error
 
@@ -357,7 +357,7 @@ class FileBases:
             return data
 
         try:
-            return await Patience(self.runtime).read(read)
+            return await RetryPolicy(self.runtime).read(read)
         except (CorruptData, MissingState) as error:
             raise UnusableObject(name, str(error)) from error
 

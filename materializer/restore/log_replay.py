@@ -13,8 +13,8 @@ import pyarrow as pa
 from dstl.changelog.segment.reader import JoinedChanges, ReadSizes, SegmentReader
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.store.look_ahead import LookAhead, Share
-from dstl.store.patience import Patience
+from dstl.store.prefetcher import BudgetLease, Prefetcher
+from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SequenceNumberRange
@@ -87,7 +87,7 @@ def replay(
     owned: KeyGroupRange,
     runtime: Runtime,
     turn: asyncio.Semaphore,
-) -> LookAhead[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]]:
+) -> Prefetcher[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]]:
     """Return an iterator over the steps in order, each with its changes that no base contains; the caller closes it.
 
     Bounded ahead are the segments, their stored bytes, and the bytes that they are decoded to.
@@ -104,23 +104,23 @@ def replay(
         MissingState: A segment, or a part of one, is not there.
         Unavailable: The store did not answer several times in a row.
     """
-    patience = Patience(runtime)
+    retries = RetryPolicy(runtime)
 
-    async def load(step: ReplayStep, share: Share) -> tuple[ReplayStep, list[JoinedChanges]]:
+    async def load(step: ReplayStep, lease: BudgetLease) -> tuple[ReplayStep, list[JoinedChanges]]:
         async def read() -> list[JoinedChanges]:
-            share.give_back()  # what an attempt before this one has read
+            lease.give_back()  # what an attempt before this one has read
             found: list[JoinedChanges] = []
             reader = SegmentReader(store, step.entry.handle, turn=turn, sizes=_SIZES)
             without = {log_id: held for log_id, (_, held) in step.operators.items() if held}
             async with aclosing(reader.read_joined(owned, step.wanted, without)) as changes:
                 async for each in changes:
-                    await share.take(each.nbytes)
+                    await lease.take(each.nbytes)
                     found.append(each)
             return found
 
-        return step, await patience.read(read)
+        return step, await retries.read(read)
 
-    return LookAhead(
+    return Prefetcher(
         steps,
         load,
         cost=lambda step: step.entry.handle.size,
@@ -168,7 +168,7 @@ class LogPiece:
 
 
 async def join_segments(
-    segments: LookAhead[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]], piece_bytes: int
+    segments: Prefetcher[ReplayStep, tuple[ReplayStep, list[JoinedChanges]]], piece_bytes: int
 ) -> AsyncGenerator[LogPiece]:
     """Yield segments together until they hold so many bytes, in their order; closes ``segments``."""
     async with aclosing(segments):

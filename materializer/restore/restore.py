@@ -13,7 +13,7 @@ from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
-from dstl.store.look_ahead import LookAhead, Share
+from dstl.store.prefetcher import BudgetLease, Prefetcher
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import Generations, generations_of
@@ -193,9 +193,9 @@ class _Restore:
         self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
         return restored
 
-    def _pieces(self, steps: Sequence[ReplayStep]) -> LookAhead[LogPiece, LogPiece]:
+    def _pieces(self, steps: Sequence[ReplayStep]) -> Prefetcher[LogPiece, LogPiece]:
         segments = replay(steps, self._files.store, self._owned, self._runtime, self._turn)
-        return LookAhead(
+        return Prefetcher(
             self._prepare(join_segments(segments, LOG_SIZES.piece)),
             _same,
             cost=lambda piece: piece.nbytes,
@@ -287,7 +287,7 @@ def _shares(step: ReplayStep) -> Mapping[str, int]:
     return {operator: size * (at + 1) // count - size * at // count for at, operator in enumerate(operators)}
 
 
-async def _same(piece: LogPiece, _: Share) -> LogPiece:
+async def _same(piece: LogPiece, _: BudgetLease) -> LogPiece:
     return piece
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dstl.changelog.upload.hedge_limits import Breaker, HedgeBudget, ThrottlePause
+from dstl.changelog.upload.hedge_limits import CircuitBreaker, HedgeBudget, ThrottlePause
 
 
 @pytest.mark.parametrize(("burst", "tokens"), [(10.0, 2.0), (1.0, 1.0)])
@@ -66,7 +66,7 @@ def test_a_portion_lessens_what_is_earned_and_voiding_leaves_debts() -> None:
 
 
 def test_a_breaker_is_closed_at_first_and_opens_at_three_in_a_row() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     opened = []
     for _ in range(3):
         opened.append(breaker.is_open)
@@ -78,7 +78,7 @@ def test_a_breaker_is_closed_at_first_and_opens_at_three_in_a_row() -> None:
 
 @pytest.mark.parametrize(("burst", "share"), [(0, 1 / 32), (16, 1 / 32), (20, 1 / 40)])
 def test_each_attempt_counts_for_a_32nd_or_for_half_a_burst(burst: int, share: float) -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     breaker.count(True, burst=burst, threshold=share)
     assert breaker.share == share
     assert not breaker.is_open, "the threshold itself opens nothing"
@@ -86,7 +86,7 @@ def test_each_attempt_counts_for_a_32nd_or_for_half_a_burst(burst: int, share: f
 
 @pytest.mark.parametrize(("threshold", "is_open"), [(2 * 31 / 32, True), (2.2, False)])
 def test_a_breaker_closes_below_half_its_threshold(threshold: float, is_open: bool) -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     breaker.count(True, burst=0, threshold=0.01)
     assert breaker.is_open
     breaker.share = 1.0
@@ -96,11 +96,11 @@ def test_a_breaker_closes_below_half_its_threshold(threshold: float, is_open: bo
 
 
 def test_a_row_ends_with_one_that_is_in_time() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for outlived in (True, True, False, True, True):
         breaker.count(outlived, burst=0, threshold=0.5)
     assert not breaker.is_open
-    longer = Breaker()
+    longer = CircuitBreaker()
     for _ in range(5):
         longer.count(True, burst=17, threshold=0.5)  # a burst of 17 makes it six
     assert not longer.is_open

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench._hedging_run import Workload, run_arm
 from bench._models import models
 from dstl.changelog.upload.connection_pools import ConnectionPools
-from dstl.changelog.upload.hedge_limits import Breaker, HedgeBudget, QueueDetector
+from dstl.changelog.upload.hedge_limits import CircuitBreaker, HedgeBudget, QueueDetector
 from dstl.changelog.upload.hedging import HedgePolicy, HedgeVerdict, RecentLatencies, Verdict
 from dstl.options import HedgingOptions
 from dstl.store.memory import MemoryStore
@@ -167,7 +167,7 @@ def test_breaker_opens_when_everything_is_late_and_closes_again(seed):
 
 
 def test_late_end_of_a_burst_does_not_open_the_breaker():
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(10):
         for i in range(500):
             breaker.count(i >= 480, 500, 0.2)

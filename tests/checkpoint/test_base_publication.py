@@ -160,7 +160,7 @@ async def test_whatever_becomes_of_the_record_nothing_is_lost(
     rng, model = random.Random(seed), Model()
     store = FaultyStore(SlowBases(MemoryStore(), 0.5), seed=seed)
     async with with_unnamed_bases(store, rng, model) as (driver, run_batch):
-        driver.service._log._patience.attempts = 2
+        driver.service._log._retries.attempts = 2
         store.rules.append(FaultRule(fault, "put", chance=1.0, only="manifests/", delay_s=0.05))
         await driver.service.bases.finish()
         store.rules.clear()
@@ -252,7 +252,7 @@ async def test_bases_that_cannot_be_named_while_the_query_runs_are_named_or_coun
         if how == "a batch is cut off":
             await begin_a_task(driver, "run-1", 2)
         elif how == "the store has refused before":
-            driver.service._log._patience.attempts = 1
+            driver.service._log._retries.attempts = 1
             store.rules.append(FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/"))
             await bases._look(0.0)
             store.rules.clear()

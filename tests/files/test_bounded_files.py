@@ -11,11 +11,11 @@ import pytest
 
 from dstl.errors import CorruptData, Fenced, TaskManagerLost, Unavailable
 from dstl.files import file_log
-from dstl.files.coordinated import CoordinatedDirectory, own_directory
 from dstl.files.directory import Directory
 from dstl.files.file_cache import FileCache
 from dstl.files.file_log import FileLog
 from dstl.files.file_parts import PART
+from dstl.files.leader import LeaderDirectory, own_directory
 from dstl.files.open_directories import OpenDirectories
 from dstl.files.reader import FileReader
 from dstl.options import BatchingOptions
@@ -245,14 +245,14 @@ async def test_a_run_that_begins_as_another_ends_waits_for_its_last_commit(store
 async def test_a_directory_stays_open_while_a_call_or_a_run_is_at_work() -> None:
     closed: list[str] = []
 
-    class _Directory(CoordinatedDirectory):
+    class _Directory(LeaderDirectory):
         async def close(self) -> None:
             closed.append(self.root)
             await super().close()
 
-    def opened(root: str) -> CoordinatedDirectory:
+    def opened(root: str) -> LeaderDirectory:
         found = a_directory(MemoryStore())
-        assert isinstance(found, CoordinatedDirectory)
+        assert isinstance(found, LeaderDirectory)
         found.__class__ = _Directory
         found.root = root
         return found

@@ -58,7 +58,7 @@ from dstl.state.descriptor import StateKind
 from dstl.state.registry import StateRegistry
 from dstl.store.base import check_name
 from dstl.store.location import split_locations
-from handles.file_record import FileEntry, FileRecord, elsewhere, place_elsewhere
+from handles.file_record import FileEntry, FileRecord, elsewhere, foreign_object
 from handles.segment_handle import SegmentHandle
 from materializer.bases import key_group_file as base_file
 from materializer.bases import table_directory as base_index
@@ -209,7 +209,7 @@ def _files() -> Target:
             for each in index:
                 assert len(each.path) <= 512, each.path
                 assert not {"", ".", ".."} & set(each.path.split("/")), each.path
-                place = place_elsewhere(each.segment.name)
+                place = foreign_object(each.segment.name)
                 if place is not None and origins.allows(place[0]):
                     assert place[0].startswith(("/jobs/", "s3://bucket/x")), place
                     assert "/../" not in f"{place[0]}/", place

@@ -23,7 +23,7 @@ DECIDING = (
     "checkpoint/assembly.py",
     "checkpoint/finished_attempts.py",
     "checkpoint/checkpoint_execution.py",
-    "checkpoint/checkpoint_turns.py",
+    "checkpoint/checkpoint_queue.py",
     "checkpoint/coordinator.py",
     "checkpoint/fleet/fleet.py",
     "checkpoint/manifest/log.py",
@@ -34,7 +34,7 @@ DECIDING = (
     "checkpoint/upkeep/cleaner.py",
     "checkpoint/upkeep/cleaning_plan.py",
     "spark/restart.py",
-    "store/patience.py",
+    "store/retry_policy.py",
     "taskmanager/state_backend.py",
 )
 """The modules that decide what is durable, what counts and what is deleted, below the package ``dstl``."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from dstl.errors import DstlError, TaskManagerLost
 from dstl.files.config import FileConfig
-from dstl.files.coordinated import CoordinatedDirectory
+from dstl.files.leader import LeaderDirectory
 from dstl.files.namespace import location_of
 from dstl.files.options import FileOptions
 from dstl.files.process import FileCoordinator, FileHost, OpenStore
@@ -226,7 +226,7 @@ class FileServices:
         self._count = 0
         runtime, open_store = world.runtime(self.process), world.open_store(self.process)
         self._coordinator = FileCoordinator("driver", world.secret, world.config, runtime, open_store)
-        self.directory: CoordinatedDirectory
+        self.directory: LeaderDirectory
         self.process.spawn(self._listen(), "listen")
 
     async def _listen(self) -> None:

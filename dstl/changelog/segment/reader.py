@@ -26,7 +26,7 @@ from dstl.changelog.segment.index import (
 )
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ByteRange, ObjectStore
-from dstl.store.look_ahead import LookAhead, Share
+from dstl.store.prefetcher import BudgetLease, Prefetcher
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SegmentHandle, SequenceNumber, SequenceNumberRange
 
@@ -308,22 +308,24 @@ class SegmentReader:
                     yield await self._decode(work, self._whole, 0, unit)
             return
         half = self._budget // 2
-        fetched = LookAhead(fetches, self._fetch, cost=lambda f: f.size, max_bytes=half, max_count=_MAX_FETCHES)
+        fetched = Prefetcher(fetches, self._fetch, cost=lambda f: f.size, max_bytes=half, max_count=_MAX_FETCHES)
         async with aclosing(fetched):
             async for fetch, data in fetched:
 
-                async def decode(unit: Unit, _: Share, data: bytes = data, start: int = fetch.start) -> list[_Decoded]:
+                async def decode(
+                    unit: Unit, _: BudgetLease, data: bytes = data, start: int = fetch.start
+                ) -> list[_Decoded]:
                     return await self._decode(work, data, start, unit)
 
                 # What is decoded on the loop gains nothing by being decoded early.
                 threads = any(unit.stored > self._sizes.inline for unit in fetch.units)
                 count = _MAX_UNITS if threads else 1
-                decoded = LookAhead(fetch.units, decode, cost=lambda u: u.cost, max_bytes=half, max_count=count)
+                decoded = Prefetcher(fetch.units, decode, cost=lambda u: u.cost, max_bytes=half, max_count=count)
                 async with aclosing(decoded):
                     async for found in decoded:
                         yield found
 
-    async def _fetch(self, fetch: Fetch, _: Share) -> tuple[Fetch, bytes]:
+    async def _fetch(self, fetch: Fetch, _: BudgetLease) -> tuple[Fetch, bytes]:
         return fetch, await self._get(fetch.start, fetch.stop)
 
     async def _decode(self, work: _Work[_Decoded], data: bytes, start: int, unit: Unit) -> list[_Decoded]:

@@ -90,7 +90,7 @@ class HedgeBudget:
         self._bytes = max(floor, self._bytes - size)
 
 
-class Breaker:
+class CircuitBreaker:
     """Opens when first attempts outlive the delay far more often than expected: then everything is slow, and another
     request would only add to it.
 

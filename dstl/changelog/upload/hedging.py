@@ -4,7 +4,7 @@ A PUT is late at an age that only a share ``target`` of the last PUTs of its siz
 again when its timer fires, for the store may have turned slow meanwhile. A hedge is then sent unless
 
 * the budget is spent (:class:`~.hedge_limits.HedgeBudget`),
-* nearly everything is late (:class:`~.hedge_limits.Breaker`): that is the store, not this request,
+* nearly everything is late (:class:`~.hedge_limits.CircuitBreaker`): that is the store, not this request,
 * the store has said 503 SlowDown lately (:class:`~.hedge_limits.ThrottlePause`), after which a quarter is wanted, for
   minutes, and what was saved up is void; a process also begins with a quarter, for the store's room is not known,
 * the upload is one that no checkpoint waits for (yet) and the budget is needed by those that are waited for.
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 
-from dstl.changelog.upload.hedge_limits import Breaker, HedgeBudget, QueueDetector, ThrottlePause, Ticket
+from dstl.changelog.upload.hedge_limits import CircuitBreaker, HedgeBudget, QueueDetector, ThrottlePause, Ticket
 from dstl.options import HedgingOptions
 
 _KEPT = 512
@@ -158,7 +158,7 @@ class HedgePolicy:
         self._options = options
         self.latencies = RecentLatencies()
         self.budget = HedgeBudget(options.budget, options.budget_burst)
-        self.breaker = Breaker()
+        self.breaker = CircuitBreaker()
         self.pause = ThrottlePause(options.throttle_pause_s)
         self.queue = QueueDetector()
         self._in_flight = 0

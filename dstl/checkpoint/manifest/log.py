@@ -30,7 +30,7 @@ from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
-from dstl.store.patience import PutOnce, or_unknown
+from dstl.store.retry_policy import ConditionalPut, or_unknown
 from handles.checkpoint import CompletedCheckpoint
 from handles.file_record import FileRecord
 
@@ -70,7 +70,7 @@ class ManifestLog(ManifestReader):
     ) -> None:
         super().__init__(store, runtime, attempts=attempts)
         self.skips_damaged = skip_damaged
-        self._puts = PutOnce(store, self._patience)
+        self._puts = ConditionalPut(store, self._retries)
         # Of our last record that was stored at once, by the store's clock and by ours; a fence looks by itself.
         self._stored_at = math.inf, math.inf
         self.epoch = 0
@@ -101,7 +101,7 @@ class ManifestLog(ManifestReader):
         for attempt in range(_FENCE_ROUNDS):
             if attempt:
                 # Two drivers that start together would otherwise overtake each other for ever.
-                await self._patience.pause(attempt)
+                await self._retries.pause(attempt)
             await self._learn_boundary(sequence - 1)
             record = self._record("fence", sequence, sequence, query_id)
             try:

@@ -13,7 +13,7 @@ from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
-from dstl.store.patience import Patience
+from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 
 
@@ -117,7 +117,7 @@ class ManifestReader:
     def __init__(self, store: ObjectStore, runtime: Runtime, *, attempts: int = ATTEMPTS) -> None:
         self.store = store
         self.runtime = runtime
-        self._patience = Patience(runtime, attempts=attempts, longest_s=_LONGEST_PAUSE_S)
+        self._retries = RetryPolicy(runtime, attempts=attempts, longest_s=_LONGEST_PAUSE_S)
         # The highest cleanup boundary that was read, below which no record says anything: listings begin there.
         self._floor = 0
 
@@ -246,4 +246,4 @@ class ManifestReader:
             return error
 
     async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._patience.repeat(call, f"reading the manifest log of {self.store.location}")
+        return await self._retries.repeat(call, f"reading the manifest log of {self.store.location}")

@@ -25,7 +25,7 @@ from dstl.checkpoint.record_frame import RecordFrame, complaint
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore, check_name
-from dstl.store.patience import Patience, PutOnce
+from dstl.store.retry_policy import ConditionalPut, RetryPolicy
 from handles.checkpoint import CheckpointId, OperatorEntry
 from handles.key_group import MAX_MAX_PARALLELISM
 
@@ -305,8 +305,8 @@ class SavepointObjects:
     def __init__(self, store: ObjectStore, runtime: Runtime) -> None:
         self.store = store
         self.runtime = runtime
-        self._patience = Patience(runtime, attempts=_ATTEMPTS, longest_s=_LONGEST_PAUSE_S)
-        self._puts = PutOnce(store, self._patience)
+        self._retries = RetryPolicy(runtime, attempts=_ATTEMPTS, longest_s=_LONGEST_PAUSE_S)
+        self._puts = ConditionalPut(store, self._retries)
 
     async def get(self, name: str) -> bytes:
         """Return an object's bytes; a read that fails in passing is repeated.
@@ -339,7 +339,7 @@ class SavepointObjects:
                     raise
             else:
                 return
-            await self._patience.pause(attempt)
+            await self._retries.pause(attempt)
         raise unknown or OutcomeUnknown(f"whether {name} is in {self.store.location} is unknown")
 
     async def win(self, record: Savepoint | EndMarker, name: str) -> bool:
@@ -421,4 +421,4 @@ class SavepointObjects:
             await self._repeat(partial(self.store.delete, names[at : at + _DELETE_TOGETHER]))
 
     async def _repeat(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await self._patience.repeat(call, self.store.location)
+        return await self._retries.repeat(call, self.store.location)

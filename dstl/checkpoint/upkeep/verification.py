@@ -29,7 +29,7 @@ from dstl.checkpoint.upkeep.object_checks import (
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectInfo, ObjectStore
-from dstl.store.patience import Patience
+from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
 from handles.materialized_handle import MaterializedStateHandle
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
@@ -190,7 +190,7 @@ async def _run(
         nonlocal done
         async with turn:
             try:
-                await Patience(runtime).read(check.work)
+                await RetryPolicy(runtime).read(check.work)
             except (CorruptData, Invalid, MissingState) as error:
                 checkpoints = needed_by.get(check.name, ())
                 problem = _problem(check.name, checkpoints, error)
@@ -305,7 +305,7 @@ async def verify_savepoint(
         label = f"savepoint {name!r} in {store.location}: {handle.name}"
         try:
             check_size(listed.get(handle.name), handle.size)
-            held = await Patience(runtime).read(partial(check_base, store, handle))
+            held = await RetryPolicy(runtime).read(partial(check_base, store, handle))
             read += handle.size
             entries += sum(held)
             for (group, _, _, expected), found in zip(file.parts, held, strict=True):

@@ -11,7 +11,7 @@ from contextlib import aclosing
 import pytest
 
 from dstl.errors import CorruptData, Unavailable
-from dstl.store.look_ahead import LookAhead, Share
+from dstl.store.prefetcher import BudgetLease, Prefetcher
 from tests.simulation.virtual_time import run_in_virtual_time, virtual
 
 
@@ -25,12 +25,12 @@ class Work:
         self.running: set[int] = set()
         self.ended: list[int] = []
 
-    async def __call__(self, item: int, share: Share) -> int:
+    async def __call__(self, item: int, lease: BudgetLease) -> int:
         self.begun.append(item)
         self.running.add(item)
         try:
             await asyncio.sleep(self.seconds.get(item, 1.0))
-            await share.take(self.makes.get(item, 0))
+            await lease.take(self.makes.get(item, 0))
             self.ended.append(item)
             return item
         finally:
@@ -42,7 +42,7 @@ def test_results_come_in_the_order_of_their_items_whatever_ends_first(seed: int)
     work = Work({item: rng.uniform(0.0, 9.0) for item in range(50)})
 
     async def run() -> list[int]:
-        async with aclosing(LookAhead(range(50), work, cost=lambda _: 1, max_bytes=7, max_count=5)) as ahead:
+        async with aclosing(Prefetcher(range(50), work, cost=lambda _: 1, max_bytes=7, max_count=5)) as ahead:
             return [result async for result in ahead]
 
     assert run_in_virtual_time(run()) == list(range(50))
@@ -53,7 +53,7 @@ def test_results_come_in_the_order_of_their_items_whatever_ends_first(seed: int)
 @pytest.mark.parametrize(("max_bytes", "max_count", "at_most"), [(30, None, 3), (1000, 4, 4), (1, None, 1)])
 async def test_no_more_is_begun_than_the_bounds_allow(max_bytes: int, max_count: int | None, at_most: int) -> None:
     work = Work()
-    ahead = LookAhead(range(9), work, cost=lambda _: 10, max_bytes=max_bytes, max_count=max_count)
+    ahead = Prefetcher(range(9), work, cost=lambda _: 10, max_bytes=max_bytes, max_count=max_count)
     async with aclosing(ahead):
         await asyncio.sleep(100.0)
         assert len(work.begun) == at_most
@@ -70,7 +70,7 @@ def test_the_next_result_comes_whatever_it_costs_and_makes() -> None:
     costs = [1, 10**9, 1, 1]
 
     async def run() -> list[int]:
-        ahead = LookAhead(range(4), work, cost=costs.__getitem__, max_bytes=10, max_count=9, max_taken=5)
+        ahead = Prefetcher(range(4), work, cost=costs.__getitem__, max_bytes=10, max_count=9, max_taken=5)
         async with aclosing(ahead):
             return [result async for result in ahead]
 
@@ -80,7 +80,7 @@ def test_the_next_result_comes_whatever_it_costs_and_makes() -> None:
 @virtual
 async def test_work_that_is_not_due_waits_for_room_for_what_it_makes() -> None:
     work = Work(makes={0: 4, 1: 3, 2: 3, 3: 3})
-    async with aclosing(LookAhead(range(4), work, cost=lambda _: 0, max_bytes=0, max_taken=7)) as ahead:
+    async with aclosing(Prefetcher(range(4), work, cost=lambda _: 0, max_bytes=0, max_taken=7)) as ahead:
         await asyncio.sleep(50.0)
         assert work.ended == [0, 1]
         assert ahead.taken == 7
@@ -95,15 +95,15 @@ async def test_work_that_is_not_due_waits_for_room_for_what_it_makes() -> None:
 
 
 def test_what_an_attempt_has_taken_is_given_back_before_the_next_attempt() -> None:
-    async def twice(item: int, share: Share) -> int:
+    async def twice(item: int, lease: BudgetLease) -> int:
         for _ in range(2):
-            share.give_back()
+            lease.give_back()
             for _ in range(3):
-                await share.take(2)
-        return share.taken
+                await lease.take(2)
+        return lease.taken
 
     async def run() -> list[int]:
-        async with aclosing(LookAhead(range(3), twice, cost=lambda _: 0, max_bytes=0, max_taken=18)) as ahead:
+        async with aclosing(Prefetcher(range(3), twice, cost=lambda _: 0, max_bytes=0, max_taken=18)) as ahead:
             await asyncio.sleep(1.0)
             assert ahead.taken == 18
             return [result async for result in ahead]
@@ -114,13 +114,13 @@ def test_what_an_attempt_has_taken_is_given_back_before_the_next_attempt() -> No
 def test_an_error_comes_in_its_place_and_leaves_nothing_running() -> None:
     work = Work({3: 1000.0})
 
-    async def failing(item: int, share: Share) -> int:
+    async def failing(item: int, lease: BudgetLease) -> int:
         if item == 2:
             raise CorruptData("the third")
-        return await work(item, share)
+        return await work(item, lease)
 
     async def run() -> None:
-        async with aclosing(LookAhead(range(9), failing, cost=lambda _: 1, max_bytes=5)) as ahead:
+        async with aclosing(Prefetcher(range(9), failing, cost=lambda _: 1, max_bytes=5)) as ahead:
             assert [await anext(ahead), await anext(ahead)] == [0, 1]
             with pytest.raises(CorruptData, match="the third"):
                 await anext(ahead)
@@ -138,7 +138,7 @@ def test_an_error_of_the_items_comes_after_all_results() -> None:
         raise Unavailable("no more")
 
     async def run() -> None:
-        async with aclosing(LookAhead(items(), Work(), cost=lambda _: 1, max_bytes=9)) as ahead:
+        async with aclosing(Prefetcher(items(), Work(), cost=lambda _: 1, max_bytes=9)) as ahead:
             assert [await anext(ahead), await anext(ahead)] == [0, 1]
             with pytest.raises(Unavailable):
                 await anext(ahead)
@@ -159,7 +159,7 @@ def test_leaving_early_closes_the_items_and_discards_what_nobody_took() -> None:
             closed.append(True)
 
     async def run() -> None:
-        ahead = LookAhead(items(), work, cost=lambda _: 1, max_bytes=4, discard=discarded.append)
+        ahead = Prefetcher(items(), work, cost=lambda _: 1, max_bytes=4, discard=discarded.append)
         async with aclosing(ahead):
             assert await anext(ahead) == 0
             assert await anext(ahead) == 1
@@ -179,7 +179,7 @@ def test_a_caller_that_is_cancelled_leaves_nothing_running() -> None:
     work = Work({0: 1000.0})
 
     async def take() -> None:
-        async with aclosing(LookAhead(range(9), work, cost=lambda _: 1, max_bytes=4)) as ahead:
+        async with aclosing(Prefetcher(range(9), work, cost=lambda _: 1, max_bytes=4)) as ahead:
             async for _ in ahead:
                 pass
 
@@ -196,7 +196,7 @@ def test_a_caller_that_is_cancelled_leaves_nothing_running() -> None:
 
 
 def test_a_fault_of_abandoned_work_is_said_and_its_expected_failure_is_not(caplog: pytest.LogCaptureFixture) -> None:
-    async def failing(item: int, share: Share) -> int:
+    async def failing(item: int, lease: BudgetLease) -> int:
         if item == 1:
             raise Unavailable("expected")
         if item == 2:
@@ -204,7 +204,7 @@ def test_a_fault_of_abandoned_work_is_said_and_its_expected_failure_is_not(caplo
         return item
 
     async def run() -> None:
-        async with aclosing(LookAhead(range(3), failing, cost=lambda _: 1, max_bytes=9)) as ahead:
+        async with aclosing(Prefetcher(range(3), failing, cost=lambda _: 1, max_bytes=9)) as ahead:
             assert await anext(ahead) == 0
             await asyncio.sleep(1.0)
 

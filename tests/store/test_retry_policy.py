@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from dstl.errors import CorruptData, MissingState, Unavailable
-from dstl.store.patience import Patience
+from dstl.store.retry_policy import RetryPolicy
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
 
@@ -23,8 +23,8 @@ def failing(*errors: Exception) -> tuple[Callable[[], Awaitable[int]], list[int]
     return call, calls
 
 
-def patience(seed: int, attempts: int = 4) -> Patience:
-    return Patience(seeded_runtime(seed), attempts=attempts, longest_s=0.3)
+def retries(seed: int, attempts: int = 4) -> RetryPolicy:
+    return RetryPolicy(seeded_runtime(seed), attempts=attempts, longest_s=0.3)
 
 
 def test_a_store_that_answers_late_is_waited_for_with_growing_bounded_pauses(seed: int) -> None:
@@ -33,7 +33,7 @@ def test_a_store_that_answers_late_is_waited_for_with_growing_bounded_pauses(see
     async def measured() -> float:
         clock = LoopClock()
         began = clock.now()
-        assert await patience(seed).repeat(call, "reading") == 7
+        assert await retries(seed).repeat(call, "reading") == 7
         return clock.now() - began
 
     took = run_in_virtual_time(measured())
@@ -45,26 +45,26 @@ def test_the_last_attempts_error_is_raised_and_nothing_is_tried_after_it(seed: i
     for repeat in (lambda p, c: p.repeat(c, "reading"), lambda p, c: p.read(c)):
         call, calls = failing(*[Unavailable("try again")] * 9)
         with pytest.raises(Unavailable):
-            run_in_virtual_time(repeat(patience(seed), call))
+            run_in_virtual_time(repeat(retries(seed), call))
         assert calls == [4]
 
 
 def test_damage_is_read_once_more_and_no_more(seed: int) -> None:
     call, calls = failing(CorruptData("on the way"))
-    assert run_in_virtual_time(patience(seed).read(call)) == 7
+    assert run_in_virtual_time(retries(seed).read(call)) == 7
     assert calls == [2]
     call, calls = failing(CorruptData("once"), Unavailable("between"), CorruptData("again"))
     with pytest.raises(CorruptData, match="again"):
-        run_in_virtual_time(patience(seed).read(call))
+        run_in_virtual_time(retries(seed).read(call))
     assert calls == [3]
 
 
 def test_what_no_repetition_mends_is_raised_at_once(seed: int) -> None:
     call, calls = failing(CorruptData("a call that does not check has no second chance"))
     with pytest.raises(CorruptData):
-        run_in_virtual_time(patience(seed).repeat(call, "reading"))
+        run_in_virtual_time(retries(seed).repeat(call, "reading"))
     assert calls == [1]
     call, calls = failing(MissingState("gone"))
     with pytest.raises(MissingState):
-        run_in_virtual_time(patience(seed).read(call))
+        run_in_virtual_time(retries(seed).read(call))
     assert calls == [1]

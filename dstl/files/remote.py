@@ -32,7 +32,7 @@ class CoordinatorLink(Protocol):
         ...
 
 
-class HostedDirectory(Directory):
+class RemoteDirectory(Directory):
     """A checkpoint directory of which another process decides. One event loop.
 
     Args:

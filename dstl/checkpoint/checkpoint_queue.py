@@ -10,13 +10,13 @@ from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.history import HistoryEntry
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
-from dstl.checkpoint.spark_commit import CommitFiles, SparksWatermark
+from dstl.checkpoint.spark_commit import CommitFiles, SparkWatermark
 from dstl.errors import DstlError, clip
 from dstl.metrics import Recorder
 from dstl.runtime import Runtime
 
 
-class CheckpointTurns:
+class CheckpointQueue:
     """Has checkpoints made, one at a time. One event loop.
 
     Args:
@@ -32,7 +32,7 @@ class CheckpointTurns:
         self,
         execution: CheckpointExecution,
         log: ManifestLog,
-        sparks: SparksWatermark,
+        sparks: SparkWatermark,
         runtime: Runtime,
         recorder: Recorder,
         on_event: Callable[[CheckpointReport | RestoreReport], None],

@@ -23,7 +23,7 @@ from handles.file_record import FileEntry
 _log = logging.getLogger(__name__)
 
 
-class CoordinatedDirectory(Directory):
+class LeaderDirectory(Directory):
     """A checkpoint directory of which this process decides, and may hold files as well. One event loop.
 
     Reading takes nothing over; the first write wins the fence.
@@ -169,7 +169,7 @@ def own_directory(
     hosts: Mapping[str, Callee],
     runtime: Runtime,
     config: FileConfig = FileConfig(""),
-) -> CoordinatedDirectory:
+) -> LeaderDirectory:
     """Return a checkpoint directory that has a log of its own.
 
     Args:
@@ -181,4 +181,4 @@ def own_directory(
     """
     run = FileRun(outlives_hosts=config.files.durability == "task")
     participants = Participants(root, log, run, hosts, config.checkpoints.timeout_s)
-    return CoordinatedDirectory(root, log, OwnRecords(participants, runtime), runtime.clock, config.files)
+    return LeaderDirectory(root, log, OwnRecords(participants, runtime), runtime.clock, config.files)

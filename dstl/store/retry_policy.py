@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _FIRST_S = 0.1
 
 
-class Patience:
+class RetryPolicy:
     """Repeats what may be repeated safely while a store is unavailable.
 
     Args:
@@ -77,7 +77,7 @@ class Patience:
 Check = Callable[[], Awaitable[None]]
 
 
-class PutOnce:
+class ConditionalPut:
     """Creates objects by put-if-absent, each at a name that several writers may want. One event loop.
 
     An object carries an id of its writer's request (its put-id), so that a writer whose answer was lost can read back
@@ -86,17 +86,17 @@ class PutOnce:
 
     Args:
         store: Where to.
-        patience: How often a put is tried, and the pauses between.
+        retries: How often a put is tried, and the pauses between.
 
     Attributes:
         trouble: What the store answered last when it did not take an object; None where it took the last one at once.
             For the messages of a caller that cancels a put that takes too long.
     """
 
-    def __init__(self, store: ObjectStore, patience: Patience) -> None:
+    def __init__(self, store: ObjectStore, retries: RetryPolicy) -> None:
         self.trouble: DstlError | None = None
         self._store = store
-        self._patience = patience
+        self._retries = retries
 
     async def put(
         self,
@@ -129,9 +129,9 @@ class PutOnce:
         """
         self.trouble = None
         sent = False
-        for attempt in range(self._patience.attempts):
+        for attempt in range(self._retries.attempts):
             if attempt:
-                await self._patience.pause(attempt)
+                await self._retries.pause(attempt)
             try:
                 stored = await self._store.put(name, data, if_absent=True)
                 reach("C4")
@@ -155,7 +155,7 @@ class PutOnce:
                 self.trouble
             )
         raise Unavailable(
-            f"{self._store.location} did not take {what} in {self._patience.attempts} attempts: {self.trouble}"
+            f"{self._store.location} did not take {what} in {self._retries.attempts} attempts: {self.trouble}"
         ) from self.trouble
 
 

@@ -17,7 +17,7 @@ R = TypeVar("R")
 _log = logging.getLogger(__name__)
 
 
-class Share:
+class BudgetLease:
     """The bytes that the work on one item holds beside the item's cost.
 
     Given back when the next result is asked for, or by the work itself.
@@ -25,7 +25,7 @@ class Share:
 
     __slots__ = ("_ahead", "cost", "item", "number", "taken")
 
-    def __init__(self, ahead: LookAhead[Any, Any], number: int, item: Any, cost: int) -> None:
+    def __init__(self, ahead: Prefetcher[Any, Any], number: int, item: Any, cost: int) -> None:
         self._ahead = ahead
         self.number = number
         self.item = item
@@ -57,7 +57,7 @@ class Share:
         self._ahead.taken += nbytes
 
 
-class LookAhead(Generic[T, R]):
+class Prefetcher(Generic[T, R]):
     """An async iterator over the results of work on items, which begins at once. One event loop.
 
     Invariants:
@@ -81,7 +81,7 @@ class LookAhead(Generic[T, R]):
     def __init__(
         self,
         items: AsyncGenerator[T] | Iterable[T],
-        work: Callable[[T, Share], Awaitable[R]],
+        work: Callable[[T, BudgetLease], Awaitable[R]],
         *,
         cost: Callable[[T], int],
         max_bytes: int,
@@ -99,14 +99,14 @@ class LookAhead(Generic[T, R]):
         self._max_count = max_count
         self._discard = discard
         self._held = 0
-        self._waiting: Share | None = None
-        self._begun: deque[tuple[Share, asyncio.Future[R]]] = deque()
-        self._returned: Share | None = None
+        self._waiting: BudgetLease | None = None
+        self._begun: deque[tuple[BudgetLease, asyncio.Future[R]]] = deque()
+        self._returned: BudgetLease | None = None
         self._change = asyncio.Event()
         self._all_begun = asyncio.ensure_future(self._begin_all())
         self._all_begun.add_done_callback(lambda _: self.changed())
 
-    def __aiter__(self) -> LookAhead[T, R]:
+    def __aiter__(self) -> Prefetcher[T, R]:
         return self
 
     async def __anext__(self) -> R:
@@ -118,12 +118,12 @@ class LookAhead(Generic[T, R]):
                 await self._all_begun
                 raise StopAsyncIteration
             await self.change()
-        share, running = self._begun[0]
+        lease, running = self._begun[0]
         try:
             result = await running
         finally:
             self._begun.popleft()
-            self._returned = share
+            self._returned = lease
             self.changed()
         return result
 
@@ -135,12 +135,12 @@ class LookAhead(Generic[T, R]):
         for error in await asyncio.gather(*running, return_exceptions=True):
             if isinstance(error, Exception) and not isinstance(error, DstlError):
                 _log.warning("work that was given up has failed", exc_info=error)
-        left = [share for share, _ in self._begun] + ([self._waiting] if self._waiting is not None else [])
+        left = [lease for lease, _ in self._begun] + ([self._waiting] if self._waiting is not None else [])
         self._begun.clear()
         self._waiting = None
         if self._discard is not None:
-            for share in left:
-                self._discard(share.item)
+            for lease in left:
+                self._discard(lease.item)
 
     async def change(self) -> None:
         """Wait until bytes were given back, an item has become due or work has begun."""
@@ -155,23 +155,23 @@ class LookAhead(Generic[T, R]):
         number = 0
         async with aclosing(self._items) as items:
             async for item in items:
-                share = self._waiting = Share(self, number, item, self._cost(item))
-                while not self._may_begin(share):
+                lease = self._waiting = BudgetLease(self, number, item, self._cost(item))
+                while not self._may_begin(lease):
                     await self.change()
                 self._waiting = None
-                self._held += share.cost
-                self._begun.append((share, asyncio.ensure_future(self._work(item, share))))
+                self._held += lease.cost
+                self._begun.append((lease, asyncio.ensure_future(self._work(item, lease))))
                 self.changed()
                 number += 1
 
-    def _may_begin(self, share: Share) -> bool:
+    def _may_begin(self, lease: BudgetLease) -> bool:
         few = self._max_count is None or len(self._begun) < self._max_count
-        return share.number == self.due or (few and self._held + share.cost <= self._max_bytes)
+        return lease.number == self.due or (few and self._held + lease.cost <= self._max_bytes)
 
-    def _end(self, share: Share) -> None:
-        self._held -= share.cost
-        self.due = share.number + 1
-        share.give_back()
+    def _end(self, lease: BudgetLease) -> None:
+        self._held -= lease.cost
+        self.due = lease.number + 1
+        lease.give_back()
 
 
 async def _each(items: Iterable[T]) -> AsyncGenerator[T]:

@@ -10,20 +10,20 @@ from dstl.errors import Closed
 from dstl.options import BatchingOptions
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
-from dstl.taskmanager.task_manager import BackgroundShare, Changelog, Components
+from dstl.taskmanager.task_manager import BackgroundBudget, Changelog, Components
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 
 LIMIT = 1000
 
 
-def with_share(work: Callable[[StateChangelogStorage, BackgroundShare], Awaitable[None]]) -> None:
+def with_share(work: Callable[[StateChangelogStorage, BackgroundBudget], Awaitable[None]]) -> None:
     async def run() -> None:
         runtime = seeded_runtime(1)
         store = MemoryStore(clock=LoopClock())
         config = TaskManagerConfig(store.location, batching=BatchingOptions(byte_budget=LIMIT))
         changelog = Changelog(config, Components(store=store, runtime=runtime), "query")
         try:
-            await work(changelog.storage, BackgroundShare(changelog.storage, runtime.clock))
+            await work(changelog.storage, BackgroundBudget(changelog.storage, runtime.clock))
         finally:
             await changelog.close()
 
@@ -53,7 +53,7 @@ class Holder:
 
 
 def test_an_append_is_not_held_up_by_a_base_file_that_finds_no_room() -> None:
-    async def work(storage: StateChangelogStorage, share: BackgroundShare) -> None:
+    async def work(storage: StateChangelogStorage, share: BackgroundBudget) -> None:
         first = Holder(storage.reserve, 600)
         assert await first.has_it()
         base = Holder(share.reserve, 500)
@@ -70,7 +70,7 @@ def test_an_append_is_not_held_up_by_a_base_file_that_finds_no_room() -> None:
 
 
 def test_base_files_never_hold_more_than_half() -> None:
-    async def work(storage: StateChangelogStorage, share: BackgroundShare) -> None:
+    async def work(storage: StateChangelogStorage, share: BackgroundBudget) -> None:
         huge, other = Holder(share.reserve, 10 * LIMIT), Holder(share.reserve, 300)
         assert await huge.has_it()
         assert not await other.has_it(120.0), "patience was for appends, not for other base files"
@@ -86,7 +86,7 @@ def test_base_files_never_hold_more_than_half() -> None:
 
 
 def test_one_that_has_waited_for_long_gets_its_turn_among_appends_that_never_pause() -> None:
-    async def work(storage: StateChangelogStorage, share: BackgroundShare) -> None:
+    async def work(storage: StateChangelogStorage, share: BackgroundBudget) -> None:
         old = Holder(storage.reserve, 900)
         assert await old.has_it()
         base = Holder(share.reserve, 500)
@@ -105,7 +105,7 @@ def test_one_that_has_waited_for_long_gets_its_turn_among_appends_that_never_pau
 
 
 def test_a_closed_storage_ends_it() -> None:
-    async def work(storage: StateChangelogStorage, share: BackgroundShare) -> None:
+    async def work(storage: StateChangelogStorage, share: BackgroundBudget) -> None:
         await storage.close()
         with pytest.raises(Closed):
             async with share.reserve(10):
