@@ -109,13 +109,7 @@ public final class DstlFileSystem extends FileSystem {
 
   @Override
   public FSDataOutputStream create(
-      Path path,
-      FsPermission permission,
-      boolean overwrite,
-      int bufferSize,
-      short replication,
-      long blockSize,
-      Progressable progress)
+      Path path, FsPermission permission, boolean overwrite, int size, short copies, long block, Progressable progress)
       throws IOException {
     Path qualified = makeQualified(path);
     if (!TaskFile.isTemporary(path.getName())) {
