@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Closed, Invalid, Unavailable
+from dstl.files import barriers
 from dstl.spark import StateBackend
 
 pytestmark = pytest.mark.spark
@@ -204,8 +205,9 @@ def test_every_group_of_an_aggregation_is_found_by_its_key(
 
 
 def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(barriers, "LINGER_S", 60.0)  # else it has a record of its own as soon as the query is idle
     source, conf = stream(), spark.sparkContext._conf
     source.add(rows(("a", 1)))
     conf.set("spark.dstl.commit", "with-next")

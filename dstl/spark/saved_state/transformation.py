@@ -108,11 +108,11 @@ def transform_savepoint(
         raise Invalid("memory:// is this process's own memory, and Spark's tasks live in others: use another location")
     if max_parallelism is not None:
         max_parallelism = count_within("max_parallelism", max_parallelism, MAX_MAX_PARALLELISM)
-    access = s3 or S3Options(), sealing
-    loop, stores = IoLoop("dstl-transformation"), [open_store(each, *access) for each in (where, new_where)]
+    s3 = s3 or S3Options()
+    loop, stores = IoLoop("dstl-transformation"), [open_store(each, s3, sealing) for each in (where, new_where)]
     try:
         found = loop.run(_load(stores[0], runtime, name))
-        plan = _Plan(session, where, found, max_parallelism or found.max_parallelism, *access)
+        plan = _Plan(session, where, found, max_parallelism or found.max_parallelism, s3, sealing)
         for uid, changes in (states or {}).items():
             for state, change in changes.items():
                 plan.change(uid, state, change)

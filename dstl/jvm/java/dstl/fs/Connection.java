@@ -51,6 +51,7 @@ final class Connection implements Closeable {
   private final SocketChannel channel;
   private final String where;
   private long received;
+  private volatile boolean isLate;
 
   /** A reply: its header's fields, and the bytes that follow them. */
   record Reply(Map<?, ?> fields, ByteBuffer payload) {
@@ -146,7 +147,6 @@ final class Connection implements Closeable {
       throw error;
     } catch (IOException | RuntimeException error) {
       close();
-      boolean isLate = guard.isDone();
       String why = isLate ? "gave no answer within " + timeoutMs / 1000 + " s" : "has ended";
       String message = "the DSTL file service at " + where + " " + why + " (during " + name + ")";
       if (isLate) {
@@ -298,7 +298,13 @@ final class Connection implements Closeable {
 
   /** Close the channel, which has no time-out of its own, unless the future is cancelled before. */
   private ScheduledFuture<?> guard(long milliseconds) {
-    return WATCHDOG.schedule(this::close, milliseconds, TimeUnit.MILLISECONDS);
+    return WATCHDOG.schedule(this::giveUp, milliseconds, TimeUnit.MILLISECONDS);
+  }
+
+  private void giveUp() {
+    // First: who waits for the answer is woken by the close, before this task counts as done.
+    isLate = true;
+    close();
   }
 
   private static ScheduledThreadPoolExecutor watchdog() {
