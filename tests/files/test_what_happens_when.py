@@ -205,11 +205,15 @@ async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleane
         await store.delete(orphans)
         again = await app.driver("next")
         await again.commit(0)
-        for batch in range(1, 4):  # a large snapshot rides in a later record
-            await again.batch(batch, {})
+        last, is_stored = 0, False
+        while not is_stored or last < 3:  # a large snapshot rides in the record that follows its upload
+            is_stored = any([not each.name.startswith("manifests/") async for each in store.list()])
+            last += 1
+            await again.batch(last, {})
+            assert last < 1000, "nothing is stored anew"
     async with application(stores) as app:
         driver = await app.driver("last")
-        assert await driver.names("commits") == ["0", "1", "2", "3"]
+        assert await driver.names("commits") == sorted(map(str, range(last + 1)))
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
