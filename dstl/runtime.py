@@ -13,8 +13,9 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -110,6 +111,10 @@ def system_runtime() -> Runtime:
     return Runtime(SystemClock(), random.Random(secrets.randbits(64)), secrets.SystemRandom())
 
 
+class _Opened(Protocol):
+    async def close(self) -> None: ...
+
+
 class IoLoop:
     """One asyncio loop on a daemon thread, made on first use: how synchronous code calls the asynchronous core.
 
@@ -156,6 +161,18 @@ class IoLoop:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+    @contextmanager
+    def closing(self, *opened: _Opened) -> Iterator[None]:
+        """Close all of these at the end of a block, on the loop, and then the loop, whatever has happened."""
+        try:
+            yield
+        finally:
+            try:
+                for each in opened:
+                    self.run(each.close())
+            finally:
+                self.close()
 
     def _start(self) -> asyncio.AbstractEventLoop:
         if os.getpid() != self._pid:

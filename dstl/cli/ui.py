@@ -49,7 +49,7 @@ def ui(
         _check_directories(location)
         loop, runtime = IoLoop("dstl-ui"), system_runtime()
         store = console.open_at(absolute_location(location), endpoint_url)
-        try:
+        with loop.closing(store):
             reader = StoreReader(store, runtime)
             found = loop.run(reader.overview(), _ANSWER_S)
             routes = {"/": lambda asked: page.render(loop.run(reader.overview(), _ANSWER_S), asked), **assets()}
@@ -64,9 +64,6 @@ def ui(
                 _wait_for_interrupt()
             finally:
                 server.close()
-        finally:
-            loop.run(store.close())
-            loop.close()
 
 
 def _check_directories(location: str) -> None:

@@ -174,15 +174,11 @@ def migrate_state(
             raise Invalid(f"{reader} has neither states nor timers: start it anew")
         moving.append(_moving(position, each, names[each.number], states, max_parallelism))
     store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
-    try:
-        made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
-    except (PySparkException, Py4JJavaError) as error:
-        raise Invalid(f"Spark cannot read the state of {directory.location}: {reason(error)}") from error
-    finally:
+    with loop.closing(store):
         try:
-            loop.run(store.close())
-        finally:
-            loop.close()
+            made = loop.run(_write(store, name, directory.location, position, moving, max_parallelism))
+        except (PySparkException, Py4JJavaError) as error:
+            raise Invalid(f"Spark cannot read the state of {directory.location}: {reason(error)}") from error
     if new_checkpoint:
         directory.copy_without_state(new_checkpoint)
     return MigrationReport(

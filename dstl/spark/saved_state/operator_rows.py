@@ -62,7 +62,7 @@ class SavedOperator:
             batches: Numbers of :attr:`chunks`, in their only column.
         """
         chunks, store, loop = self.chunks, open_store(self.location, self.s3, self.sealing), IoLoop("dstl-savepoint")
-        try:
+        with loop.closing(store):
             for number in (each for batch in batches for each in batch.column(0).to_pylist()):
                 for table in loop.run(self._restored(store, chunks[number])):
                     snapshot = table.snapshot()
@@ -73,11 +73,6 @@ class SavedOperator:
                     finally:
                         snapshot.close()
                         table.close()
-        finally:
-            try:
-                loop.run(store.close())
-            finally:
-                loop.close()
 
     async def _restored(self, store: ObjectStore, key_groups: KeyGroupRange) -> list[StateTable]:
         runtime = system_runtime()

@@ -110,7 +110,7 @@ def transform_savepoint(
         max_parallelism = count_within("max_parallelism", max_parallelism, MAX_MAX_PARALLELISM)
     s3 = s3 or S3Options()
     loop, stores = IoLoop("dstl-transformation"), [open_store(each, s3, sealing) for each in (where, new_where)]
-    try:
+    with loop.closing(*stores):
         found = loop.run(_load(stores[0], runtime, name))
         plan = _Plan(session, where, found, max_parallelism or found.max_parallelism, s3, sealing)
         for uid, changes in (states or {}).items():
@@ -123,12 +123,6 @@ def transform_savepoint(
             if known is not None:
                 raise known from error
             raise Invalid(f"Spark cannot make the states of {new_name!r}: {reason(error)}") from error
-    finally:
-        try:
-            for store in stores:
-                loop.run(store.close())
-        finally:
-            loop.close()
     seconds = runtime.clock.now() - started
     location = f"{new_where}/{directory_of(new_name).rstrip('/')}"
     return SavepointReport(location, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)
