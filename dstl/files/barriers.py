@@ -206,7 +206,7 @@ class Barriers:
             try:
                 self._run.admit(rider.run)
                 await self._write_offsets(rider.run, barrier)
-            except Exception as error:
+            except Exception as error:  # any: nobody awaits this task, and its run must not go on
                 _log.error("%s: %s is lost, and the run with it: %s", self._root, rider.path, error)
                 self._log.discard(rider)
                 self._end_run(rider.run, error, deferred)
@@ -249,7 +249,7 @@ class Barriers:
             return
         try:
             await self._records.write([(deferred.path, deferred.content)], await deferred.parts)
-        except Exception as error:
+        except Exception as error:  # any, as for offsets
             _log.error("%s: %s is lost, and runs again: %s", self._root, deferred.path, error)
             self._end_run(deferred.run, error, deferred)
         finally:

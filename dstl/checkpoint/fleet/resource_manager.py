@@ -134,7 +134,7 @@ class LaunchPlan:
     """Spreads the launches of a fleet over the hosts that ask for them. Pure: it is told the time; one event loop.
 
     A task asks on behalf of its host whenever the fleet is not complete. Its host may launch when it has less than its
-    share; a place that is still free after ``spread_s`` goes to a host that has least, and after twice that to whoever
+    share; a place that is still free after ``spread_s`` goes to a host that has least, and after twice that to any that
     asks: then the host that it was kept for is gone, or has no task to run.
 
     Invariants:
