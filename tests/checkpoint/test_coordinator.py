@@ -301,6 +301,8 @@ def test_a_lost_task_manager_fails_the_batch_that_it_had_changes_of() -> None:
     cluster.coordinator.fail_batch(TaskManagerLost("no task has ended: nothing is lost"))
     cluster.run_tasks([0])
     cluster.coordinator.fail_batch(TaskManagerLost("gone"))
+    with pytest.raises(TaskManagerLost, match="gone"):
+        cluster.commit(0)
     cluster.new_run()
     cluster.batch(0)
 
