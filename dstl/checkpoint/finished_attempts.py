@@ -98,14 +98,31 @@ class FinishedAttempts:
         return tuple(ack.task.attempt_id for ack in counted)
 
     def _chosen_attempts(self) -> list[Acknowledgement]:
-        """Return the attempt that counts for each partition, by partition. One without rows has changed nothing."""
+        """Return the attempt that counts for each partition that it had rows of, by partition."""
         best: dict[int, tuple[int, Acknowledgement]] = {}
         for number, ack in self._done.items():
             if ack.partition is not None:
                 known = best.get(ack.partition)
                 if known is None or number % _ORDINAL >= known[0]:
                     best[ack.partition] = number % _ORDINAL, ack
-        return [ack for _, (_, ack) in sorted(best.items())]
+        emptied = self._emptied()
+        return [ack for partition, (number, ack) in sorted(best.items()) if number > emptied.get(partition, -1)]
+
+    def _emptied(self) -> dict[int, int]:
+        """Return the highest attempt that had no rows of a partition, where its stage leaves no doubt of which."""
+        offsets: dict[int, set[int]] = defaultdict(set)
+        for number, ack in self._done.items():
+            if number >= _ORDINAL:  # a slot is no place
+                return {}
+            if ack.partition is not None:
+                offsets[ack.task.stage_id].add(ack.task.slot - ack.partition)
+        emptied: dict[int, int] = {}
+        for number, ack in self._done.items():
+            # What another stage's tasks are from their partitions is no proof here: a change would be lost.
+            if ack.partition is None and len(found := offsets[ack.task.stage_id]) == 1:
+                partition = ack.task.slot - min(found)
+                emptied[partition] = max(number, emptied.get(partition, -1))
+        return emptied
 
 
 def covered_partitions(

@@ -55,6 +55,38 @@ def test_an_attempt_that_ends_late_does_not_replace_a_later_one() -> None:
     assert done.winners() == (5,)
 
 
+def test_a_later_attempt_without_rows_replaces_one_that_had_some() -> None:
+    done = FinishedAttempts(3)
+    first, second = Stage(done), Stage(done, 2)
+    first.run(0, 0)
+    (kept,) = first.run(1, 1)
+    # The second action saw other rows, and is behind a union: slot 5 is partition 1.
+    (other,) = second.run(6, 2)
+    (retried,) = first.run(0, None)
+    assert done.winners() == (kept, other)
+    second.run(5, None)
+    assert done.winners() == (other,)
+    (late,) = first.run(0, 0)
+    assert done.winners() == (late, other)
+    assert retried < late
+
+
+def test_an_attempt_without_rows_whose_place_is_in_doubt_replaces_nothing() -> None:
+    done = FinishedAttempts(2)
+    kept = [*Stage(done).run(0, 0), *Stage(done).run(1, 1)]
+    Stage(done, 2).run(1, None)  # of a stage without any rows: it may be behind a union
+    united = Stage(done, 3)
+    newer = [*united.run(0, 0), *united.run(2, 0)]
+    united.run(3, None)
+    assert done.winners() == (newer[-1], kept[1])
+    merged = FinishedAttempts(2)
+    stage = Stage(merged)
+    (first,) = stage.run(0, 0)
+    assert merged.winners() == (first,)
+    stage.run(0, None, None)
+    assert merged.winners() == (first,)
+
+
 def test_of_a_task_that_runs_a_partition_twice_the_last_run_counts() -> None:
     done = FinishedAttempts(1)
     _, last = Stage(done).run(0, 0, 0)
