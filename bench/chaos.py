@@ -113,7 +113,7 @@ class Chaos:
         (self._work / "in").mkdir()
         self._feed()
         self._start()
-        self._until("batch", 120.0)
+        self._until("batch", 300.0)
         stop_faults = threading.Event()
         faults = threading.Thread(target=self._fail_requests, args=(stop_faults,), daemon=True)
         faults.start()
