@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from dstl.options import S3Options, SealingOptions
@@ -48,9 +48,9 @@ class SlowStore:
         await self._request("head", name)
         return await self._inner.head(name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         await self._request("list", prefix)
-        async for info in self._inner.list(prefix, start_after=start_after):
+        async for info in self._inner.list(prefix):
             yield info
 
     async def delete(self, names: Sequence[str]) -> None:

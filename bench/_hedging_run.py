@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import google_crc32c
@@ -102,7 +102,7 @@ class SizeStore:
     async def head(self, name: str) -> ObjectInfo:
         raise ObjectNotFound(f"{name}: this store keeps nothing")
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         nothing: tuple[ObjectInfo, ...] = ()
         for info in nothing:
             yield info

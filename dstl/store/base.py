@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,8 +111,8 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        """Yield objects whose name starts with ``prefix`` and sorts after ``start_after``, in name order."""
+    def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        """Yield objects whose name starts with ``prefix``, in name order; it may be left early, and closed then."""
         ...
 
     async def delete(self, names: Sequence[str]) -> None:

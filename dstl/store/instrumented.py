@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 
@@ -120,10 +120,10 @@ class InstrumentedStore:
         with self._measure("head"):
             return await self.inner.head(name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order. The seconds include the caller's between two objects."""
         with self._measure("list") as done:
-            async for info in self.inner.list(prefix, start_after=start_after):
+            async for info in self.inner.list(prefix):
                 done.bytes += 1
                 yield info
 

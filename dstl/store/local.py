@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 
@@ -90,10 +90,10 @@ class LocalStore:
         self._check(name)
         return await asyncio.to_thread(self._head, name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order; files whose names are not of our grammar, and links, are passed over."""
         self._check()
-        found = self._walk("", prefix, start_after)
+        found = self._walk("", prefix)
         while chunk := await asyncio.to_thread(lambda: list(islice(found, _LIST_CHUNK))):
             for info in chunk:
                 yield info
@@ -229,7 +229,7 @@ class LocalStore:
         if failed is not None:
             raise failed
 
-    def _walk(self, folder: str, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
+    def _walk(self, folder: str, prefix: str) -> Iterator[ObjectInfo]:
         try:
             with self._reading(f"list {folder or '.'}"), self._folder(folder) as folder_fd:
                 entries = _entries(folder_fd)
@@ -240,10 +240,9 @@ class LocalStore:
         for key, status in sorted(entries.items()):
             path = base + key
             if key.endswith("/"):
-                below = prefix.startswith(path) or path.startswith(prefix)
-                if below and (path > start_after or start_after.startswith(path)):
-                    yield from self._walk(path[:-1], prefix, start_after)
-            elif path.startswith(prefix) and path > start_after:
+                if prefix.startswith(path) or path.startswith(prefix):
+                    yield from self._walk(path[:-1], prefix)
+            elif path.startswith(prefix):
                 yield ObjectInfo(path, status.st_size, status.st_mtime)
 
     @contextmanager

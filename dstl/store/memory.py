@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, insort
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from dstl.errors import Closed, ObjectExists, ObjectNotFound
@@ -79,19 +79,15 @@ class MemoryStore:
         body, modified = self._find(name)
         return ObjectInfo(name, len(body), modified)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order, as they were when the first was asked for."""
         objects = self._open()
         found = []
         with objects.lock:
-            at = bisect_left(objects.names, max(prefix, start_after))
-            while at < len(objects.names):
-                name = objects.names[at]
-                if name > start_after:
-                    if not name.startswith(prefix):
-                        break
-                    body, modified = objects.stored[name]
-                    found.append(ObjectInfo(name, len(body), modified))
+            at = bisect_left(objects.names, prefix)
+            while at < len(objects.names) and (name := objects.names[at]).startswith(prefix):
+                body, modified = objects.stored[name]
+                found.append(ObjectInfo(name, len(body), modified))
                 at += 1
         for info in found:
             yield info
@@ -158,10 +154,9 @@ class PrefixedStore:
         """Return size and age of an object."""
         return replace(await self.inner.head(self._full(name)), name=name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order."""
-        after = self._prefix + start_after if start_after else ""
-        async for info in self.inner.list(self._prefix + prefix, start_after=after):
+        async for info in self.inner.list(self._prefix + prefix):
             yield replace(info, name=info.name[len(self._prefix) :])
 
     async def delete(self, names: Sequence[str]) -> None:

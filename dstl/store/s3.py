@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -210,9 +210,9 @@ class S3Store:
         answer = await self._call("head_object", name)
         return ObjectInfo(name, answer["ContentLength"], answer["LastModified"].timestamp())
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order, a request per thousand; keys that are not of our grammar are passed over."""
-        page: dict[str, Any] = {"StartAfter": self._prefix + start_after} if start_after else {}
+        page: dict[str, Any] = {}
         while True:
             with translating(f"ListObjectsV2 {self._url(prefix)}"):
                 answer = await self._client.call(

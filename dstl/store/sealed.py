@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from dstl.errors import CorruptData, Invalid
@@ -90,9 +90,9 @@ class SealedStore:
         """Return size and age of an object, as the store says them: only its bytes are sealed."""
         return _plain(await self.inner.head(name))
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order, as the store says them."""
-        async for info in self.inner.list(prefix, start_after=start_after):
+        async for info in self.inner.list(prefix):
             yield _plain(info)
 
     async def delete(self, names: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from dstl.errors import Invalid
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
@@ -69,18 +69,18 @@ class ShardedStore:
         """Return size and age of an object."""
         return await self._of(name).head(name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield the objects of all locations in name order."""
         if "/" in prefix:
             only = _shard_of(prefix)
-            found = self.stores[only].list(prefix, start_after=start_after) if only < len(self.stores) else None
+            found = self.stores[only].list(prefix) if only < len(self.stores) else None
             streams = [] if found is None else [self._own(only, found)]
         else:
-            streams = [self._own(0, self.stores[0].list(prefix, start_after=start_after))]
+            streams = [self._own(0, self.stores[0].list(prefix))]
             for index, store in enumerate(self.stores[1:], 1):
                 own = f"s{index}/"
                 if own.startswith(prefix):
-                    streams.append(self._own(index, store.list(own, start_after=start_after)))
+                    streams.append(self._own(index, store.list(own)))
         heads = await asyncio.gather(*(anext(stream, None) for stream in streams))
         waiting = {stream: head for stream, head in zip(streams, heads, strict=True) if head is not None}
         while waiting:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -604,8 +604,8 @@ class Hooked(CrashingStore):
         super().__init__(inner)
         self.then = then
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in self.inner.list(prefix, start_after=start_after):
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
+        async for info in self.inner.list(prefix):
             yield info
         if not prefix:
             await self.then()  # type: ignore[misc]

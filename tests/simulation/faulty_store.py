@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -177,22 +177,22 @@ class FaultyStore:
         await self._before("head", name, self._plan("head", name), 0)
         return await self.inner.head(name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order; a stale list as they were."""
         rule = self._plan("list", prefix)
         await self._before("list", prefix, rule, 0)
         if rule is None:
-            async for info in self.inner.list(prefix, start_after=start_after):
+            async for info in self.inner.list(prefix):
                 yield info
             return
-        known = {info.name: info async for info in self.inner.list(prefix, start_after=start_after)}
+        known = {info.name: info async for info in self.inner.list(prefix)}
         since = self._clock.now() - rule.delay_s
         for when, info, made in reversed(self._changes):
             if when <= since:
                 break
             if made:
                 known.pop(info.name, None)
-            elif info.name.startswith(prefix) and info.name > start_after:
+            elif info.name.startswith(prefix):
                 known[info.name] = info
         for _, info in sorted(known.items()):
             yield info

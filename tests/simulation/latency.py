@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import exp, log
 
@@ -334,10 +334,10 @@ class LatencyStore:
         await asyncio.sleep(self._model.small())
         return await self.inner.head(name)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order, after one commit time."""
         await asyncio.sleep(self._model.small())
-        async for info in self.inner.list(prefix, start_after=start_after):
+        async for info in self.inner.list(prefix):
             yield info
 
     async def delete(self, names: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -130,7 +130,7 @@ class SimulatedStore:
                 self._history.append((self.loop.time(), name, self.objects.pop(name), False))
                 self.trace("delete", name)
 
-    def listing(self, prefix: str, start_after: str, age: float = 0.0) -> list[ObjectInfo]:
+    def listing(self, prefix: str, age: float = 0.0) -> list[ObjectInfo]:
         """Return what a LIST shows that is so many seconds stale."""
         known = {name: stored for name, stored in self.objects.items() if name.startswith(prefix)}
         since = self.loop.time() - age
@@ -143,7 +143,7 @@ class SimulatedStore:
                 known.pop(name, None)
             else:
                 known[name] = stored
-        return [ObjectInfo(n, len(s.body), s.modified) for n, s in sorted(known.items()) if n > start_after]
+        return [ObjectInfo(n, len(s.body), s.modified) for n, s in sorted(known.items())]
 
     def next_request(self) -> int:
         """Return a number for a request."""
@@ -296,11 +296,10 @@ class ClientStore:
 
         return await self._call("head", check_name(name), read)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order; a stale list as they were."""
-        for info in await self._call("list", prefix, lambda: self._store.listing(prefix, start_after)):
-            if info.name > start_after:
-                yield info
+        for info in await self._call("list", prefix, lambda: self._store.listing(prefix)):
+            yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects; a name that is already gone is a success."""
@@ -326,7 +325,7 @@ class ClientStore:
                     reply += store.delay()
                 if kind is FaultKind.STALE_LIST:
                     age = store.delay()
-                    request.apply = lambda: store.listing(name, "", age)
+                    request.apply = lambda: store.listing(name, age)
                 if kind is FaultKind.PARTIAL_DELETE:
                     some = name.split(",")
                     request.apply = lambda: self._delete_part(some)
@@ -405,10 +404,10 @@ class RawStore:
         body = await self.get(name)
         return ObjectInfo(name, len(body), self._objects[name].modified)
 
-    async def list(self, prefix: str = "", *, start_after: str = "") -> AsyncIterator[ObjectInfo]:
+    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order."""
         for name in sorted(self._objects):
-            if name.startswith(prefix) and name > start_after:
+            if name.startswith(prefix):
                 yield await self.head(name)
 
     async def delete(self, names: Sequence[str]) -> None:

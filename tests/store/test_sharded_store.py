@@ -51,9 +51,7 @@ async def test_lists_merge_in_order(seed: int) -> None:
     for name in names:
         await sharded.put(name, b"")
     for prefix in ("", "s", "s1", "s1/", "s2/1", "a/", "z/4", "none", "s9/"):
-        for after in ("", *rng.sample(names, 5)):
-            expected = [name for name in names if name.startswith(prefix) and name > after]
-            assert [info.name async for info in sharded.list(prefix, start_after=after)] == expected
+        assert [info.name async for info in sharded.list(prefix)] == [n for n in names if n.startswith(prefix)]
 
 
 async def test_a_location_that_was_taken_away_is_named_and_not_guessed() -> None:

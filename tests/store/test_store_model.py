@@ -21,7 +21,7 @@ _operations = st.lists(
         st.tuples(st.just("put"), _names, _bodies, st.booleans()),
         st.tuples(st.just("get"), _names, st.integers(0, 25), st.integers(1, 10)),
         st.tuples(st.just("delete"), st.lists(_names, max_size=3)),
-        st.tuples(st.just("list"), st.sampled_from(["", "d", "d/", "d-", "s1", "s1/", "f"]), st.just("") | _names),
+        st.tuples(st.just("list"), st.sampled_from(["", "d", "d/", "d-", "s1", "s1/", "f"])),
     ),
     max_size=30,
 )
@@ -48,9 +48,9 @@ async def _same_as_a_dict(store: ObjectStore, operations: list[tuple]) -> None:
                 await store.delete(names)
                 for name in names:
                     model.pop(name, None)
-            case "list", prefix, after:
-                found = {info.name: info.size async for info in store.list(prefix, start_after=after)}
-                expected_names = sorted(name for name in model if name.startswith(prefix) and name > after)
+            case "list", prefix:
+                found = {info.name: info.size async for info in store.list(prefix)}
+                expected_names = sorted(name for name in model if name.startswith(prefix))
                 assert list(found) == expected_names
                 assert list(found.values()) == [len(model[name]) for name in expected_names]
 

@@ -88,14 +88,13 @@ async def test_a_stuck_put_arrives_after_it_was_cancelled() -> None:
 
 async def test_a_stale_list_shows_the_past() -> None:
     clock = ManualClock()
-    store = FaultyStore(MemoryStore(), [FaultRule(Fault.STALE_LIST, "list", nth=(1, 2), delay_s=10)], clock=clock)
+    store = FaultyStore(MemoryStore(), [FaultRule(Fault.STALE_LIST, "list", nth=(1,), delay_s=10)], clock=clock)
     for name in ("old/1", "old/2"):
         await store.put(name, b"x")
     await clock.advance(20)
     await store.put("old/3", b"x")
     await store.delete(["old/1"])
     assert [info.name async for info in store.list("old/")] == ["old/1", "old/2"]
-    assert [info.name async for info in store.list("old/", start_after="old/1")] == ["old/2"]
     assert [info.name async for info in store.list("old/")] == ["old/2", "old/3"]
 
 

@@ -88,6 +88,7 @@ def unpack_segments(checkpoint: dict[str, Any]) -> dict[str, list[SegmentEntry]]
 
 MANIFESTS = "manifests/"
 """Every record's name has this prefix."""
+_LARGEST = 10**20 - 1  # of so many digits; a number has 63 bits
 
 
 MANIFEST_VERSION = 6
@@ -114,15 +115,18 @@ _FRAME = RecordFrame(
 
 
 def manifest_name(sequence: int) -> str:
-    """Return the object name of a record."""
-    return f"{MANIFESTS}{sequence:020d}.dstl"
+    """Return the object name of a record: the number counted down, so that a listing begins with the newest.
+
+    Records below the cleanup boundary stay for a day. A start looks past none of them.
+    """
+    return f"{MANIFESTS}{_LARGEST - sequence:020d}.dstl"
 
 
 def manifest_sequence(name: str) -> int | None:
     """Return the number in a record's name, or None where the name is not a record's."""
     stem = name.removeprefix(MANIFESTS).removesuffix(".dstl")
-    sequence = int(stem) if stem.isascii() and stem.isdigit() else 0
-    return sequence if sequence and name == manifest_name(sequence) else None
+    sequence = _LARGEST - int(stem) if stem.isascii() and stem.isdigit() else 0
+    return sequence if sequence > 0 and name == manifest_name(sequence) else None
 
 
 class ManifestRecord(BaseModel):

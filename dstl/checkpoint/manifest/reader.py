@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ class ManifestScan:
     """The records of a log that mean anything: those not below the cleanup boundary.
 
     Attributes:
-        listed: Every record's object by number; those below the boundary only where their reader had read no record.
+        listed: Every record's object by number; those below the boundary only where the newest record is damaged.
         records: The readable records from the boundary on, by number.
         damaged: Why the others from the boundary on cannot be read.
         boundary: No checkpoint below it is retained.
@@ -118,7 +119,7 @@ class ManifestReader:
         self.store = store
         self.runtime = runtime
         self._retries = RetryPolicy(runtime, attempts=attempts, longest_s=_LONGEST_PAUSE_S)
-        # The highest cleanup boundary that was read, below which no record says anything: listings begin there.
+        # The highest cleanup boundary that was read, below which no record says anything: listings end there.
         self._floor = 0
 
     async def read(self, sequence: int) -> ManifestRecord:
@@ -141,7 +142,7 @@ class ManifestReader:
 
     async def tail(self) -> int:
         """Return the highest number in use, 0 for an empty log."""
-        return max(await self._list(), default=self._floor)
+        return max(await self._list(newest=True), default=self._floor)
 
     async def scan(self) -> ManifestScan:
         """Return the records from the log's cleanup boundary on, damaged ones included; only reads.
@@ -211,19 +212,31 @@ class ManifestReader:
             raise error
         return scan.retained
 
-    async def _list(self) -> dict[int, ObjectInfo]:
-        """Return the objects of the records from the boundary on by number, as far as one was read; of all before.
+    async def _list(self, newest: bool = False) -> dict[int, ObjectInfo]:
+        """Return the objects of the records from the boundary on by number; of all where the newest cannot be read.
 
-        A listing may be stale, so names beyond its end are probed until one is missing.
+        A listing begins with the newest, whose record says where it may end. It may be stale, so names beyond its
+        beginning are probed until one is missing.
+
+        Args:
+            newest: The newest alone is wanted.
         """
 
         async def names() -> dict[int, ObjectInfo]:
-            found = {}
-            after = manifest_name(self._floor - 1) if self._floor else ""
-            async for info in self.store.list(MANIFESTS, start_after=after):
-                sequence = manifest_sequence(info.name)
-                if sequence is not None:
+            found: dict[int, ObjectInfo] = {}
+            # A store's listing is a generator, and a request of it is under way until it is closed.
+            async with contextlib.aclosing(self.store.list(MANIFESTS)) as listing:
+                async for info in listing:
+                    sequence = manifest_sequence(info.name)
+                    if sequence is None:
+                        continue
+                    if sequence < self._floor:
+                        break
                     found[sequence] = info
+                    if newest:
+                        break
+                    if len(found) == 1 and not self._floor:
+                        await self._find(sequence)
             return found
 
         listed = await self._repeat(names)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dstl.changelog.object_names import parse_segment_name
-from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.manifest.format import manifest_name, manifest_sequence
 from dstl.checkpoint.manifest.reader import ManifestReader, ManifestScan
 from dstl.checkpoint.savepoint.creation import OnProgress
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, check_savepoint_name
@@ -111,7 +111,7 @@ async def verify_location(
     problems = [*_missing_records(scan), *await _run(checks, needed_by, runtime, on_progress)]
     if problems:
         problems = await _confirm(problems, log)
-    known = {*needed_by, *strays, *map(manifest_name, scan.listed)}
+    known = {*needed_by, *strays, *map(manifest_name, _records(scan, listed))}
     return LocationVerification(
         scan.query_id,
         tuple(scan.retained),
@@ -138,7 +138,7 @@ def _checks(
     strays: Collection[str],
 ) -> Iterator[_Check]:
     """Yield one check for each distinct claim about an object; several checkpoints make the same."""
-    for sequence, info in scan.listed.items():
+    for sequence, info in _records(scan, listed).items():
         yield _Check(manifest_name(sequence), info.size, partial(_check_record, log, scan, sequence))
     uses: dict[SegmentHandle, dict[SegmentUse, None]] = defaultdict(dict)
     bases: dict[MaterializedStateHandle, None] = {}
@@ -163,6 +163,12 @@ def _checks(
         if name.endswith(".seg"):
             size = listed[name].size
             yield _Check(name, size, partial(check_stray_segment, store, name, size))
+
+
+def _records(scan: ManifestScan, listed: Mapping[str, ObjectInfo]) -> dict[int, ObjectInfo]:
+    """Return the log's records: also those below the cleanup boundary, which a scan leaves out."""
+    below = {manifest_sequence(name): info for name, info in listed.items()}
+    return {number: info for number, info in below.items() if number} | dict(scan.listed)
 
 
 async def _check_record(log: ManifestReader, scan: ManifestScan, sequence: int) -> None:
