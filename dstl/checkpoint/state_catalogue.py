@@ -26,7 +26,7 @@ def check_key_columns(declared: Mapping[str, Sequence[str]], stored: Mapping[str
     Raises:
         Invalid: Says who groups by what, and what to do.
     """
-    held = {uid: _key_columns(entry) for uid, entry in stored.items()}
+    held = {uid: key_columns(entry) for uid, entry in stored.items()}
     for uid, wanted in declared.items():
         found = held.get(uid, ())
         if not wanted or not found or _fold_case(wanted) == _fold_case(found):
@@ -46,7 +46,8 @@ def check_key_columns(declared: Mapping[str, Sequence[str]], stored: Mapping[str
         )
 
 
-def _key_columns(entry: OperatorEntry) -> tuple[str, ...]:
+def key_columns(entry: OperatorEntry) -> tuple[str, ...]:
+    """Return the names of an operator's key columns; empty where its checkpoint does not have them."""
     try:
         return tuple(str(field["name"]) for field in json.loads(entry.registry["key"])["fields"])
     except (KeyError, TypeError, ValueError):

@@ -10,11 +10,12 @@ import asyncio
 import json
 import os
 import re
+import sys
 import unicodedata
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import IO, Annotated, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -28,6 +29,9 @@ from dstl.options import S3Options, SealingOptions
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 EXIT_CODES = (
     "Exit codes: 0 done, nothing wrong; 1 something is damaged or missing; 2 refused (arguments, configuration, "
@@ -180,3 +184,40 @@ def progress_bar(what: str, then: str = "", *, shown: bool = True) -> Iterator[C
 def print_json(value: Any) -> None:
     """Print one JSON value on one line."""
     typer.echo(json.dumps(value))
+
+
+def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    """Return what a repeatable option of the form ``NAME=VALUE`` was given.
+
+    Raises:
+        Invalid: One of them is of another form.
+    """
+    found = {}
+    for each in given or ():
+        key, separator, value = each.partition("=")
+        if not key or not separator or not value:
+            raise Invalid(f"{option} {each!r} is not of the form NAME=VALUE")
+        found[key] = value
+    return found
+
+
+def spark_session(conf: Mapping[str, str], places: Sequence[str] = ()) -> SparkSession:
+    """Return a session of Spark for this command.
+
+    Args:
+        conf: Settings of it.
+        places: Directories that it is to read and write; ``dstl:`` takes our jar.
+    """
+    from pyspark.sql import SparkSession
+
+    from dstl.spark import jar_path
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    if any(each.startswith("dstl:") for each in places):
+        builder = builder.config("spark.jars", jar_path()).config("spark.plugins", "dstl.spark.DstlPlugin")
+        builder = builder.config("spark.dstl.python", sys.executable)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -17,8 +16,6 @@ from dstl.option_sources import resolve
 from dstl.options import SealingOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from dstl.state.vectorised.aggregation import OutputMode
 
 
@@ -70,7 +67,7 @@ def migrate(
     from dstl.spark import migrate_state
 
     with console.errors_as_exit():
-        operators = _pairs(operator, "--operator")
+        operators = console.pairs(operator, "--operator")
         if not all(map(str.isdecimal, operators)):
             raise Invalid("--operator is ID=NAME, the id a number: --operator 0=visits")
         report = migrate_state(
@@ -78,14 +75,14 @@ def migrate(
             location,
             name=name,
             operators={int(number): uid for number, uid in operators.items()},
-            ttl_ms={key: int(console.parse_duration(each) * 1000) for key, each in _pairs(ttl, "--ttl").items()},
+            ttl_ms={key: int(console.parse_duration(each) * 1000) for key, each in console.pairs(ttl, "--ttl").items()},
             aggregates=_aggregates(aggregate),
-            types=_pairs(type_, "--type"),
+            types=console.pairs(type_, "--type"),
             keys=_keys(key),
             output_mode=cast("OutputMode", output_mode),  # checked there
             max_parallelism=max_parallelism,
             new_checkpoint=new_checkpoint,
-            spark=_session(_pairs(conf, "--conf"), (checkpoint, new_checkpoint)),
+            spark=console.spark_session(console.pairs(conf, "--conf"), (checkpoint, new_checkpoint)),
             s3=console.s3_options(endpoint_url),
             sealing=resolve("sealing", SealingOptions, None, os.environ, {}),
         )
@@ -101,21 +98,11 @@ def migrate(
         typer.echo(console.printable(f"     and checkpointLocation {report.checkpoint!r}"))
 
 
-def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
-    found = {}
-    for each in given or ():
-        key, separator, value = each.partition("=")
-        if not key or not separator or not value:
-            raise Invalid(f"{option} {each!r} is not of the form NAME=VALUE")
-        found[key] = value
-    return found
-
-
 def _aggregates(given: Sequence[str] | None) -> dict[int, dict[str, str]]:
     from dstl.state.vectorised.aggregation import Aggregate
 
     found: dict[int, dict[str, str]] = {}
-    for key, text in _pairs(given, "--aggregate").items():
+    for key, text in console.pairs(given, "--aggregate").items():
         number, column = _of_operator(key, "--aggregate")
         found.setdefault(number, {})[column] = str(Aggregate.of(text))  # refused before Spark starts
     return found
@@ -134,19 +121,3 @@ def _of_operator(given: str, option: str) -> tuple[int, str]:
     if not number.isdecimal() or not column:
         raise Invalid(f"{option} {given!r} does not begin with ID:COLUMN, the id a number: {option} 0:total")
     return int(number), column
-
-
-def _session(conf: dict[str, str], places: Sequence[str]) -> SparkSession:
-    from pyspark.sql import SparkSession
-
-    from dstl.spark import jar_path
-
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if any(each.startswith("dstl:") for each in places):
-        builder = builder.config("spark.jars", jar_path()).config("spark.plugins", "dstl.spark.DstlPlugin")
-        builder = builder.config("spark.dstl.python", sys.executable)
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()

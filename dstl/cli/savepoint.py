@@ -1,7 +1,9 @@
-"""``dstl savepoint``: make, list, check and delete savepoints."""
+"""``dstl savepoint``: make, list, check, transform and delete savepoints."""
 
 from __future__ import annotations
 
+import dataclasses
+import runpy
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +13,7 @@ from dstl.checkpoint.savepoint.deletion import WRITING_GRACE_S, SavepointListing
 from dstl.checkpoint.savepoint.format import Savepoint, directory_of
 from dstl.checkpoint.upkeep.verification import verify_savepoint
 from dstl.cli import console
+from dstl.errors import Invalid
 from dstl.monitoring.text import age_text, size_text, time_text
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
@@ -58,6 +61,71 @@ def create(
         console.print_json(found)
     else:
         _show(f"savepoint {name}", found)
+
+
+@app.command(epilog=console.EXIT_CODES)
+def transform(
+    location: console.Location,
+    name: _Name,
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The new savepoint's name.")],
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="OPERATOR:STATE=FILE.py:FUNCTION, which returns the state's rows given those that it has, as "
+            "DataFrames. Repeatable."
+        ),
+    ] = None,
+    max_parallelism: Annotated[int | None, typer.Option(min=1, help="Key groups. Default: as many.")] = None,
+    to: Annotated[str | None, typer.Option(help="Where the savepoint goes. Default: the same location.")] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the Spark session that makes it. Repeatable.")
+    ] = None,
+    endpoint_url: console.EndpointUrl = None,
+    as_json: console.AsJson = False,
+) -> None:
+    """Make the savepoint NEW of another one: with other rows in some states, or another max_parallelism.
+
+    The functions run in this process, and their DataFrames in its Spark session.
+    """
+    with console.errors_as_exit():
+        try:
+            from dstl.spark import transform_savepoint
+        except ModuleNotFoundError as error:
+            raise Invalid(f"this needs {error.name}: pip install 'dstl-pyspark[spark]'") from None
+
+        states: dict[str, dict[str, Any]] = {}
+        for state, function in console.pairs(change, "--change").items():
+            operator, separator, held = state.rpartition(":")
+            if not separator:
+                raise Invalid(f"--change {state!r} does not begin with OPERATOR:STATE")
+            states.setdefault(operator, {})[held] = _function(function)
+        report = transform_savepoint(
+            f"{location.rstrip('/')}/{directory_of(name).rstrip('/')}",
+            f"{(to or location).rstrip('/')}/{directory_of(new).rstrip('/')}",
+            states,
+            max_parallelism=max_parallelism,
+            spark=console.spark_session(console.pairs(conf, "--conf")),
+            s3=console.s3_options(endpoint_url),
+            sealing=console.sealing_options(),
+        )
+    found = dataclasses.asdict(report)
+    if as_json:
+        console.print_json(found)
+    else:
+        _show(f"savepoint {new}", found)
+
+
+def _function(place: str) -> Any:
+    file, separator, name = place.rpartition(":")
+    if not separator:
+        raise Invalid(f"{place!r} is not of the form FILE.py:FUNCTION")
+    try:
+        found = runpy.run_path(file).get(name)
+    except OSError as error:
+        raise Invalid(f"{file} cannot be read: {error.strerror}") from None
+    if not callable(found):
+        raise Invalid(f"{file} has no function {name!r}")
+    return found
 
 
 @app.command("list", epilog=console.EXIT_CODES)

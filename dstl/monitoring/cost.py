@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dstl.checkpoint.manifest.history import HistoryEntry
 
 _DAY_S = 24 * 3600.0
 """What prices are shown for."""
-_LEAST_SPAN_S = 60.0
-"""A day is 1,440 times as long: what a shorter time costs says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,13 @@ class Cost:
         requests: For the requests of checkpoints.
         storage: For what the newest checkpoint refers to.
         formula: How they were computed, with the numbers.
+        seconds: Of the checkpoints that the pace was taken from; a short time says little of a day.
     """
 
     requests: float
     storage: float
     formula: str
+    seconds: float = _DAY_S
 
     @property
     def total(self) -> float:
@@ -52,17 +52,18 @@ class Cost:
 
 
 def cost_per_day(entries: Sequence[HistoryEntry], stored_bytes: int, prices: Prices = PRICES) -> Cost | None:
-    """Return what a day costs at the pace of these checkpoints; None where they cover less than a minute.
+    """Return what a day costs at the pace of these checkpoints; None before the second one.
 
     All requests count as PUTs, the dearest kind. Left out: uploads of bases, reads of restores, traffic, deletions
     (free).
     """
     made = [entry for entry in entries if entry.kind != "restore" and entry.requests]
     span = made[-1].at - made[0].at if len(made) > 1 else 0.0
-    if span < _LEAST_SPAN_S:
+    if span <= 0:
         return None
     # The first of them begins the span: it is not a part of it.
-    return cost_of_day(sum(entry.requests for entry in made[1:]) / span * _DAY_S, stored_bytes, prices)
+    of_day = cost_of_day(sum(entry.requests for entry in made[1:]) / span * _DAY_S, stored_bytes, prices)
+    return replace(of_day, seconds=span)
 
 
 def cost_of_day(requests: float, stored_bytes: float, prices: Prices = PRICES, *, gets: float = 0.0) -> Cost:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -35,6 +35,7 @@ class Overview:
         members: The TaskManagers; None where only the store was read.
         wanted: How many of them there shall be.
         restoring: The restore that is under way; None where none is.
+        batch_s: Seconds that batches took in all, by Spark's clock, by their numbers; of those that Spark still knows.
     """
 
     location: str
@@ -49,6 +50,7 @@ class Overview:
     members: Sequence[MemberMetrics] | None = None
     wanted: int = 0
     restoring: RestoreStatus | None = None
+    batch_s: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def completed(self) -> list[HistoryEntry]:
@@ -82,8 +84,16 @@ class Overview:
 
     def seconds(self, share: float) -> float | None:
         """Return the time below which this share of the checkpoints took; None where there are none."""
-        times = sorted(entry.seconds for entry in self.completed if entry.seconds is not None)
-        return times[min(len(times) - 1, int(share * len(times)))] if times else None
+        return _quantile([entry.seconds for entry in self.completed if entry.seconds is not None], share)
+
+    @property
+    def batch_seconds(self) -> float | None:
+        """Return the median of what Spark's batches took; None where it is not known."""
+        return _quantile(list(self.batch_s.values()), 0.5)
+
+
+def _quantile(values: list[float], share: float) -> float | None:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
 
 
 def of_store(location: str, at: float, scan: ManifestScan, savepoints: Sequence[SavepointListing]) -> Overview:

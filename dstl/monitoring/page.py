@@ -9,6 +9,7 @@ from typing import Any
 
 from dstl.checkpoint.fleet.metrics_poll import MemberMetrics
 from dstl.checkpoint.manifest.history import HistoryEntry
+from dstl.checkpoint.state_catalogue import key_columns
 from dstl.errors import Invalid
 from dstl.metrics import Distribution, Sample
 from dstl.metrics.registry import METRICS
@@ -89,7 +90,7 @@ class Page:
         text = self._environment.get_template("parts.html" if "part" in asked else "page.html").render(
             overview=overview,
             poll_ms=int(self._poll_s * 1000),
-            charts=_charts(history),
+            charts=_charts(history, overview.batch_s),
             parts=_PARTS,
             width=f"{WIDTH:g}",
             height=f"{HEIGHT:g}",
@@ -112,13 +113,13 @@ def _ends(history: Sequence[HistoryEntry]) -> tuple[str, ...]:
     return f"batch {history[0].batch_id}" if is_full else "", f"batch {history[-1].batch_id}"
 
 
-def _charts(history: Sequence[HistoryEntry]) -> dict[str, Chart]:
+def _charts(history: Sequence[HistoryEntry], batch_s: Mapping[int, float]) -> dict[str, Chart]:
     flags = {
         i: "restore" if entry.kind == "restore" else "failed" for i, entry in enumerate(history) if _is_event(entry)
     }
 
     def chart(label: Any, values_of: Any) -> Chart:
-        return bar_chart([({} if _is_event(e) else values_of(e), _tip(e)) for e in history], label, flags)
+        return bar_chart([({} if _is_event(e) else values_of(e), _tip(e, batch_s)) for e in history], label, flags)
 
     return {
         "time": chart(seconds_text, lambda e: {part: getattr(e, f"{part}_s") or 0.0 for part in _PARTS}),
@@ -128,14 +129,21 @@ def _charts(history: Sequence[HistoryEntry]) -> dict[str, Chart]:
         ),
         "state": chart(size_text, lambda e: {"tables": e.state_bytes}),
         "full": chart(size_text, lambda e: {"tables": e.full_bytes}),
+        "batch": chart(seconds_text, lambda e: _of_batch(e, batch_s)),
     }
+
+
+def _of_batch(entry: HistoryEntry, batch_s: Mapping[int, float]) -> dict[str, float]:
+    """Return what a batch took by Spark's clock: its checkpoint, and the rest."""
+    whole, waited = batch_s.get(entry.batch_id, 0.0), entry.seconds or 0.0
+    return {"persist": min(waited, whole), "tables": max(0.0, whole - waited)}
 
 
 def _is_event(entry: HistoryEntry) -> bool:
     return entry.kind != "checkpoint"
 
 
-def _tip(entry: HistoryEntry) -> str:
+def _tip(entry: HistoryEntry, batch_s: Mapping[int, float]) -> str:
     """Return what is shown beside the pointer: plain lines."""
     head = f"{time_text(entry.at)}"
     if entry.kind == "restore":
@@ -148,9 +156,11 @@ def _tip(entry: HistoryEntry) -> str:
         )
     parts = ", ".join(f"{part} {seconds_text(getattr(entry, f'{part}_s'))}" for part in _PARTS)
     hedges = f" ({entry.hedges} hedges)" if entry.hedges else ""
+    whole = f"\nSpark's batch took {seconds_text(batch_s[entry.batch_id])}" if entry.batch_id in batch_s else ""
     return (
         f"Checkpoint {entry.checkpoint_id}, batch {entry.batch_id}\n{head}\n{seconds_text(entry.seconds)}: {parts}\n"
-        f"{size_text(entry.new_bytes)} new, {size_text(entry.full_bytes)} in all\n{entry.requests} requests{hedges}"
+        f"{size_text(entry.new_bytes)} new, {size_text(entry.full_bytes)} in all\n"
+        f"{entry.requests} requests{hedges}{whole}"
     )
 
 
@@ -163,7 +173,8 @@ def _operator(overview: Overview, sizes: OperatorSizes) -> dict[str, Any]:
         for group, (base, log) in enumerate(zip(sizes.bases, sizes.log, strict=True))
     ]
     states = [str(each.get("name")) for each in entry.registry.get("states", ()) if isinstance(each, dict)]
-    return {"entry": entry, "sizes": sizes, "states": states, "chart": bar_chart(columns, size_text)}
+    chart = bar_chart(columns, size_text)
+    return {"entry": entry, "sizes": sizes, "states": states, "chart": chart, "key": key_columns(entry)}
 
 
 def _state(overview: Overview) -> tuple[str, str]:

@@ -358,6 +358,7 @@ class LookUp(Call[Content], role=Role.COORDINATOR):
         state: The state's number.
         key_group: The key's group.
         key: The key.
+        user_keys: Of the entries that are wanted; empty for all.
     """
 
     checkpoint: int
@@ -365,6 +366,7 @@ class LookUp(Call[Content], role=Role.COORDINATOR):
     state: int
     key_group: int
     key: Bulk[bytes]
+    user_keys: Bulk[tuple[bytes, ...]] = ()
 
 
 class PersistedPart:

@@ -222,6 +222,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         self._secret = Secret.from_file(cluster.secret_file) if cluster.secret_file else Secret.generate()
         self._store = open_at(absolute)
         stores: list[ObjectStore] = [self._store]
+        execution = DriverExecution(session)
         try:
             self._loop.run(probe(self._store, runtime=runtime))
             self._launcher = FleetLauncher(task_managers or 1)
@@ -246,7 +247,7 @@ class StateBackend(StatefulOperators, ReadableStates):
                     executor_hosts=partial(asyncio.to_thread, executor_hosts, session)
                     if cluster.launch and not local
                     else None,
-                    execution=DriverExecution(session),
+                    execution=execution,
                     spark_watermarks=QueryWatermarks(session, self._watermark),
                     on_event=self._listeners.on_report,
                     on_progress=self._listeners.on_progress,
@@ -255,7 +256,8 @@ class StateBackend(StatefulOperators, ReadableStates):
                 ),
             )
             if metrics.port is not None:
-                self._monitor = Monitor(self._store, runtime, self._service, self._loop, self._recorder, metrics)
+                parts = (self._store, runtime, self._service, self._loop, self._recorder)
+                self._monitor = Monitor(*parts, metrics, execution.batch_seconds)
                 self._listeners.progress.insert(0, self._monitor.note_progress)
             self._listeners.reports.insert(0, lambda _: self._watermark.follow(self._service.completed))
             self._loop.run(self._service.start())

@@ -111,12 +111,27 @@ class TableSource:
         reply: R = READS[type(call)](self, call, max_bytes)
         return reply
 
-    def content(self, state: int, key_group: int, key: bytes, changes: Overlay = ()) -> dict[bytes, bytes]:
+    def content(
+        self, state: int, key_group: int, key: bytes, changes: Overlay = (), user_keys: Sequence[bytes] = ()
+    ) -> dict[bytes, bytes]:
         """Return one key's values by user key, in no order, as they are behind some changes.
+
+        Args:
+            state: The state's number.
+            key_group: The key's.
+            key: The key.
+            changes: What has become of it.
+            user_keys: Of the values that are wanted; empty for all.
 
         Raises:
             Invalid: They are too much for one reply.
         """
+        if user_keys:
+            held = zip(user_keys, self.table.get_entry(state, key_group, key, user_keys), strict=True)
+            found = {each: value for each, value in held if value is not None}
+            for batch, _ in changes:
+                _change(found, batch, state, key)
+            return {each: found[each] for each in user_keys if each in found}
         (value,) = self.table.get_many(state, (key_group,), (key,))
         found = {} if value is None else {b"": value}
         size, after = 0, b""

@@ -230,7 +230,8 @@ class TaskManagerService:
         return Measured(self._metrics.sample())
 
     async def _look_up(self, peer: Peer, call: LookUp) -> Content:
-        found = self._backend.look_up(call.checkpoint, call.operator, call.state, call.key_group, call.key)
+        place = call.checkpoint, call.operator, call.state, call.key_group, call.key
+        found = self._backend.look_up(*place, call.user_keys)
         ordered = sorted(found.items())
         return Content(tuple(user_key for user_key, _ in ordered), tuple(value for _, value in ordered))
 

@@ -246,9 +246,23 @@ class TaskManagerStateBackend:
             attempt.writer.encode_ahead()
 
     def look_up(
-        self, checkpoint: CheckpointId, operator: str, state: int, key_group: KeyGroup, key: bytes
+        self,
+        checkpoint: CheckpointId,
+        operator: str,
+        state: int,
+        key_group: KeyGroup,
+        key: bytes,
+        user_keys: Sequence[bytes] = (),
     ) -> dict[bytes, bytes]:
         """Return one key's values by user key as they are in a checkpoint: nothing that no checkpoint has.
+
+        Args:
+            checkpoint: The checkpoint.
+            operator: The operator.
+            state: The state's number.
+            key_group: The key's.
+            key: The key.
+            user_keys: Of the values that are wanted; empty for all.
 
         Raises:
             Unavailable: The tables hold another checkpoint.
@@ -264,7 +278,7 @@ class TaskManagerStateBackend:
         if checkpoint == completed:
             won = [attempt for each in winners if (attempt := self._attempts[each]).operator == operator]
             changes = [part for attempt in won for part in attempt.overlay]
-        return self.committed.source(operator).content(state, key_group, key, changes)
+        return self.committed.source(operator).content(state, key_group, key, changes, user_keys)
 
     async def persist(self, winners: Mapping[str, Sequence[int]]) -> Persisted:
         """Make the winners' changes durable, or seal them to be inlined: at most one new segment.

@@ -20,7 +20,7 @@ COMMANDS = [
     ["ui"],
     *(["checkpoints", verb] for verb in ("list", "show", "verify", "watch")),
     *(["files", verb] for verb in ("list", "verify", "export", "rollback", "fork", "release", "migrate")),
-    *(["savepoint", verb] for verb in ("create", "list", "verify", "delete")),
+    *(["savepoint", verb] for verb in ("create", "list", "transform", "verify", "delete")),
     *(["segment", verb] for verb in ("show", "dump")),
     *(["state", verb] for verb in ("list", "read", "changes")),
 ]

@@ -94,7 +94,12 @@ def test_each_state_says_in_a_word_how_the_job_is() -> None:
     assert "does not answer" in failed
     assert "No query has used" in shown("empty").text
     assert "The store does not know them" in shown("stored").text
-    assert "8.3× the mean" in shown("running").text
+    running = shown("running").text
+    assert "8.3× the mean" in running
+    assert f"4 partitions by aircraft, {NASTY} (string)" in running
+    assert "A batch takes" in running
+    assert "by the first 10 s" in shown("first").text
+    assert "A batch takes" not in shown("stored").text
 
 
 def _states(scene: str) -> list[str]:
@@ -109,8 +114,8 @@ def test_a_long_history_shows_its_end_until_all_is_asked_for() -> None:
     few, every = shown("many"), shown("many", rows="all")
     rows = [sum(tag == "tr" for tag, _ in page.tags) for page in (few, every)]
     assert rows[0] < 40 < 500 < rows[1]
-    assert bars(few) == 4 * 240 + 2 * GROUPS
-    assert bars(every) > 4 * 500
+    assert bars(few) == 5 * 240 + 2 * GROUPS
+    assert bars(every) > 5 * 500
     part = Page(2.0).render(SCENES["many"], {"part": "1"}).body.decode()
     assert "<html" not in part
     assert "<header>" in part
@@ -150,6 +155,10 @@ def test_a_day_costs_what_the_formula_says() -> None:
     assert cost.requests == pytest.approx(2 * 1440 / 1000 * 0.005)
     assert cost.storage == pytest.approx(0.023)
     assert cost.formula == "2,880 requests a day × $0.005 per 1,000 + 30.000 GB × $0.023 a month ÷ 30"
+    assert cost.seconds == 600
+    soon = cost_per_day(made[:2], 30 * 10**9)
+    assert soon is not None
+    assert (soon.requests, soon.seconds) == (pytest.approx(cost.requests), 60)
     assert cost_per_day(made[:1], 1) is None
     assert cost_per_day([], 1) is None
 

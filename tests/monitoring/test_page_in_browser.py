@@ -1,7 +1,10 @@
 """The page in a real browser: nothing breaks, nothing overflows, it lives by polling, and data never runs."""
 
+import base64
+import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from worlds.overviews import SCENES
 
 pytestmark = pytest.mark.browser
 
+PICTURE = Path(__file__).parents[2] / ".github" / "page.webp"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 if BROWSER is None or DRIVER is None:
@@ -102,3 +106,44 @@ def test_an_open_page_follows_the_job_and_says_when_it_is_cut_off(site: Site, br
     look(browser, f"{other.server.url}now")
     other.server.close()
     assert wait_for(browser, "document.getElementById('stale').hidden === false")
+
+
+def test_the_picture_in_the_documentation_is_of_this_page(site: Site, browser: Any) -> None:
+    """With DSTL_PICTURES=1 it is made anew."""
+
+    def seen(scene: str) -> bytes:
+        look(browser, f"{site.server.url}{scene}")
+        options = {"format": "webp", "quality": 70}
+        return base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", options)["data"])
+
+    this, other = seen("running"), seen("failed")
+    if os.environ.get("DSTL_PICTURES"):
+        PICTURE.write_bytes(this)
+    browser.get("about:blank")  # the page itself lets no picture in
+
+    def distance(one: bytes) -> float:
+        urls = [f"data:image/webp;base64,{base64.b64encode(data).decode()}" for data in (one, PICTURE.read_bytes())]
+        return float(browser.execute_async_script(COMPARE, *urls))
+
+    # Other fonts move it a little; another page is far off.
+    far = distance(this)
+    assert far < 4 < distance(other), f"{far}: run this with DSTL_PICTURES=1, look at .github/page.webp, and commit it"
+
+
+COMPARE = """
+const [one, other, done] = arguments;
+const pixels = async (url) => {
+  const image = new Image();
+  image.src = url;
+  await image.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: 128, height: 90 });
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0, 128, 90);
+  return context.getImageData(0, 0, 128, 90).data;
+};
+Promise.all([pixels(one), pixels(other)]).then(([a, b]) => {
+  let sum = 0;
+  a.forEach((value, at) => { sum += Math.abs(value - b[at]); });
+  done(sum / a.length);
+});
+"""

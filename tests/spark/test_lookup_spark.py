@@ -118,6 +118,12 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         assert found("$timers") == [9_000_000_000_000, 9_000_000_000_001]
         assert found("fleeting") is None
         assert found("rules", ()) == {("rule",): Row(least=7)}
+        assert backend.lookup("everything", "rules", (), ("rule",)) == Row(least=7)
+        assert backend.lookup("everything", "signs", "a", (True, 1)) == Row(n=1)
+        assert backend.lookup("everything", "signs", "a", {"plus": True, "v": 0}) is None
+        assert backend.lookup("everything", "signs", "nobody", (True, 1)) is None
+        with pytest.raises(Invalid, match="state 'total' of operator 'everything' is no map"):
+            backend.lookup("everything", "total", "a", ("x",))
         source.add(rows(("a", 2)))
         query.processAllAvailable()
         # Another batch that puts, deletes and clears, still an overlay at the TaskManager.
@@ -127,6 +133,8 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         assert found("total").total == 4
         assert found("elements") == [Row(v=3)]
         assert found("signs") == {(False, 0): Row(n=1), (True, 1): Row(n=1), (True, 3): Row(n=1)}
+        held = [backend.lookup("everything", "signs", "a", (True, v)) for v in (1, 2, 3)]
+        assert held == [Row(n=1), None, Row(n=1)]
         assert found("$timers") == [9_000_000_000_000, 9_000_000_000_001, 9_000_000_000_003]
         for state, key, message in (
             ("nope", ("a",), r"operator 'everything' has no state 'nope'; it has '\$timers', 'total', 'elements'"),

@@ -51,7 +51,11 @@ def test_a_query_is_seen_from_outside(spark: SparkSession, stream: Callable[...,
         assert "has made no checkpoint" in get(str(backend.metrics_url))
         totals = backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="totals")
         writer = source.writer(totals, backend).format("noop").outputMode("update")
-        writer.start().awaitTermination()
+        query = writer.trigger(processingTime="0 seconds").start()
+        query.processAllAvailable()
+        page = get(str(backend.metrics_url))
+        assert page.count("s batch took") == 3 * 5, "each batch, in each chart"
+        query.stop()
         found = scrape(backend)
         exposed = {metric.exposed for metric in METRICS.values()}
         known = {metric.series for metric in METRICS.values() if metric.kind is not Kind.HISTOGRAM}
@@ -66,6 +70,7 @@ def test_a_query_is_seen_from_outside(spark: SparkSession, stream: Callable[...,
         page = get(str(backend.metrics_url))
         assert ">running<" in page.replace("<i></i>", ">")
         assert "<h3>totals</h3>" in page
+        assert "2 partitions by k (string)" in page
         assert page.count(", pid ") == 2
         deadline = time.monotonic() + 30
         while len(told) < 3 and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
 """Savepoints made of others: rows changed by the user, other key groups, and queries that go on from them."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -399,3 +400,35 @@ def test_what_cannot_be_transformed_is_named(spark: SparkSession, tmp_path: Path
         with pytest.raises(CorruptData, match=r"\.base"):
             transform_savepoint(f"{copy}/savepoints/mine", target, states, spark=spark)
     assert not target.exists()
+
+
+def test_the_command_line_makes_one_with_functions_of_a_file(spark: SparkSession, tmp_path: Path, saved: str) -> None:
+    location, _, name = saved.rpartition("/savepoints/")
+    (tmp_path / "fix.py").write_text(
+        "from pyspark.sql import functions as F\n"
+        "def doubled(rows):\n"
+        "    return rows.withColumn('value', F.struct((F.col('value.total') * 2).alias('total')))\n"
+    )
+
+    def transform(*more: str) -> Any:
+        return CliRunner().invoke(savepoint_cli, ["transform", location, name, "new", "--to", str(tmp_path), *more])
+
+    change = f"--change=everything:total={tmp_path}/fix.py:doubled"
+    done = transform(change, "--max-parallelism=40", "--json")
+    assert done.exit_code == 0, done.output
+    made = json.loads(done.stdout)
+    assert made["location"] == f"{tmp_path}/savepoints/new"
+    before = states_of(spark, saved, "total")
+    assert states_of(spark, made["location"], "total") == [(key, (2 * total,)) for key, (total,) in before]
+    assert (
+        decode_savepoint((tmp_path / "savepoints/new/savepoint.dstl").read_bytes(), "new", "here").max_parallelism == 40
+    )
+    assert "ObjectExists" in transform(change).output
+    for wrong, said in (
+        (f"everything:total={tmp_path}/fix.py:tripled", "fix.py has no function 'tripled'"),
+        (f"total={tmp_path}/fix.py:doubled", "does not begin with OPERATOR:STATE"),
+        (f"everything:total={tmp_path}/none.py:doubled", "none.py cannot be read: No such file or directory"),
+        ("everything:total=doubled", "not of the form FILE.py:FUNCTION"),
+    ):
+        refused = transform(f"--change={wrong}")
+        assert (refused.exit_code, said in refused.output) == (2, True), refused.output

@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
+from dstl.errors import Invalid
 from dstl.spark import StateBackend
 from dstl.spark.listener import CheckpointReport
 
@@ -33,6 +34,8 @@ AGGREGATES: tuple[Callable[[], Column], ...] = (
     lambda: F.min_by(F.col("v") * 3, "v").alias("least"),
     lambda: F.max_by(F.concat("k", "x"), "x").alias("most"),
     lambda: F.bool_and(F.col("v") > 0).alias("all"),
+    lambda: F.count_if(F.col("v") > 0).alias("above"),
+    lambda: F.any_value(F.lit(7)).alias("seven"),
     lambda: F.stddev("v").alias("deviation"),
     lambda: F.var_pop("x").alias("variance"),
 )
@@ -225,3 +228,63 @@ def test_batches_are_sparks_own(
 
 def dropped(report: Any) -> dict[int, dict[str, int]]:
     return {report.batch_id: dict(report.late_rows)} if isinstance(report, CheckpointReport) else {}
+
+
+LATE_CASES: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
+    ("tumbling", "append", TUMBLING),
+    ("sliding", "update", SLIDING),
+    ("window-alone", "append", (lambda: F.window("t", "20 seconds"),)),
+    ("moment", "append", ("t", "k")),
+    ("session", "append", SESSION),
+)
+
+
+def test_each_row_is_in_a_group_or_among_the_late_ones(
+    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    source = stream(SCHEMA)
+    sent = []
+    for number, rows in enumerate(batches(rng, 5, 100)):
+        # Numbered, and each with a time, without which a row is in no window and late for none.
+        sent += [row | {"v": number * 100 + at, "i": row["i"] or 100} for at, row in enumerate(rows)]
+        source.add(sent[-len(rows) :] if rows else [])
+    source.add([{"k": "end", "v": -1, "i": 10_000, "x": 0.0, "g": ""}])  # it ends every group
+    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        tagged = [
+            backend.groupBy(timed(source.read()), *(each() if callable(each) else each for each in by))
+            .agg(
+                F.collect_list("v").alias("vs"),
+                F.count("*").alias("n"),
+                outputMode=mode,
+                lateColumnName="late",
+                name=name,
+            )
+            .select(F.lit(name), "vs", "n", "late")
+            for name, mode, by in LATE_CASES
+        ]
+        found, _ = run(functools.reduce(DataFrame.union, tagged), "update", backend.checkpoint_location)
+    values = {row["v"]: row for row in sent}
+    for name, _, _ in LATE_CASES:
+        grouped = [set(vs) for _, case, vs, _, late in found if case == name and late is None]
+        late = [row for _, case, _, _, row in found if case == name and row is not None]
+        assert all(row.v in values and (row.k, row.i) == (values[row.v]["k"], values[row.v]["i"]) for row in late)
+        assert all((vs, n) == (None, None) for _, case, vs, n, row in found if case == name and row is not None)
+        numbers = [row.v for row in late]
+        assert len(numbers) == len(set(numbers)) > 0, name
+        on_time = set().union(*grouped) - {-1}
+        assert on_time.isdisjoint(numbers), name
+        assert on_time | set(numbers) == set(values), name
+
+
+def test_late_rows_need_a_group_that_ends(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+    rows = stream(SCHEMA).read()
+    with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
+        with pytest.raises(Invalid, match="lateColumnName='late' is for groups that end with the watermark"):
+            backend.groupBy(rows, "k").count(lateColumnName="late")
+        with pytest.raises(Invalid, match="windows that overlap needs another grouping column"):
+            backend.groupBy(timed(rows), F.window("t", "20 seconds", "5 seconds")).count(lateColumnName="late")
+        with pytest.raises(Invalid, match="two columns 'k': rename one"):
+            backend.groupBy(timed(rows), *TUMBLING[:1], TUMBLING[1]()).count(lateColumnName="k")  # type: ignore[operator]
+        with pytest.raises(Invalid, match="lateColumnName=7 is no name of a column"):
+            backend.groupBy(timed(rows), "t").count(lateColumnName=7)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Overviews of jobs in several states, as the page's tests show them; names are as nasty as names can be."""
 
+import json
 import random
 
 from dstl.checkpoint.fleet.fleet import MemberInfo
@@ -123,7 +124,13 @@ def newest(number: int, uids: tuple[str, ...] = ("aircraft", "airports"), seed: 
         watermark_ms=int(NOW * 1000) - 60_000,
         operators=tuple(
             OperatorEntry(
-                uid=uid, parallelism=4, key_types="string", registry={"states": [{"name": "seen"}, {"name": NASTY}]}
+                uid=uid,
+                parallelism=4,
+                key_types="string",
+                registry={
+                    "key": json.dumps({"fields": [{"name": uid}, {"name": NASTY}]}),
+                    "states": [{"name": "seen"}, {"name": NASTY}],
+                },
             )
             for uid in uids
         ),
@@ -167,7 +174,17 @@ QUERY = "0c0a1b2c-1111-2222-3333-444455556666"
 
 def _job(entries: list[HistoryEntry], **more: object) -> Overview:
     last = max(e.checkpoint_id for e in entries if e.kind == "checkpoint")
-    settings: dict[str, object] = {"savepoints": SAVEPOINTS, "members": members(), "wanted": 3, **more}
+    rng = random.Random(11)
+    batch_s = {
+        e.batch_id: (e.seconds or 0.0) + rng.lognormvariate(-0.6, 0.2) for e in entries if e.kind == "checkpoint"
+    }
+    settings: dict[str, object] = {
+        "savepoints": SAVEPOINTS,
+        "members": members(),
+        "wanted": 3,
+        "batch_s": batch_s,
+        **more,
+    }
     return Overview(
         LOCATION,
         "driver",
@@ -200,7 +217,7 @@ SCENES: dict[str, Overview] = {
     "many": _job(history(500)),
     "stored": Overview(LOCATION, "store", NOW, QUERY, history(60), newest(60), [58, 59, 60]),
     "first": Overview(
-        LOCATION, "driver", NOW, QUERY, history(1), newest(2, ("only",)), [1], members=members()[:1], wanted=1
+        LOCATION, "driver", NOW, QUERY, history(2), newest(2, ("only",)), [1], members=members()[:1], wanted=1
     ),
 }
 """Each state that the page is looked at in."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.fleet.fleet import Fleet, MemberInfo
@@ -66,8 +67,17 @@ class Lookups:
         registry: Registry = json.loads(self._catalogue.registry_of(operator))
         return registry
 
-    async def read(self, operator: str, state: int, key_group: KeyGroup, key: bytes) -> Content:
+    async def read(
+        self, operator: str, state: int, key_group: KeyGroup, key: bytes, user_keys: tuple[bytes, ...] = ()
+    ) -> Content:
         """Return one key's entries, of the last committed batch.
+
+        Args:
+            operator: The operator.
+            state: The state's number.
+            key_group: The key's.
+            key: The key.
+            user_keys: Of the entries that are wanted; empty for all.
 
         Raises:
             Unavailable: The run is over, or the TaskManager of this key is gone, restores, or does not answer.
@@ -75,7 +85,7 @@ class Lookups:
         """
         try:
             async with asyncio.timeout(_ANSWER_S):
-                return await self._found(operator, state, key_group, key)
+                return await self._found(key_group, operator, state, key_group, key, user_keys)
         except TimeoutError:
             # What still comes would be taken for the answer to the next call.
             self._connections.keep(())
@@ -83,14 +93,14 @@ class Lookups:
                 f"the TaskManager of key group {key_group} does not answer: look up again later"
             ) from None
 
-    async def _found(self, operator: str, state: int, key_group: KeyGroup, key: bytes) -> Content:
+    async def _found(self, key_group: KeyGroup, *wanted: Any) -> Content:
         for attempt in range(1, _ATTEMPTS + 1):
             checkpoint = self._running().committed
             if checkpoint is None:
                 return Content((), ())
             try:
                 connection = await self._connections.to(self._owner(key_group))
-                return await connection.call(LookUp(checkpoint.checkpoint_id, operator, state, key_group, key))
+                return await connection.call(LookUp(checkpoint.checkpoint_id, *wanted))
             except Unavailable:
                 if attempt == _ATTEMPTS:
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from dstl.checkpoint.service import CoordinatorService
@@ -41,6 +41,7 @@ class Monitor:
         loop: The coordinator's.
         recorder: The driver's metrics.
         options: Where to listen; their port is given.
+        batch_seconds: Returns what Spark's last batches took, by their numbers, given the query.
 
     Raises:
         Invalid: ``prometheus_client`` is not installed, or the address cannot be had.
@@ -54,7 +55,10 @@ class Monitor:
         loop: IoLoop,
         recorder: MetricSet,
         options: MetricsOptions,
+        batch_seconds: Callable[[str], Mapping[int, float]],
     ) -> None:
+        self._batch_seconds = batch_seconds
+        self._batch_s: dict[int, float] = {}
         self._location = store.location
         self._runtime = runtime
         self._service = service
@@ -91,7 +95,10 @@ class Monitor:
 
     def overview(self) -> Overview:
         """Return what the page shows at this moment."""
-        return self._loop.run(self._overview(), _ANSWER_S)
+        found = self._loop.run(self._overview(), _ANSWER_S)
+        known = self._batch_s | dict(self._batch_seconds(self._service.query_id))
+        self._batch_s = {each.batch_id: known[each.batch_id] for each in found.completed if each.batch_id in known}
+        return replace(found, batch_s=self._batch_s)
 
     def close(self) -> None:
         """Stop serving. Idempotent."""

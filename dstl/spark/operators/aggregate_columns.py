@@ -182,6 +182,9 @@ def _aggregate(result: Any, to_column: Any, what: str) -> ReadAggregate:
         )
     arguments = [function.children().apply(at) for at in range(function.children().size())]
     ours = FUNCTIONS[known]
+    if known == "count_if":
+        argument = F.when(Column(to_column(arguments[0])), F.lit(True))
+        return ReadAggregate(name, Aggregate(ours), argument, f"CASE WHEN {arguments[0].sql()} THEN true END")
     if ours == "count":
         if len(arguments) > 1:
             raise Invalid(f"{what}: {name!r} counts rows by several columns: count when(condition, lit(1)) instead")

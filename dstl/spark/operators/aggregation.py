@@ -18,7 +18,7 @@ from dstl.spark.query.plan import watermark_follows
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition, TaskRunner
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.registry import StateRegistry
-from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, AggregateStates, Aggregation, OutputMode
+from dstl.state.vectorised.aggregation import LATE, WINDOW_END, WINDOW_START, AggregateStates, Aggregation, OutputMode
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from dstl.state.vectorised.session_runner import SessionRunner
 
@@ -67,6 +67,7 @@ def define_grouped_aggregation(
     aggregate: Callable[[GroupedData], DataFrame],
     mode: str,
     ttl_ms: int | None,
+    late: str | None,
     place: OperatorPlace,
 ) -> tuple[DataFrame, AggregationDefinition]:
     """Check a grouped aggregation; return its definition and the rows that it takes.
@@ -77,6 +78,7 @@ def define_grouped_aggregation(
         aggregate: Calls PySpark's own ``agg``, ``count``, ``sum``, ...
         mode: The output mode.
         ttl_ms: Milliseconds after a group's last row at which it is gone; None for never.
+        late: The output's column of late rows; None where they are dropped.
         place: Name and partitions; its grouping columns are not looked at.
 
     Raises:
@@ -93,7 +95,7 @@ def define_grouped_aggregation(
     found = analyse(df, cols, aggregate, what)
     if not found.aggregates:
         raise Invalid(f"{what}: there is nothing to aggregate; pass F.count('*').alias('n'), say")
-    rows, definition = _Defined(df, found, chosen, place, time_to_live(what, ttl_ms)).result()
+    rows, definition = _Defined(df, found, chosen, place, time_to_live(what, ttl_ms), late).result()
     if ttl_ms is not None and (chosen != "update" or definition.aggregation.expires is not None):
         raise Invalid(
             f"{what}: ttlDurationMs={ttl_ms} is for groups without a watermark in output mode update: leave it out. "
@@ -106,7 +108,13 @@ class _Defined:
     """The columns of a grouped aggregation's rows, put together one after the other."""
 
     def __init__(
-        self, df: DataFrame, found: AnalysedAggregation, mode: OutputMode, place: OperatorPlace, ttl_ms: int
+        self,
+        df: DataFrame,
+        found: AnalysedAggregation,
+        mode: OutputMode,
+        place: OperatorPlace,
+        ttl_ms: int,
+        late: str | None,
     ) -> None:
         self._ttl_ms = ttl_ms
         self._df = self._input = df
@@ -118,6 +126,13 @@ class _Defined:
         count = len(found.grouping)
         self._grouping = found.schema.fields[:count]
         self._results = found.schema.fields[count:]
+        self._output = found.schema
+        if late is not None:
+            if not isinstance(late, str) or not late:
+                raise Invalid(f"{self._what}: lateColumnName={brief(late)} is no name of a column")
+            # A late row has nothing else, so nothing else may be promised.
+            fields = [StructField(f.name, f.dataType, metadata=f.metadata) for f in found.schema.fields]
+            self._output = StructType([*fields, StructField(late, df.schema)])
         self._check_names()
 
     def result(self) -> tuple[DataFrame, AggregationDefinition]:
@@ -145,6 +160,15 @@ class _Defined:
             self._columns[f"__dstl_a{at}"] = each.argument
             shown[f"__dstl_a{at}"] = each.shown
             aggregates[result.name] = replace(each.aggregate, column=f"__dstl_a{at}", shown=each.shown)
+        if self._output is not self._found.schema:
+            if aggregation.expires is None:
+                raise Invalid(
+                    f"{self._what}: lateColumnName={self._output.names[-1]!r} is for groups that end with the "
+                    "watermark, and no grouping column has one: call df.withWatermark(column, delay) before, and group "
+                    "by window(column, ...) or by the column itself"
+                )
+            shown[LATE] = self._output.names[-1]
+            self._columns[LATE] = F.struct(*(self._input[f"`{name}`"] for name in self._input.columns))
         rows = self._df
         if aggregation.windows is not None or aggregation.session:
             rows = rows.where(self._columns[_TIME].isNotNull())
@@ -160,7 +184,7 @@ class _Defined:
             key_schema=StructType([*aggregation.key_schema.fields, *keys]),
             others=tuple(others),
             input_schema=rows.schema,
-            output_schema=self._found.schema,
+            output_schema=self._output,
         )
         self._check_types(whole)
         definition = AggregationDefinition(
@@ -244,6 +268,11 @@ class _Defined:
         if window.windows is not None and len(self._grouping) > 1:
             return {"time": _TIME, "windows": window.windows}
         if window.windows is not None:
+            if window.windows.overlap and self._output is not self._found.schema:
+                raise Invalid(
+                    f"{self._what}: lateColumnName with windows that overlap needs another grouping column, or "
+                    "no task would see all windows of a row; F.lit(0).alias('all') is one"
+                )
             # Groups are told apart by their window alone: Spark computes it, for rows are placed by it.
             self._df = self._df.withColumn("__dstl_window", _written(window, self._columns[_TIME]))
             field = F.col("__dstl_window")
@@ -279,7 +308,7 @@ class _Defined:
                 )
 
     def _check_names(self) -> None:
-        names = self._found.schema.names
+        names = self._output.names
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise Invalid(f"{self._what}: the result has two columns {twice[0]!r}: rename one with alias()")

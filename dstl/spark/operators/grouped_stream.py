@@ -68,12 +68,16 @@ class AggregateArguments(TypedDict, total=False):
         ttlDurationMs: Milliseconds of processing time after a group's last row at which its aggregates are gone; by
             default they stay. Every group with rows is then written, changed or not. Of output mode update alone, and
             not with a watermark among the grouping columns, which ends groups itself.
+        lateColumnName: A column that the result gets behind the others, for rows that came too late for all of their
+            groups: such a row is one of the result, with the input's columns as a struct there, and null elsewhere. In
+            all other rows it is null. By default late rows are dropped. Needs a watermark among the grouping columns.
         name: The operator's name, under which its state is found at a restart.
         parallelism: Partitions; by default the backend's.
     """
 
     outputMode: OutputModeName
     ttlDurationMs: int | None
+    lateColumnName: str | None
     name: str | None
     parallelism: int | None
 
@@ -130,11 +134,13 @@ class GroupedStream:
 
         Args:
             exprs: PySpark's own aggregate columns, under their aliases: ``count``, ``sum``, ``avg``, ``min``, ``max``,
-                ``first``, ``last``, ``min_by``, ``max_by``, ``bool_and``, ``bool_or``, ``stddev``, ``variance``,
-                ``approx_count_distinct``; and ``collect_list``, ``collect_set`` and ``count_distinct``, which keep a
-                group's values as one value of its state, so they are for groups of few. Or one dict of column and
-                function. They may be added and removed at a restart; one that is new, or was gone, starts from nothing.
-            operator: ``outputMode``, ``ttlDurationMs``, ``name`` and ``parallelism``; see :class:`AggregateArguments`.
+                ``first``, ``last``, ``any_value``, ``min_by``, ``max_by``, ``bool_and``, ``bool_or``, ``count_if``,
+                ``stddev``, ``variance``, ``approx_count_distinct``; and ``collect_list``, ``collect_set`` and
+                ``count_distinct``, which keep a group's values as one value of its state, so they are for groups of
+                few. Or one dict of column and function. They may be added and removed at a restart; one that is new,
+                or was gone, starts from nothing.
+            operator: ``outputMode``, ``ttlDurationMs``, ``lateColumnName``, ``name`` and ``parallelism``; see
+                :class:`AggregateArguments`.
 
         Returns:
             A streaming DataFrame of the grouping columns and the aggregates, with Spark's names and types. A window
@@ -186,11 +192,13 @@ class GroupedStream:
         aggregate: Callable[[GroupedData], DataFrame],
         outputMode: OutputModeName = "update",
         ttlDurationMs: int | None = None,
+        lateColumnName: str | None = None,
         name: str | None = None,
         parallelism: int | None = None,
     ) -> DataFrame:
         place = self._host.place_of(name, (), parallelism)
-        rows, definition = define_grouped_aggregation(self._df, self._by, aggregate, outputMode, ttlDurationMs, place)
+        given = outputMode, ttlDurationMs, lateColumnName
+        rows, definition = define_grouped_aggregation(self._df, self._by, aggregate, *given, place)
         return self._host.run_marked(rows, definition)
 
     def transformWithState(

@@ -44,6 +44,16 @@ class DriverExecution:
         """Return whether Spark is running a query by this run."""
         return await asyncio.to_thread(query_of_run, self._session, run_id) is not None
 
+    def batch_seconds(self, query_id: str) -> dict[int, float]:
+        """Return what the last batches of a query took in all, by their numbers; of a query that runs here.
+
+        Args:
+            query_id: Its id; empty before it has begun.
+        """
+        query = active_query(self._session, query_id) if query_id else None
+        recent = () if query is None else query.recentProgress()
+        return {int(each.batchId()): each.batchDuration() / 1000 for each in recent}
+
     def _check(self, query_id: str) -> None:
         query = active_query(self._session, query_id)
         if query is None:

@@ -96,7 +96,7 @@ class ReadableStates(ABC):
         """
         return self._reading().changes(spark, name, after, checkpoint, operator)
 
-    def lookup(self, operator: str, state: str, key: Any) -> Any:
+    def lookup(self, operator: str, state: str, key: Any, user_key: Any = None) -> Any:
         """Return one key's state of the running query, from the memory or disk of its TaskManager.
 
         It is the state after the last batch that Spark has committed and whose record is durable: never that of the
@@ -112,19 +112,21 @@ class ReadableStates(ABC):
             state: The state's name; ``$timers`` for the timers.
             key: The grouping columns' values in their order, or a dict or ``Row`` by their names; ``()`` for a
                 broadcast state.
+            user_key: Of a map or broadcast state the one entry that is wanted, given as a key is; by default all, which
+                may be more than a lookup returns.
 
         Returns:
-            A ``Row`` of the value's columns, None where there is none; of a list state a list of such rows; of a map
-            or broadcast state a dict of such rows by rows of the user key's columns; of the timers their times, Unix
-            milliseconds, ascending. Values whose time to live has passed are left out.
+            A ``Row`` of the value's columns, None where there is none; so of one entry of a map. Of a list state a list
+            of such rows; of a map or broadcast state a dict of such rows by rows of the user key's columns; of the
+            timers their times, Unix milliseconds, ascending. Values whose time to live has passed are left out.
 
         Raises:
-            Invalid: No such operator or state (those that there are are named), a key of another shape, or a key with
-                more than 64 MiB of state.
+            Invalid: No such operator or state (those that there are are named), a key of another shape, a user key
+                where the state has none, or a key with more than 64 MiB of state.
             Unavailable: The query is not running, no batch of it has begun since it was started, or the TaskManager is
                 gone, restores or does not answer: look again later.
         """
-        return self._reading().look_up(operator, state, key)
+        return self._reading().look_up(operator, state, key, user_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ class StateReading:
         schema, rows = self.loop.run(change_rows(self.store, system_runtime(), name, after, checkpoint, operator))
         return spark.createDataFrame(rows, schema)
 
-    def look_up(self, operator: str, state: str, key: Any) -> Any:
+    def look_up(self, operator: str, state: str, key: Any, user_key: Any) -> Any:
         """Return one key's state: see :meth:`ReadableStates.lookup`."""
         if operator not in self.operators:
             held = ", ".join(map(repr, self.operators))
@@ -173,9 +175,16 @@ class StateReading:
         if state not in known:
             held = ", ".join(map(repr, known))
             raise Invalid(f"operator {operator!r} has no state {state!r}; it has {held or 'none'}")
-        group, data = self._place(operator, registry, known[state], key)
-        found = self.loop.run(self.service.lookups.read(operator, known[state].state_id, group, data))
-        return _decoded(known[state], list(zip(found.user_keys, found.values, strict=True)))
+        wanted = known[state]
+        group, data = self._place(operator, registry, wanted, key)
+        user_keys: tuple[bytes, ...] = ()
+        if user_key is not None:
+            if wanted.kind is StateKind.TIMER or wanted.user_key is None:
+                raise Invalid(f"state {state!r} of operator {operator!r} is no map: look it up without user_key")
+            user_keys = (KeyCodec(wanted.user_key, "the user key").encode(user_key),)
+        found = self.loop.run(self.service.lookups.read(operator, wanted.state_id, group, data, user_keys))
+        decoded = _decoded(wanted, list(zip(found.user_keys, found.values, strict=True)))
+        return next(iter(decoded.values()), None) if user_keys else decoded
 
     def _place(
         self, operator: str, registry: StateRegistry, descriptor: StateDescriptor, key: Any

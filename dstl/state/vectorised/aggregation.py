@@ -33,6 +33,7 @@ from dstl.state.vectorised.time_windows import TimeWindows
 
 FUNCTIONS = {
     "any": "max",
+    "any_value": "first",
     "approx_count_distinct": "approx_count_distinct",
     "array_agg": "collect_list",
     "avg": "mean",
@@ -42,6 +43,7 @@ FUNCTIONS = {
     "collect_set": "collect_set",
     "count": "count",
     "count_distinct": "count_distinct",
+    "count_if": "count",
     "every": "min",
     "first": "first",
     "first_value": "first",
@@ -179,6 +181,8 @@ WINDOW_START = "window_start"
 """The key column with the start of a group's window."""
 WINDOW_END = "window_end"
 """The key column with its end."""
+LATE = "__dstl_late"
+"""The rows' column with a whole row of the input, where late rows are part of the output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +204,7 @@ class Aggregation:
         ttl_ms: Milliseconds of processing time after a group's last row at which it is gone; 0 for never. Of output
             mode update alone, and without a watermark.
         input_schema: Columns of the rows.
-        output_schema: Grouping columns and aggregates.
+        output_schema: Grouping columns and aggregates; then, where there are :data:`LATE` rows, the column of those.
     """
 
     mode: OutputMode
@@ -217,6 +221,11 @@ class Aggregation:
     ttl_ms: int = 0
     input_schema: StructType
     output_schema: StructType
+
+    @property
+    def has_late(self) -> bool:
+        """True where late rows are part of the output."""
+        return LATE in self.input_schema.names
 
     def accumulators(self) -> dict[str, Accumulator]:
         """Return what does the work, by the name of the output column.
@@ -341,8 +350,15 @@ class AggregateStates:
             columns.insert(at, pa.StructArray.from_arrays([start, end], fields=list(kind)))
         for accumulator, part in zip(self.accumulators.values(), self._parts(accumulated), strict=True):
             columns.append(accumulator.finish(part))
+        if self._aggregation.has_late:
+            columns.append(pa.nulls(len(columns[0]), self._output.field(-1).type))
         columns = [c if c.type == f.type else c.cast(f.type) for c, f in zip(columns, self._output, strict=True)]
         return pa.RecordBatch.from_arrays(columns, schema=self._output)
+
+    def late_output(self, late: pa.ChunkedArray) -> list[pa.RecordBatch]:
+        """Return late rows as rows of the output, which have nothing else."""
+        nulls = [pa.nulls(len(late), field.type) for field in list(self._output)[:-1]]
+        return list(pa.table([*nulls, late], schema=self._output).to_batches())
 
     def _parts(self, columns: Columns) -> Iterator[Columns]:
         at = 0

@@ -90,7 +90,7 @@ class AggregationRunner(GroupRunner):
         columns = [column.combine_chunks() for column in taken.columns]
         kept = self._on_time(columns, task)
         if not kept.all():
-            rows, groups, first = _without(rows, groups, kept)
+            rows, groups, first = self._without(rows, groups, kept)
             if not groups.count:
                 return None
             columns = [column.filter(pa.array(kept)) for column in columns]
@@ -111,7 +111,7 @@ class AggregationRunner(GroupRunner):
         if not windows.overlap:
             kept = self._kept(starts + windows.size > late_us)
             if not kept.all():
-                rows, cells, first = _without(rows, cells, kept)
+                rows, cells, first = self._without(rows, cells, kept)
                 starts = starts[kept]
             if not cells.count:
                 return None
@@ -125,6 +125,8 @@ class AggregationRunner(GroupRunner):
         kept = self._kept(starts[groups.first_rows()] + windows.size > late_us)
         if not kept.all():
             among = kept[groups.codes]
+            # A row is late when all of its windows are.
+            self._set_aside(rows, (np.bincount(of_cell[among], minlength=cells.count) == 0)[cells.codes])
             of_cell, starts = of_cell[among], starts[among]
             groups = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
         if not groups.count:
@@ -174,6 +176,13 @@ class AggregationRunner(GroupRunner):
         self.late_rows += int(len(on_time) - np.count_nonzero(on_time))
         return on_time
 
+    def _without(self, rows: pa.Table, groups: Groups, kept: npt.NDArray[np.bool_]) -> tuple[pa.Table, Groups, Codes]:
+        """Return the rows of the groups that are kept, those groups, and their first rows."""
+        among = kept[groups.codes]
+        left = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
+        self._set_aside(rows, ~among)
+        return rows.filter(pa.array(among)).combine_chunks(), left, left.first_rows()
+
     def _expiry_of(self, columns: list[pa.Array]) -> pa.Array:
         assert self._aggregation.expires is not None
         return columns[self._aggregation.key_schema.names.index(self._aggregation.expires)]
@@ -209,10 +218,3 @@ def _over(moments: pa.Array, watermark_us: int) -> npt.NDArray[np.bool_]:
     if moments.null_count:
         over &= moments.is_valid().to_numpy(zero_copy_only=False)
     return over
-
-
-def _without(rows: pa.Table, groups: Groups, kept: npt.NDArray[np.bool_]) -> tuple[pa.Table, Groups, Codes]:
-    """Return the rows of the groups that are kept, those groups, and their first rows."""
-    among = kept[groups.codes]
-    left = Groups((np.cumsum(kept) - 1)[groups.codes[among]])
-    return rows.filter(pa.array(among)).combine_chunks(), left, left.first_rows()

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from dstl.errors import Invalid, clip
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregation import AggregateStates, Aggregation, gathered, latest_ms
+from dstl.state.vectorised.aggregation import LATE, AggregateStates, Aggregation, gathered, latest_ms
 from dstl.state.vectorised.column_state import KeyGroups
 
 
@@ -49,6 +49,7 @@ class GroupRunner(ABC):
         self.registry = registry
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
+        self._late: list[pa.ChunkedArray] = []
 
     def run(self, batches: Iterator[pa.RecordBatch], task: TaskInput) -> Iterator[pa.RecordBatch]:
         """Process one partition of one micro-batch; its rows are gathered first and must fit the worker's memory.
@@ -65,7 +66,10 @@ class GroupRunner(ABC):
         if rows is not None:
             self.max_event_time_ms = latest_ms(rows, self._aggregation.time)
             try:
+                self._late = []
                 yield from self._with_rows(rows, task, handled)
+                for late in self._late:
+                    yield from self._states.late_output(late)
             except Invalid as error:
                 raise Invalid(f"operator {self._operator!r}: {clip(error)}") from error
         if self._aggregation.mode == "complete":
@@ -99,6 +103,11 @@ class GroupRunner(ABC):
             values: Their stored values.
         """
         return self._states.output(columns, self._states.decode(values))
+
+    def _set_aside(self, rows: pa.Table, late: npt.NDArray[np.bool_]) -> None:
+        """Keep late rows for the output, where they are part of it."""
+        if self._aggregation.has_late:
+            self._late.append(rows.column(LATE).filter(pa.array(late)))
 
     def _evicted(self, task: TaskInput, handled: list[pa.Array]) -> Iterator[pa.RecordBatch]:
         """End the groups that the watermark has passed and that had no row; in append mode, yield them."""

@@ -64,6 +64,7 @@ class SessionRunner(GroupRunner):
             if not kept.all():
                 among = kept[pieces.codes]
                 pieces = Groups((np.cumsum(kept) - 1)[pieces.codes[among]])
+                self._set_aside(rows, ~among)
                 rows = rows.filter(pa.array(among)).combine_chunks()
                 starts, ends = starts[kept], ends[kept]
                 first = pieces.first_rows()
