@@ -24,7 +24,7 @@ from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
-from tests.simulation.saving import check_savepoints, delete_unfinished, save_periodically
+from tests.simulation.saving import check_savepoints, delete_unfinished, look_at_everything, save_periodically
 from tests.simulation.world import World
 
 _FAULTY_S = 400.0
@@ -280,6 +280,8 @@ async def _phases(world: World, target: int) -> None:
     await sweep_twice(world)
     await check_savepoints(world)
     await world.check.check_retained()
+    if not world.violated.is_set():
+        await look_at_everything(world)
 
 
 async def _run_calmly(world: World, cluster: ClusterManager) -> None:
