@@ -69,7 +69,7 @@ class Auditor:
         self.checkpoints = 0
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
-        self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.fired[FaultKind.CLOCK_JUMP])
+        self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.clocks_set)
         self._world = world
         self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}

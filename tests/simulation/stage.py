@@ -12,6 +12,7 @@ from dstl.checkpoint.savepoint.format import Savepoint
 from tests.simulation.faces import FACES
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
+from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
 
 CROWD = 24
@@ -36,6 +37,8 @@ class Stage:
         materializes: Whether its TaskManagers make bases.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
+        clocks_set: How often a clock was set.
+        asleep: Processes that are stopped for longer than faults last: for days, or for good.
     """
 
     def __init__(self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None, keep_trace: bool) -> None:
@@ -62,6 +65,8 @@ class Stage:
         self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
         self.is_calm = self.materializes = False
+        self.asleep: list[Process] = []
+        self.clocks_set = 0
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
 
     def rng(self, name: str) -> random.Random:
