@@ -6,6 +6,7 @@ state client, over simulated sockets and a simulated store. The auditor checks t
 
 from tests.simulation.audit import Violation
 from tests.simulation.faults import FaultKind, FaultPlan
-from tests.simulation.runner import SeedResult, Summary, run_seed, run_seeds
+from tests.simulation.runner import SeedResult, run_seed
+from tests.simulation.seeds import Summary, run_seeds
 
 __all__ = ["FaultKind", "FaultPlan", "SeedResult", "Summary", "Violation", "run_seed", "run_seeds"]

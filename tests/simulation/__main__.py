@@ -11,10 +11,12 @@ step. It is resumable as well: ``--journal FILE``.
 
 ``detect`` builds known bugs in, and counts the seeds until one shows each (``detect --help``).
 
-``--branches`` prints, instead of figures, which branches of the deciding modules no seed has taken.
+``--reach`` prints, instead of figures, which functions no seed has entered that ``unreached.toml`` does not name, with
+the reason why; ``--branches`` which branches no seed has taken.
 
-Exit codes: 0, every invariant held and every fault has happened; 1, a violation; 2, bad usage; 3, a fault never
-happened, so the run proves nothing about it (only where there were enough seeds to expect all of them).
+Exit codes: 0, every invariant held and every fault has struck; 1, a violation; 2, bad usage; 3, a fault never struck,
+so the run proves nothing about it (only where there were enough seeds to expect all of them), or a function was not
+entered that nothing names.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 from tests.simulation import SeedResult, Summary, detection, run_seed, run_seeds
-from tests.simulation.branches import untaken_branches
+from tests.simulation.branches import PACKAGES, Reasons, entered_functions, functions, untaken_branches
 from tests.simulation.enumeration import WAYS, strike_everywhere
 from tests.simulation.journal import Journal, PlacesJournal
+from tests.simulation.seeds import run_worlds
 
 _ALL_FAULTS_FROM = 200
 _TRACE_LINES = 60
@@ -70,8 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="instead of seeds: one scenario with one fault at every K-th request, connection, message and step (1: at "
         "each)",
     )
+    parser.add_argument("--branches", action="store_true", help="print the branches that no seed has taken")
     parser.add_argument(
-        "--branches", action="store_true", help="print the branches of the deciding modules that no seed has taken"
+        "--reach", action="store_true", help="print the functions that no seed has entered, and no reason names"
     )
     options = parser.parse_args(arguments)
     if options.seeds < 1 or options.jobs < 1:
@@ -89,8 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = random.SystemRandom().randrange(1 << 32)
     else:
         start = date.today().toordinal() * _OF_A_DAY if options.start == _OF_TODAY else int(options.start)
-    if options.branches:
-        return _branches(range(start, start + options.seeds))
+    if options.branches or options.reach:
+        return (_branches if options.branches else _reach)(range(start, start + options.seeds))
     try:
         journal = Journal(options.journal, start, options.seeds) if options.journal else None
     except Invalid as error:
@@ -148,6 +152,23 @@ def _branches(seeds: range) -> int:
         for line, to in untaken:
             print(f"    {line} -> {to if to > 0 else 'end'}")
     return 0
+
+
+def _reach(seeds: range) -> int:
+    """Print what was not entered, package by package; return the exit code."""
+    print(f"seeds {seeds.start} to {seeds.stop - 1}")
+    entered, reasons = entered_functions(lambda: [run_worlds(seed) for seed in seeds]), Reasons.load()
+    every = sorted(set(functions().values()))
+    missed = [each for each in every if each not in entered]
+    unnamed = [each for each in missed if reasons.of(each) is None]
+    for package in (*PACKAGES, ""):
+        count, left, new = (
+            sum(each.module.startswith(package) for each in those) for those in (every, missed, unnamed)
+        )
+        print(f"{package or 'all':24}{left:4} of {count} not entered, {new} of them without a reason")
+    for function in unnamed:
+        print(f"    {function}")
+    return 3 if unnamed else 0
 
 
 def _explain(result: SeedResult, *, whole: bool) -> None:

@@ -14,9 +14,9 @@ from dstl.errors import Unavailable
 from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from tests.simulation.blocking import Wait
-from tests.simulation.clocked_rows import clocked_rows, mark_of
+from tests.simulation.faces import face_mark, face_operator, face_rows
 from tests.simulation.faults import FaultKind
-from tests.simulation.spark import CLOCKED, RULES, TaskSpec, key_group_of
+from tests.simulation.spark import APPENDING, RULES, TaskSpec, key_group_of
 from tests.simulation.world import World
 
 RULE_STREAM = BroadcastStream(RULES, "__dstl_broadcast_0", StructType([StructField("operation", IntegerType())]))
@@ -70,10 +70,11 @@ class SimulatedAttempt:
         keys = list(operations)
         if keys and self.has_fault(FaultKind.REORDERED_ROWS):
             self.rng.shuffle(keys)
-        if self.spec.operator in CLOCKED:
-            yield mark_of(self.spec.slot)
+        if self.spec.operator not in APPENDING:
+            if face_operator(self.spec.operator, self.spec.parallelism, self.world.logs.max_parallelism).needs_marks:
+                yield face_mark(self.spec.slot)
             if keys:
-                yield clocked_rows({key: operations[key] for key in keys}, self.world.logs.max_parallelism)
+                yield face_rows({key: operations[key] for key in keys}, self.world.logs.max_parallelism)
             return
         rows = [(key, operation) for key in keys for operation in operations[key]]
         if rows:

@@ -29,9 +29,9 @@ from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.restore.restore import restore_tables
 from materializer.tables.base import StateTable
 from materializer.tables.heap import HeapStateTable
-from tests.simulation.clocked_audit import ClockedAudit
 from tests.simulation.clocked_model import Batch
 from tests.simulation.directory_audit import DirectoryAudit
+from tests.simulation.face_audit import FaceAudit
 from tests.simulation.faults import FaultKind
 from tests.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, keys_of
 from tests.simulation.stage import Stage
@@ -69,7 +69,7 @@ class Auditor:
         self.checkpoints = 0
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
-        self.clocked = ClockedAudit(world.logs, world.clocked, self.fail, lambda: world.fired[FaultKind.CLOCK_JUMP])
+        self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.clocks_set)
         self._world = world
         self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}
@@ -175,7 +175,7 @@ class Auditor:
         if parent is not None and parent.checkpoint is not None:
             self._check_growth(parent.checkpoint, checkpoint)
         self._check_objects(checkpoint)
-        self.clocked.landed(checkpoint)
+        self.faces.landed(checkpoint)
         world.materialized += bool(checkpoint.materialized)
         world.trace("checkpoint", f"{sequence} batch {checkpoint.batch_id}")
         if sequence % _CHECKED_EVERY == 0:
@@ -252,9 +252,9 @@ class Auditor:
                 f"{decode_value(value)}, not {decode_value(expected)}",
             )
 
-    def clocked_output(self, spec: TaskSpec, parent: int | None, batch: Batch, output: dict[bytes, list[str]]) -> None:
-        """An attempt of an operator with a clock has yielded this (I7)."""
-        self.clocked.output(spec, parent, batch, output)
+    def face_output(self, spec: TaskSpec, parent: int | None, batch: Batch, output: dict[bytes, list[str]]) -> None:
+        """An attempt of an operator of a face has yielded this (I7)."""
+        self.faces.output(spec, parent, batch, output)
 
     def rules_read(self, spec: TaskSpec, rules: Mapping[int, bytes]) -> None:
         """A task has read the broadcast state: it must be that of the batch before and the batch's own rules (I7)."""
@@ -358,7 +358,7 @@ class Auditor:
             if not (overtaken and (run, batch) in self._landed):
                 self.fail("I8", f"{driver} has committed batch {batch}, and no checkpoint holds it")
             return
-        self.clocked.committed(newest, kept)
+        self.faces.committed(newest, kept)
         if world.plan.per_task.get(FaultKind.CHANGING_OUTPUT):
             check = self._check_restored(newest, dict(self._objects), parts=1)
             # Not in the driver's context, with which it would end.
@@ -394,7 +394,7 @@ class Auditor:
         found: dict[str, dict[bytes, bytes]] = {}
         writers: dict[str, dict[bytes, bytes]] = {}
         groups = checkpoint.max_parallelism
-        clocked: dict[str, list[StateTable]] = {}
+        faces: dict[str, list[StateTable]] = {}
         for part in range(parts):
             owned = range_of_partition(part, groups, parts) if parts > 1 else KeyGroupRange.all(groups)
             try:
@@ -403,8 +403,8 @@ class Auditor:
                 self.fail("I6", f"checkpoint {checkpoint.checkpoint_id} cannot be restored: {error!r}")
                 return
             for operator, table in restored.tables.items():
-                if operator in self.clocked.operators:
-                    clocked.setdefault(operator, []).append(table)
+                if operator in self.faces.operators:
+                    faces.setdefault(operator, []).append(table)
                     continue
                 state = found.setdefault(operator, {})
                 for group in table.key_groups():
@@ -416,7 +416,7 @@ class Auditor:
                         state[entry.key] = entry.value
                 table.close()
         self.verified += 1
-        self.clocked.restored(checkpoint, clocked)
+        self.faces.restored(checkpoint, faces)
         for operator in world.operators:
             state = found.get(operator, {})
             for key in keys_of(world.logs):
@@ -429,7 +429,7 @@ class Auditor:
                     return
 
         for each in checkpoint.operators:
-            if each.uid in self.clocked.operators:
+            if each.uid in self.faces.operators:
                 continue
             self._writers.check(checkpoint, each.uid, each.parallelism, writers.get(each.uid, {}))
 

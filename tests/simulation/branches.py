@@ -1,50 +1,128 @@
-"""Branches of the deciding modules that no seed has taken: what the simulation proves nothing about."""
+"""Functions that no seed has entered, and branches that none has taken: the simulation proves nothing about them."""
 
 from __future__ import annotations
 
+import ast
 import dis
 import json
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
-import dstl
 from dstl.errors import Invalid
 from tests.simulation.runner import run_seed
 
-DECIDING = (
-    "changelog/ledger.py",
-    "changelog/storage.py",
-    "checkpoint/assembly.py",
-    "checkpoint/finished_attempts.py",
-    "checkpoint/checkpoint_execution.py",
-    "checkpoint/checkpoint_queue.py",
-    "checkpoint/coordinator.py",
-    "checkpoint/fleet/fleet.py",
-    "checkpoint/manifest/log.py",
-    "checkpoint/manifest/reader.py",
-    "checkpoint/retained_objects.py",
-    "checkpoint/run_opening.py",
-    "checkpoint/service.py",
-    "checkpoint/upkeep/cleaner.py",
-    "checkpoint/upkeep/cleaning_plan.py",
-    "spark/restart.py",
-    "store/retry_policy.py",
-    "taskmanager/state_backend.py",
+PACKAGES = (
+    "dstl/checkpoint",
+    "dstl/taskmanager",
+    "dstl/changelog",
+    "dstl/state",
+    "dstl/files",
+    "dstl/rpc",
+    "materializer",
 )
-"""The modules that decide what is durable, what counts and what is deleted, below the package ``dstl``."""
+"""What decides what is durable, what counts, what is read and what is deleted."""
+_ROOT = Path(__file__).parents[2]
 
 
-def untaken_branches(seeds: Iterable[int]) -> Mapping[str, tuple[int, list[tuple[int, int]]]]:
+class Function(NamedTuple):
+    """A function of a module: both as they are written, ``dstl/files/index.py`` and ``FileIndex.apply``."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}::{self.name}"
+
+
+def modules() -> list[Path]:
+    """Return the modules of the packages."""
+    return [path for package in PACKAGES for path in sorted((_ROOT / package).rglob("*.py"))]
+
+
+def functions() -> dict[tuple[str, int], Function]:
+    """Return all functions but those of protocols, by file and first line."""
+    found: dict[tuple[str, int], Function] = {}
+
+    def look(node: ast.AST, path: Path, names: tuple[str, ...]) -> None:
+        for child in ast.iter_child_nodes(node):
+            named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            inner = (*names, child.name) if named else names  # type: ignore[attr-defined]
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_stub(child):
+                line = min([child.lineno, *(each.lineno for each in child.decorator_list)])
+                found[str(path), line] = Function(str(path.relative_to(_ROOT)), ".".join(inner))
+            look(child, path, inner)
+
+    for path in modules():
+        look(ast.parse(path.read_text()), path, ())
+    return found
+
+
+def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return all(isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in function.body)
+
+
+def entered_functions(work: Callable[[], object]) -> set[Function]:
+    """Return which functions are entered while something is done, in this thread and in those that it starts."""
+    codes: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call":
+            codes.add(frame.f_code)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    threading.setprofile(note)
+    try:
+        work()
+    finally:
+        threading.setprofile(before)
+        sys.setprofile(before)
+    known = functions()
+    places = ((code.co_filename, code.co_firstlineno) for code in codes)
+    return {known[place] for place in places if place in known}
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """``unreached.toml``: why no seed enters some functions.
+
+    Attributes:
+        by_pattern: The reason of each pattern; one names a function, or several by ``*``.
+    """
+
+    by_pattern: Mapping[str, str]
+
+    @staticmethod
+    def load() -> Reasons:
+        """Read the file."""
+        found = tomllib.loads((Path(__file__).parent / "unreached.toml").read_text())["reason"]
+        return Reasons({each: reason["why"] for reason in found for each in reason["functions"]})
+
+    def of(self, function: Function) -> str | None:
+        """Return why a function is not entered; None where nothing says so."""
+        return next((why for each, why in self.by_pattern.items() if fnmatchcase(str(function), each)), None)
+
+
+def untaken_branches(
+    seeds: Iterable[int], looked_at: Sequence[Path] = ()
+) -> Mapping[str, tuple[int, list[tuple[int, int]]]]:
     """Run seeds, in this process, and return by module how many branches it has and which were not taken.
 
     A branch is a line and the line that it goes to; a negative one is the end of the function that begins there. It
-    takes three times as long as without.
+    takes five times as long as without.
+
+    Args:
+        seeds: They are run.
+        looked_at: The modules; all by default.
 
     Raises:
         Invalid: ``coverage`` is not installed.
@@ -53,8 +131,7 @@ def untaken_branches(seeds: Iterable[int]) -> Mapping[str, tuple[int, list[tuple
         import coverage
     except ImportError:
         raise Invalid("pip install 'dstl-pyspark[test]': branches are counted by coverage") from None
-    root = Path(str(dstl.__file__)).parent
-    paths = [str(root / each) for each in DECIDING]
+    paths = [str(path) for path in looked_at or modules()]
     with _steps_recorded(paths) as steps:
         for seed in seeds:
             run_seed(seed)
@@ -66,7 +143,7 @@ def untaken_branches(seeds: Iterable[int]) -> Mapping[str, tuple[int, list[tuple
         files = json.loads(report.read_text())["files"]
     found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
     for name, file in files.items():
-        at = str(Path(name).resolve().relative_to(root.resolve()))
+        at = str(Path(name).resolve().relative_to(_ROOT.resolve()))
         found[at] = file["summary"]["num_branches"], [(line, to) for line, to in file["missing_branches"]]
     return found
 

@@ -22,6 +22,12 @@ async def clean_periodically(world: World) -> None:
         process.spawn(_clean_once(world, process), "main")
 
 
+async def clean_now(world: World) -> None:
+    """Clean once, beside whatever there is."""
+    process = world.process(f"world.gc-at-{world.loop.time():.0f}")
+    await process.spawn(_clean_once(world, process), "main")
+
+
 async def sweep_twice(world: World) -> None:
     """Clean when nothing runs any more: after two passes beyond the grace period no orphan is left (I14)."""
     for number in range(2):

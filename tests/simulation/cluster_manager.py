@@ -40,7 +40,7 @@ class ClusterManager:
         world, rng = self._world, self._world.own_rng
         process = world.process(f"driver-{len(self.drivers) + 1}")
         options = DriverOptions(
-            operators=(*world.operators, *world.clocked),
+            operators=(*world.operators, *world.faces),
             parallelism=rng.randrange(1, 4) * (CROWD if world.is_crowded else 3) // 3,
             task_managers=rng.choice((1, 1, 2, 3)),
             secret=_SECRET,

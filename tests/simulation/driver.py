@@ -59,6 +59,7 @@ class _Running:
     slot: int
     worker: Worker
     ended: asyncio.Future[BaseException | None] = field(repr=False)
+    is_reported: bool = False
 
 
 class DriverActor:
@@ -75,6 +76,7 @@ class DriverActor:
         self._spark = world.rng(f"{process.name}:actions")  # apart, so that what was drawn before it came stays
         self._unread = world.rng(f"{process.name}:unread")
         self._forgetful = world.rng(f"{process.name}:given-up")
+        self._exits = world.rng(f"{process.name}:exits")
         self._kept: dict[tuple[str, int], list[TaskSpec]] = {}
         self._stages = self._attempts = self._members = self._started_workers = 0
         self._running: dict[int, _Running] = {}
@@ -348,8 +350,14 @@ class DriverActor:
         return running
 
     def _report(self, running: _Running, error: BaseException | None) -> None:
-        """Called in the worker: tell the driver."""
-        self.process.post(_settle, running.ended, error, delay=self._rng.uniform(0.0002, 0.003))
+        """Called in the worker: tell the driver; later where the worker exits, for its JVM has files to close."""
+        exits = error is None and self._world.plan.task_fault(self._exits, FaultKind.WORKER_EXIT)
+        delay = self._exits.uniform(0.001, 0.5) if exits else self._rng.uniform(0.0002, 0.003)
+        self.process.post(_settle, running.ended, error, delay=delay)
+        running.is_reported = True
+        if exits:
+            self._world.count(FaultKind.WORKER_EXIT)
+            running.worker.process.kill()
 
     def _forget(self, running: _Running) -> None:
         """Spark has no more use for an attempt: its worker is killed a while later, and works on until then."""
@@ -375,7 +383,7 @@ class DriverActor:
 
     def _worker_died(self, process: Process) -> None:
         for running in self._running.values():
-            if running.worker.process is process:
+            if running.worker.process is process and not running.is_reported:
                 error = ConnectionError("the worker died (simulated)")
                 self.process.post(_settle, running.ended, error, delay=self._rng.uniform(0.001, 0.5))
 

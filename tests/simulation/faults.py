@@ -22,15 +22,17 @@ class FaultKind(StrEnum):
     LATE_PUT = f"store-{Fault.LATE_PUT}"
     LATE_AFTER_CANCEL = "store-late-put-after-cancel"
     LATE_AFTER_DEATH = "store-put-of-a-dead-process"
-    SLOW = "store-slow"
+    SLOW = f"store-{Fault.SLOW}"
+    OTHER_ORDER = f"store-{Fault.OTHER_ORDER}"
     STUCK = f"store-{Fault.STUCK}"
     STALE_LIST = f"store-{Fault.STALE_LIST}"
     SHORT_GET = f"store-{Fault.SHORT_GET}"
-    PARTIAL_DELETE = "store-partial-delete"
+    PARTIAL_DELETE = f"store-{Fault.PARTIAL_DELETE}"
     OUTAGE = "store-outage"
-    FULL = "store-full"
+    FULL = f"store-{Fault.FULL}"
     # The TaskManagers' local disk.
     LOCAL_FULL = "local-disk-full"
+    LOCAL_FULL_IN_BASE = "local-disk-full-during-a-base"
     LOCAL_ERROR = "local-disk-error"
     HOST_RESTART = "host-restart-without-what-was-not-synced"
     MEMORY_FULL = "no-memory-left"
@@ -40,15 +42,19 @@ class FaultKind(StrEnum):
     # Processes.
     DRIVER_CRASH = "driver-crash"
     DRIVER_PAUSE = "driver-pause"
+    LEASE_PAUSE = "driver-pause-longer-than-every-lease"
     SECOND_DRIVER = "second-driver"
     TASK_MANAGER_CRASH = "task-manager-crash"
     TASK_MANAGER_PAUSE = "task-manager-pause"
+    HANG = "task-manager-hangs-for-good"
     TASK_MANAGER_LIVES_ON = "task-manager-lives-on-when-given-up"
     WORKER_CRASH = "worker-crash"
+    WORKER_EXIT = "worker-exit-when-its-task-has-ended"
     SAVEPOINT_CRASH = "savepoint-crash"
     WORKER_PAUSE = "worker-pause"
     CLOCK_SKEW = "clock-skew"
     CLOCK_JUMP = "clock-jump"
+    CLOCK_YEAR = "clock-a-year-off-and-back"
     # Spark.
     TASK_FAILURE = "task-failure"
     LOST_RESULT = "task-result-lost"
@@ -106,6 +112,10 @@ _LATER = (FaultKind.SECOND_ACTION_BESIDE, FaultKind.STAGE_RERUN, FaultKind.CHANG
 """Drawn last, so that the plans of seeds that were worth keeping stay what they were."""
 
 
+_LONG_LASTING = {FaultKind.CLOCK_YEAR: 0.25, FaultKind.HANG: 0.25, FaultKind.LEASE_PAUSE: 0.15}
+"""With the share of the worlds that have them."""
+
+
 @dataclass
 class Strike:
     """One fault at the n-th step of one kind: to try every n until there is none such finds every place of a fault.
@@ -145,6 +155,8 @@ class FaultPlan:
         saves: Chance that savepoints are made beside the query.
         lives_on: Chance that nobody ends a TaskManager that was given up: it runs on another host, say.
         local_errors: Chance that an access to the TaskManagers' local disk fails.
+        full_in_base: Chance that the disk is full from a write of a base on, for a while.
+        by_directory: The store lists directory by directory.
         strike: One fault at one step, besides the others.
         healed: Set when the faults are over, for good.
     """
@@ -159,6 +171,8 @@ class FaultPlan:
     saves: float = 0.2
     lives_on: float = 0.0
     local_errors: float = 0.0
+    full_in_base: float = 0.0
+    by_directory: bool = False
     strike: Strike | None = None
     healed: bool = False
 
@@ -218,4 +232,8 @@ def draw_plan(rng: random.Random) -> FaultPlan:
         plan.per_request = {**plan.per_request, FaultKind.STORED_SLOW_DOWN: strength * rng.uniform(0.005, 0.06)}
     if rng.random() < 0.4:
         plan.per_task = {**plan.per_task, FaultKind.UNREAD_OUTPUT: strength * rng.uniform(0.02, 0.15)}
+    if rng.random() < 0.3:
+        plan.per_task = {**plan.per_task, FaultKind.WORKER_EXIT: min(1.0, strength * rng.uniform(0.05, 0.5))}
+    plan.nemesis = (*plan.nemesis, *(kind for kind, share in _LONG_LASTING.items() if rng.random() < share))
+    plan.by_directory = rng.random() < 0.15
     return plan

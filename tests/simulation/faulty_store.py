@@ -1,4 +1,7 @@
-"""Any store, with the faults of a real one: chosen by call number or by chance, always the same for the same seed."""
+"""What a fault of a store does to a request, and any store with such faults, by call number or by chance.
+
+The store of a simulated world (``store.py``) goes by the same: what a fault means is said here, once.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from zlib import crc32
 
 from dstl.errors import DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.runtime import Clock, SystemClock
@@ -38,6 +42,14 @@ class Fault(StrEnum):
     """Ends with ``OutcomeUnknown`` at once, and is done ``delay_s`` later. ``put``."""
     STUCK = "stuck"
     """Never answers, until the caller cancels; a put is done ``delay_s`` after that. Any verb."""
+    SLOW = "slow"
+    """Done, a good while later. Any verb."""
+    FULL = "full"
+    """No space is left: ``Unavailable``, nothing done. ``put``."""
+    PARTIAL_DELETE = "partial-delete"
+    """Some of the names are deleted: ``Unavailable``. ``delete``."""
+    OTHER_ORDER = "list-in-another-order"
+    """The list comes directory by directory, as SeaweedFS has it, and these in no order. ``list``."""
     STALE_LIST = "stale-list"
     """The list is as it was ``delay_s`` ago: without newer objects, with those deleted since. ``list``."""
     SHORT_GET = "short-get"
@@ -50,10 +62,70 @@ _FOR_VERBS: dict[Fault, frozenset[str]] = {
     Fault.LOST_RESPONSE: frozenset({"put", "delete"}),
     Fault.STORED_SLOW_DOWN: frozenset({"put"}),
     Fault.LATE_PUT: frozenset({"put"}),
+    Fault.FULL: frozenset({"put"}),
+    Fault.PARTIAL_DELETE: frozenset({"delete"}),
+    Fault.OTHER_ORDER: frozenset({"list"}),
     Fault.STALE_LIST: frozenset({"list"}),
     Fault.SHORT_GET: frozenset({"get"}),
     Fault.CORRUPT_GET: frozenset({"get"}),
 }
+
+
+class Applied(StrEnum):
+    """When the store carries a request out."""
+
+    NOW = "now"
+    LATER = "later"
+    NEVER = "never"
+
+
+def course_of(fault: Fault | None, verb: str, name: str) -> tuple[Applied, DstlError | None]:
+    """Return when a request that meets a fault is carried out, and what its caller is told; None: the result."""
+    said = f"{name}: {fault} (injected)"
+    lost = OutcomeUnknown(said) if verb == "put" else Unavailable(said)
+    match fault:
+        case Fault.SLOW_DOWN:
+            return Applied.NEVER, SlowDown(said)
+        case Fault.UNAVAILABLE | Fault.FULL:
+            return Applied.NEVER, Unavailable(said)
+        case Fault.RESET:
+            return Applied.NEVER, lost
+        case Fault.LOST_RESPONSE:
+            return Applied.NOW, lost
+        case Fault.STORED_SLOW_DOWN:
+            return Applied.NOW, SlowDown(said)
+        case Fault.PARTIAL_DELETE:
+            return Applied.NOW, Unavailable(said)
+        case Fault.LATE_PUT | Fault.STUCK:
+            return Applied.LATER, lost
+    return Applied.NOW, None
+
+
+Change = tuple[float, ObjectInfo, bool]
+"""When an object was made (True) or deleted."""
+
+
+def as_before(infos: Iterable[ObjectInfo], changes: Iterable[Change], since: float, prefix: str) -> list[ObjectInfo]:
+    """Return what a list showed at a moment, from what it shows now and the latest changes, the newest first."""
+    known = {info.name: info for info in infos}
+    for when, info, made in changes:
+        if when <= since:
+            break
+        if made:
+            known.pop(info.name, None)
+        elif info.name.startswith(prefix):
+            known[info.name] = info
+    return [info for _, info in sorted(known.items())]
+
+
+def by_directory(infos: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Return a list in an order in which the names of one directory alone are sorted."""
+
+    def place(info: ObjectInfo) -> tuple[int, str, str]:
+        directory = info.name.rpartition("/")[0]
+        return crc32(directory.encode()), directory, info.name
+
+    return sorted(infos, key=place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +199,7 @@ class FaultyStore:
         self._matched: Counter[FaultRule] = Counter()
         self._applied: Counter[FaultRule] = Counter()
         self._late: set[asyncio.Task[None]] = set()
-        self._changes: deque[tuple[float, ObjectInfo, bool]] = deque(maxlen=10_000)
+        self._changes: deque[Change] = deque(maxlen=10_000)
 
     @property
     def location(self) -> str:
@@ -149,15 +221,13 @@ class FaultyStore:
         rule = self._plan("put", name)
         body = bytes(data)
         try:
-            await self._before("put", name, rule, len(body))
+            told = await self._before("put", name, rule, len(body))
         finally:
             if rule is not None and rule.fault in (Fault.LATE_PUT, Fault.STUCK):
                 self._later(rule.delay_s, name, body, if_absent)
         info = await self._put(name, body, if_absent)
-        if rule is not None and rule.fault is Fault.STORED_SLOW_DOWN:
-            raise SlowDown(f"{self.location}/{name}: slow down (injected)")
-        if rule is not None:
-            raise OutcomeUnknown(f"{self.location}/{name}: answer lost (injected)")
+        if told is not None:
+            raise told
         return info
 
     async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
@@ -165,7 +235,7 @@ class FaultyStore:
         rule = self._plan("get", name)
         await self._before("get", name, rule, 0)
         body = await self.inner.get(name, byte_range)
-        if rule is None or not body:
+        if rule is None or rule.fault not in (Fault.SHORT_GET, Fault.CORRUPT_GET) or not body:
             return body
         at = self._rng.randrange(len(body))
         if rule.fault is Fault.SHORT_GET:
@@ -181,31 +251,25 @@ class FaultyStore:
         """Yield objects in name order; a stale list as they were."""
         rule = self._plan("list", prefix)
         await self._before("list", prefix, rule, 0)
-        if rule is None:
-            async for info in self.inner.list(prefix):
-                yield info
-            return
-        known = {info.name: info async for info in self.inner.list(prefix)}
-        since = self._clock.now() - rule.delay_s
-        for when, info, made in reversed(self._changes):
-            if when <= since:
-                break
-            if made:
-                known.pop(info.name, None)
-            elif info.name.startswith(prefix):
-                known[info.name] = info
-        for _, info in sorted(known.items()):
+        infos = [info async for info in self.inner.list(prefix)]
+        if rule is not None and rule.fault is Fault.STALE_LIST:
+            infos = as_before(infos, reversed(self._changes), self._clock.now() - rule.delay_s, prefix)
+        elif rule is not None and rule.fault is Fault.OTHER_ORDER:
+            infos = by_directory(infos)
+        for info in infos:
             yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects."""
         rule = self._plan("delete", *names)
-        await self._before("delete", names[0] if names else "", rule, 0)
+        told = await self._before("delete", names[0] if names else "", rule, 0)
+        if rule is not None and rule.fault is Fault.PARTIAL_DELETE:
+            names = names[: self._rng.randrange(len(names) + 1)]
         gone = [await self._known(name) for name in names]
         await self.inner.delete(names)
         self._changes.extend((self._clock.now(), info, False) for info in gone if info is not None)
-        if rule is not None:
-            raise Unavailable(f"{self.location}: answer to the delete lost (injected)")
+        if told is not None:
+            raise told
 
     async def close(self) -> None:
         """Close the inner store; late puts that have not happened never will. Idempotent."""
@@ -227,21 +291,20 @@ class FaultyStore:
                 return rule
         return None
 
-    async def _before(self, verb: str, name: str, rule: FaultRule | None, size: int) -> None:
-        """Spend the latency and raise the faults that come before the work."""
+    async def _before(self, verb: str, name: str, rule: FaultRule | None, size: int) -> DstlError | None:
+        """Spend the latency and raise the faults that come before the work; return what is raised behind it."""
         if self._latency is not None:
             await self._clock.sleep(self._latency(verb, size, self._rng))
-        match rule and rule.fault:
-            case Fault.UNAVAILABLE:
-                raise Unavailable(f"{self.location}/{name}: not reached (injected)")
-            case Fault.SLOW_DOWN:
-                raise SlowDown(f"{self.location}/{name}: slow down (injected)")
-            case Fault.RESET if verb != "put":
-                raise Unavailable(f"{self.location}/{name}: connection reset (injected)")
-            case Fault.RESET | Fault.LATE_PUT:
-                raise OutcomeUnknown(f"{self.location}/{name}: no answer to the put (injected)")
-            case Fault.STUCK:
-                await asyncio.get_running_loop().create_future()
+        if rule is None:
+            return None
+        if rule.fault is Fault.STUCK:
+            await asyncio.get_running_loop().create_future()
+        if rule.fault is Fault.SLOW:
+            await self._clock.sleep(rule.delay_s)
+        applied, told = course_of(rule.fault, verb, f"{self.location}/{name}")
+        if applied is not Applied.NOW and told is not None:
+            raise told
+        return told
 
     async def _put(self, name: str, data: bytes | memoryview, if_absent: bool) -> ObjectInfo:
         info = await self.inner.put(name, data, if_absent=if_absent)

@@ -16,10 +16,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from dstl.errors import DstlError, ObjectExists, TaskManagerLost
+from dstl.files.inspection import export_files, opened_files, roll_back, verify_files
+from dstl.files.namespace import StateFile, location_of
 from dstl.files.options import FileOptions
 from dstl.files.rules import batch_of
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
 from tests.simulation.faults import FaultKind, FaultPlan
-from tests.simulation.file_services import FileServices, FileWorld
+from tests.simulation.file_services import ROOT, FileServices, FileWorld
 from tests.simulation.network import NetworkLoop
 from tests.simulation.runner import dispose, quiet
 
@@ -240,7 +244,10 @@ async def _strike(world: FileWorld, rng: random.Random, services: FileServices) 
         elif what < 0.8:
             world.fired[FaultKind.TASK_MANAGER_PAUSE] += 1
             process.stop()
-            world.loop.call_later(rng.uniform(1, 60), process.go_on, context=world.context)
+            if rng.random() < 0.3:
+                world.fired[FaultKind.HANG] += 1
+            else:
+                world.loop.call_later(rng.uniform(1, 60), process.go_on, context=world.context)
         elif world.network.reset_one():
             world.fired[FaultKind.CONNECTION_RESET] += 1
 
@@ -290,16 +297,53 @@ async def _live(world: FileWorld) -> FileResult:
     else:
         check = last.process.spawn(_drive(world, FileServices(world, "reader"), outside, 0), "check")
         await asyncio.wait([check], timeout=LIMIT_S)
+        if not world.violations:
+            looking = last.process.spawn(_look(world, last, outside), "command-line")
+            await asyncio.wait([looking], timeout=LIMIT_S)
+            looking.result()
     return FileResult(world.seed, world.violations, outside.committed, outside.runs, world.fired, world.handed_over)
 
 
-def run_file_seed(seed: int, options: FileOptions | None = None, plan: FaultPlan | None = None) -> FileResult:
+async def _look(world: FileWorld, services: FileServices, outside: _Outside) -> None:
+    """Verify, copy and roll back, as the command line does with a directory whose query has ended; then go on."""
+    runtime = world.runtime(services.process)
+
+    def open_store(location: str) -> ObjectStore:
+        return world.store.client(services.process) if location == location_of(ROOT) else MemoryStore()
+
+    async with opened_files(ROOT, runtime, open_store) as files:
+        batches, problems = files.batches, await verify_files(files)
+        copied = await export_files(files, MemoryStore())
+    if problems or not copied or len(batches) < 2:
+        world.violations.append(f"seed {world.seed}: of batches {batches} {copied} bytes were copied: {problems}")
+        return
+    back = batches[-2]
+    await roll_back(ROOT, back, runtime, open_store)
+    async with opened_files(ROOT, runtime, open_store) as files:
+        state = [(path, found.version) for path in files.entries if (found := StateFile.of(path)) is not None]
+        ahead = [path for path, version in state if version > back + 1]
+        if files.batches != batches[:-1] or ahead or await verify_files(files):
+            world.violations.append(f"seed {world.seed}: rolled back to {back}, it has {files.batches} and {ahead}")
+    # What the user takes back the sink and the source take back.
+    outside.told = min(outside.told, back)
+    for batch in [each for each in outside.sink if each > back]:
+        del outside.sink[batch]
+    again = FileServices(world, "driver-rolled-back")
+    if not await _drive(world, again, outside, 2):
+        world.violations.append(f"seed {world.seed}: the query does not go on when it was rolled back")
+    await _drive(world, FileServices(world, "last-reader"), outside, 0)
+
+
+def run_file_seed(
+    seed: int, options: FileOptions | None = None, plan: FaultPlan | None = None, *, collect: bool = True
+) -> FileResult:
     """Run one seed to its end.
 
     Args:
         seed: Everything follows from it.
         options: When files become durable; by default drawn.
         plan: Faults other than the seed's own.
+        collect: Collect the world's garbage at the end; the collector is off meanwhile.
     """
     rng = random.Random(f"files:{seed}")
     if options is None:
@@ -308,7 +352,7 @@ def run_file_seed(seed: int, options: FileOptions | None = None, plan: FaultPlan
             sources=rng.choice(("forget", "keep")),
             durability=rng.choice(("commit", "task")),
         )
-    with quiet(collect=True):
+    with quiet(collect=collect):
         loop = NetworkLoop(start=1_000_000.0)
         asyncio.set_event_loop(loop)
         world = FileWorld(loop, seed, options, plan)

@@ -16,7 +16,8 @@ import materializer
 from dstl.errors import Invalid
 from tests.simulation.audit import Violation
 from tests.simulation.faults import FaultKind
-from tests.simulation.runner import SeedResult, Summary
+from tests.simulation.runner import SeedResult
+from tests.simulation.seeds import Summary
 
 _EVERY = 100
 _FIGURES = tuple(each.name for each in fields(Summary) if each.name not in ("failed", "faults"))

@@ -32,7 +32,11 @@ _TABLES = RocksDBOptions(
 _IN_USE = 0.16
 """Share of the worlds that use one."""
 _NEMESIS = (FaultKind.LOCAL_FULL, FaultKind.HOST_RESTART)
-_ERRNO = {FaultKind.LOCAL_FULL: errno.ENOSPC, FaultKind.LOCAL_ERROR: errno.EIO}
+_ERRNO = {
+    FaultKind.LOCAL_FULL: errno.ENOSPC,
+    FaultKind.LOCAL_FULL_IN_BASE: errno.ENOSPC,
+    FaultKind.LOCAL_ERROR: errno.EIO,
+}
 
 
 class SimulatedDisk:
@@ -137,6 +141,9 @@ class SimulatedDisk:
             return
         if writes and self._loop.time() < self.full_until:
             kind = FaultKind.LOCAL_FULL
+        elif how == "write" and self._plan.full_in_base and self._rng.random() < self._plan.full_in_base:
+            # What is written here beside the tables is bases: fetched, kept, or linked to become one.
+            kind, self.full_until = FaultKind.LOCAL_FULL_IN_BASE, self._loop.time() + self._rng.uniform(0.1, 5.0)
         elif self._rng.random() < self._plan.local_errors:
             kind = FaultKind.LOCAL_ERROR
         if kind is None:
@@ -153,10 +160,11 @@ def draw_disk(plan: FaultPlan, rng: random.Random) -> bool:
     if rng.random() >= _IN_USE:
         return False
     plan.local_errors = rng.choice((0.0, 0.01, 0.08))
+    plan.full_in_base = rng.choice((0.0, 0.05, 0.3))
     plan.nemesis = (*plan.nemesis, *(kind for kind in _NEMESIS if rng.random() < 0.6))
     return True
 
 
 def uses_disk(plan: FaultPlan) -> bool:
     """Return whether a plan has faults of the local disk."""
-    return plan.local_errors > 0 or not set(_NEMESIS).isdisjoint(plan.nemesis)
+    return plan.local_errors > 0 or plan.full_in_base > 0 or not set(_NEMESIS).isdisjoint(plan.nemesis)

@@ -12,6 +12,7 @@ from tests.simulation.world import World
 _MOST_DRIVERS = 12
 _HOST_RESTARTS = 0.15
 """Of those that are drawn: each ends every TaskManager, and none would come to anything."""
+_MOST_ASLEEP = 2
 _STEPS = {"driver": 600, "tm": 150, "worker": 60}
 
 
@@ -60,8 +61,13 @@ class Nemesis:
                 if world.network.reset_one():
                     world.count(kind)
             case FaultKind.CLOCK_JUMP:
-                if world.jump_clock(rng):
-                    world.count(kind)
+                world.jump_clock(rng)
+            case FaultKind.CLOCK_YEAR:
+                world.lose_a_year(rng, self._seconds())
+            case FaultKind.HANG:
+                self._sleep(world.running("tm"), "tm", kind)
+            case FaultKind.LEASE_PAUSE:
+                self._sleep([d.process for d in cluster.running_drivers()], "driver", kind)
             case FaultKind.PARTITION:
                 living = [each for each in world.processes if not each.is_dead]
                 if len(living) >= 2:
@@ -106,6 +112,22 @@ class Nemesis:
                 world.trace("stopped", victim.name)
                 victim.stop()
                 world.loop.call_later(seconds, victim.kill if dies else victim.go_on, context=world.context)
+
+        world.light_fuse(victim, _STEPS[what], stop)
+
+    def _sleep(self, victims: list[Process], what: str, kind: FaultKind) -> None:
+        """Stop a process for longer than the faults last; only few of a world."""
+        world = self._world
+        if not victims or len(world.asleep) >= _MOST_ASLEEP:
+            return
+        victim = self._rng.choice(victims)
+
+        def stop() -> None:
+            if not world.plan.healed:
+                world.count(kind)
+                world.trace("asleep", victim.name)
+                victim.stop()
+                world.asleep.append(victim)
 
         world.light_fuse(victim, _STEPS[what], stop)
 

@@ -20,10 +20,8 @@ from dstl.state.keyed_batch import KEY_GROUP_COLUMN, FrameLimits
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from tests.simulation.attempt import RULE_STREAM, Seat
-from tests.simulation.clocked_operator import clocked_operator
-from tests.simulation.clocked_runner import ClockedRunner
+from tests.simulation.faces import FACES, face_operator
 from tests.simulation.spark import (
-    CLOCKED,
     DIFFERENCES,
     OPERATIONS,
     RULES,
@@ -45,10 +43,9 @@ def simulated_operator(
     max_parallelism: int,
     seat: Seat | None = None,
 ) -> TaskDefinition:
-    """Return the definition of an operator; in a worker, with the attempt that it works for at the time."""
-    if uid in CLOCKED:
-        wrap = None if seat is None else lambda runner: ClockedRunner(runner, seat)
-        return clocked_operator(uid, parallelism, max_parallelism, wrap)
+    """Return the definition of an operator; an appending one in a worker, with the attempt that it works for."""
+    if uid in FACES:
+        return face_operator(uid, parallelism, max_parallelism)
     return AppendingOperator(uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, seat=seat)
 
 

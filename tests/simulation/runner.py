@@ -5,26 +5,22 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, fields
-from itertools import chain, islice
-from multiprocessing import get_context
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from dstl.changelog import segments_in_flight
 from dstl.taskmanager import memory_limit, state_client
 from tests.simulation.audit import Violation
-from tests.simulation.cleaning import clean_periodically, sweep_twice
+from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
 from tests.simulation.cluster_manager import ClusterManager
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
-from tests.simulation.saving import check_savepoints, delete_unfinished, save_periodically
+from tests.simulation.saving import check_savepoints, delete_unfinished, look_at_everything, save_periodically
 from tests.simulation.world import World
 
 _FAULTY_S = 400.0
@@ -33,6 +29,8 @@ _HEALED_BATCHES = 2
 _CALM_RUNS = (0, 0, 1, 2, 6)
 """One is drawn. Each costs as much as the batches before it; what is logged has its bases after six."""
 _MOST_CALLBACKS = 20_000
+_AWAKE_S = 20.0
+"""How long one that has slept for days is watched: it learns within seconds that another has led."""
 _COLLECT_EVERY = 20
 
 
@@ -75,54 +73,6 @@ class SeedResult:
     trace: tuple[str, ...] = field(default=(), repr=False)
 
 
-@dataclass
-class Summary:
-    """The figures of many seeds, as in :class:`SeedResult`, summed."""
-
-    seeds: int = 0
-    failed: list[SeedResult] = field(default_factory=list)
-    faults: Counter[FaultKind] = field(default_factory=Counter)
-    batches: int = 0
-    checkpoints: int = 0
-    restores: int = 0
-    verified: int = 0
-    materialized: int = 0
-    cleanings: int = 0
-    given_up: int = 0
-    replays: int = 0
-    savepoints: int = 0
-    virtual_seconds: float = 0.0
-    real_seconds: float = 0.0
-
-    def add(self, result: SeedResult) -> None:
-        """Take a seed's figures in."""
-        self.seeds += 1
-        self.faults.update(result.faults)
-        self.batches += result.batches
-        self.checkpoints += result.checkpoints
-        self.restores += result.restores
-        self.verified += result.verified
-        self.materialized += result.materialized
-        self.cleanings += result.cleanings
-        self.given_up += result.given_up
-        self.replays += result.replays
-        self.savepoints += result.savepoints
-        self.virtual_seconds += result.virtual_seconds
-        if result.violations:
-            self.failed.append(result)
-
-    def join(self, other: Summary) -> None:
-        """Take in what other seeds have shown."""
-        for each in fields(self):
-            # Numbers add up, lists become one, and so do counters.
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
-
-    @property
-    def missing(self) -> list[FaultKind]:
-        """Faults that have never happened: then the run proves nothing about them (I18)."""
-        return [kind for kind in FaultKind if not self.faults[kind]]
-
-
 def run_seed(
     seed: int,
     *,
@@ -155,52 +105,6 @@ def run_seed(
         finally:
             asyncio.set_event_loop(None)
             loop.close()
-
-
-def run_seeds(
-    seeds: Iterable[int],
-    *,
-    jobs: int = 1,
-    on_result: Callable[[SeedResult], None] | None = None,
-) -> Summary:
-    """Run many seeds.
-
-    Args:
-        seeds: In any order; each stands for itself.
-        jobs: Processes that share them.
-        on_result: Called with each result, in the order of the seeds.
-    """
-    summary, began = Summary(), time.monotonic()
-    chunks = _chunks(seeds)
-    with ExitStack() as pools:
-        run: Iterable[list[SeedResult]] = map(_run_chunk, chunks)
-        if jobs > 1:
-            # Spawned: a fork would take threads and loops of the caller's along.
-            pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-            run = pools.enter_context(pool).map(_run_chunk, chunks)
-        for result in chain.from_iterable(run):
-            summary.add(result)
-            summary.real_seconds = time.monotonic() - began
-            if on_result is not None:
-                on_result(result)
-    return summary
-
-
-def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
-    left = iter(seeds)
-    while chunk := list(islice(left, _COLLECT_EVERY)):
-        yield chunk
-
-
-def _run_chunk(seeds: list[int]) -> list[SeedResult]:
-    """Run some seeds and collect their garbage together."""
-    gc.freeze()  # what is imported by now is no world's garbage, and need not be looked at after each
-    gc.disable()
-    try:
-        return [run_seed(seed, collect=False) for seed in seeds]
-    finally:
-        _collect()
-        gc.enable()
 
 
 @contextmanager
@@ -271,15 +175,37 @@ async def _phases(world: World, target: int) -> None:
     cleaner.cancel()
     saver.cancel()
     for driver in cluster.drivers:
-        driver.process.kill()
+        if driver.process not in world.asleep:
+            driver.process.kill()
     # Late requests arrive, TaskManagers end.
     await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
+    await _wake_sleepers(world, cluster)
     await _run_calmly(world, cluster)
     await world.check.settle()
     delete_unfinished(world)
     await sweep_twice(world)
     await check_savepoints(world)
     await world.check.check_retained()
+    if not world.violated.is_set():
+        await look_at_everything(world)
+
+
+async def _wake_sleepers(world: World, cluster: ClusterManager) -> None:
+    """Let drivers that have slept for days go on, when another has led, and the cleaner has been there."""
+    sleepers = [driver.process for driver in cluster.drivers if driver.process in world.asleep]
+    if not sleepers or world.violated.is_set():
+        return
+    driver, deadline = cluster.start_driver(1), world.loop.time() + _HEALED_S
+    while not driver.process.is_dead and world.loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(world.rng("sleepers").choice((3600.0, 200_000.0)))
+    await clean_now(world)
+    for process in sleepers:
+        process.go_on()
+    await asyncio.sleep(_AWAKE_S)
+    for process in sleepers:
+        process.kill()
+    await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
 
 
 async def _run_calmly(world: World, cluster: ClusterManager) -> None:
@@ -311,7 +237,8 @@ async def _heal(world: World) -> None:
     world.network.strike = None
     for process in list(world.processes):
         process.fuse = None
-        process.go_on()
+        if process not in world.asleep:
+            process.go_on()
 
 
 async def dispose(world: World | FileWorld) -> None:
@@ -334,11 +261,6 @@ async def dispose(world: World | FileWorld) -> None:
         await asyncio.wait(left, timeout=100.0)
     for task in loop.tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-
-
-def _collect() -> None:
-    with quiet(collect=True):
-        pass
 
 
 @contextmanager

@@ -1,12 +1,18 @@
-"""``dstl savepoint create`` in the simulated world: beside a query, killed now and then, and kept to the end."""
+"""The command line in the simulated world: savepoints, made beside a query and kept to the end, and what lists and
+verifies a location when everything is over."""
 
 from __future__ import annotations
 
 import asyncio
 
+from dstl.changelog.segment.inspection import describe_segment, dump_segment
 from dstl.checkpoint.savepoint.creation import create_savepoint
+from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint, directory_of
+from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints, list_states
+from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
 from dstl.errors import CorruptData, DstlError, Invalid
+from handles.key_group import KeyGroupRange
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.world import World
@@ -44,6 +50,42 @@ async def check_savepoints(world: World) -> None:
     """Restore every savepoint that was made, when its job and two sweeps of the cleaner are over (I6)."""
     for savepoint in world.savepoints:
         await world.check.check_savepoint(savepoint)
+
+
+async def look_at_everything(world: World) -> None:
+    """List and verify what is there, as an operator of the cluster does, and delete a savepoint: all is sound (I6)."""
+    process = world.process("world.command-line")
+    await process.spawn(_look(world, process), "main")
+
+
+async def _look(world: World, process: Process) -> None:
+    store, runtime, fail = world.store.client(process), world.runtime(process.name), world.check.fail
+    retained = [each.checkpoint_id for each in world.check.retained()]
+    verified = await verify_location(store, runtime)
+    if verified.problems or [each.checkpoint_id for each in verified.checkpoints] != retained:
+        fail("I6", f"verified are {[each.checkpoint_id for each in verified.checkpoints]}: {verified.problems}")
+    listed = [each["checkpoint_id"] for each in (await list_checkpoints(store, runtime))["checkpoints"]]
+    if listed != retained:
+        fail("I6", f"listed are checkpoints {listed}, and retained are {retained}")
+    described = await describe_checkpoint(store, runtime)
+    states = {each["operator"] for each in await list_states(store, runtime)}
+    if described["checkpoint_id"] != retained[-1] or states != {*world.operators, *world.faces}:
+        fail("I6", f"checkpoint {described['checkpoint_id']} is the last, with states of {sorted(states)}")
+    for name in [name for name in world.store.objects if name.endswith(".seg") and "/files/" not in name][:2]:
+        segment, groups = await store.get(name), KeyGroupRange.all(world.logs.max_parallelism)
+        if not (describe_segment(segment, name) and any(dump_segment(segment, name, key_groups=groups))):
+            fail("I6", f"{name} shows nothing")
+    for savepoint in world.savepoints:
+        problems = (await verify_savepoint(store, runtime, savepoint.name)).problems
+        if problems:
+            fail("I6", f"savepoint {savepoint.name}: {problems}")
+    made = sorted(each.name for each in world.savepoints)
+    for _ in range(min(2, len(made) + 1)):
+        listing = await list_savepoints(store, runtime)
+        if [each.name for each in listing if each.state == "complete"] != made:
+            fail("I6", f"listed are savepoints {listing}, and made were {made}")
+        if made:
+            await delete_savepoint(store, runtime, made.pop(), commit=True)
 
 
 async def _save(world: World, process: Process, name: str) -> None:

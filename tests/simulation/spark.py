@@ -26,6 +26,8 @@ RULES = "rules"
 """The broadcast stream and its state, which every partition writes alike."""
 _RULES_EVERY, _RULES = 2, 3
 
+APPENDING = ("one", "two")
+"""Operators that append each operation to its key's state."""
 CLOCKED = {"event-clock": True, "wall-clock": False}
 """Operators with timers and states that expire; True for timers in event time."""
 

@@ -9,13 +9,17 @@ from collections import Counter
 from contextvars import copy_context
 
 from dstl.checkpoint.savepoint.format import Savepoint
+from tests.simulation.faces import FACES
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
-from tests.simulation.spark import CLOCKED, QueryLogs
+from tests.simulation.process import Process
+from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
 
 CROWD = 24
 """Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
 _MAX_PARALLELISM = 8
+_FACED = 0.2
+"""Share of the worlds with an operator of a face that is not a clock's."""
 
 
 class Stage:
@@ -26,13 +30,15 @@ class Stage:
         is_crowded: Whether operators have many tasks.
         logs: Spark's checkpoint directory and the right state.
         operators: Uids of the query's appending operators.
-        clocked: Uids of its operators with timers and states that expire; often none.
+        faces: Uids of its operators of other kinds; often none.
         savepoints: Those that were made.
         violated: Set with the first violation.
         is_calm: Whether nothing has been wrong for long, and nothing may fail.
         materializes: Whether its TaskManagers make bases.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
+        clocks_set: How often a clock was set.
+        asleep: Processes that are stopped for longer than faults last: for days, or for good.
     """
 
     def __init__(self, loop: NetworkLoop, seed: int, *, plan: FaultPlan | None, keep_trace: bool) -> None:
@@ -48,14 +54,19 @@ class Stage:
         self.is_crowded = self.rng("crowd").random() < 0.1
         self.own_rng = self.rng("world")
         self.logs = QueryLogs(self.own_rng.choice((4, 12)), CROWD if self.is_crowded else _MAX_PARALLELISM)
-        self.operators = ("one", "two")[: self.own_rng.choice((1, 1, 2))]
+        self.operators = APPENDING[: self.own_rng.choice((1, 1, 2))]
         clocks = self.rng("clocks")
-        self.clocked = tuple(uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded)
+        self.faces = [uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded]
+        faces = self.rng("faces")
+        if faces.random() < _FACED and not self.is_crowded:
+            self.faces += faces.sample([uid for uid in FACES if uid not in CLOCKED], faces.choice((1, 1, 2)))
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
         self.is_calm = self.materializes = False
+        self.asleep: list[Process] = []
+        self.clocks_set = 0
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
 
     def rng(self, name: str) -> random.Random:

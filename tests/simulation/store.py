@@ -13,9 +13,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from dstl.errors import ObjectExists, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
+from dstl.errors import ObjectExists, ObjectNotFound, Unavailable
 from dstl.store.base import ByteRange, ObjectInfo, check_name
 from tests.simulation.faults import FaultKind, FaultPlan
+from tests.simulation.faulty_store import Applied, Change, Fault, as_before, by_directory, course_of
 from tests.simulation.process import Process, ProcessLoop
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class SimulatedStore:
         self.count = count
         self.trace = trace
         self._requests = 0
-        self._history: list[tuple[float, str, Stored, bool]] = []
+        self._history: list[Change] = []
         self._median = rng.choice((0.005, 0.02, 0.06))
         self.context = copy_context()
 
@@ -107,9 +108,10 @@ class SimulatedStore:
         if there is not None and if_absent:
             raise ObjectExists(f"sim://{name} exists already")
         stored = self.objects[name] = Stored(body, self.loop.time())
-        self._history.append((stored.modified, name, stored, True))
+        info = ObjectInfo(name, len(body), stored.modified)
+        self._history.append((stored.modified, info, True))
         self.trace("put", name)
-        return ObjectInfo(name, len(body), stored.modified)
+        return info
 
     def find(self, name: str) -> Stored:
         """Return an object.
@@ -127,23 +129,18 @@ class SimulatedStore:
         for name in names:
             if name in self.objects:
                 self._audit.deleting(name)
-                self._history.append((self.loop.time(), name, self.objects.pop(name), False))
+                gone = self.objects.pop(name)
+                self._history.append((self.loop.time(), ObjectInfo(name, len(gone.body), gone.modified), False))
                 self.trace("delete", name)
 
     def listing(self, prefix: str, age: float = 0.0) -> list[ObjectInfo]:
         """Return what a LIST shows that is so many seconds stale."""
-        known = {name: stored for name, stored in self.objects.items() if name.startswith(prefix)}
-        since = self.loop.time() - age
-        for when, name, stored, made in reversed(self._history if age else ()):
-            if when <= since:
-                break
-            if not name.startswith(prefix):
-                continue
-            if made:
-                known.pop(name, None)
-            else:
-                known[name] = stored
-        return [ObjectInfo(n, len(s.body), s.modified) for n, s in sorted(known.items())]
+        now = [ObjectInfo(n, len(s.body), s.modified) for n, s in self.objects.items() if n.startswith(prefix)]
+        known = as_before(now, reversed(self._history if age else ()), self.loop.time() - age, prefix)
+        if self.plan.by_directory and (other := by_directory(known)) != known:
+            self.count(FaultKind.OTHER_ORDER)
+            return other
+        return known
 
     def next_request(self) -> int:
         """Return a number for a request."""
@@ -317,64 +314,39 @@ class ClientStore:
         now, latency, kind = store.loop.time(), store.latency(), store.fault(verb, name)
         request = _Request(store, self._process, store.chance(store.plan.survives_cancel))
         request.apply, request.drop = apply, drop
-        reply = now + latency
-        refused: Exception | None = None
+        reply = now + latency + (store.delay() if kind is FaultKind.SLOW else 0.0)
+        fault = Fault(kind.removeprefix("store-")) if kind is not None else None
+        applied, told = course_of(fault, verb, f"sim://{name}")
+        at = now + 0.6 * (reply - now)
         match kind:
-            case None | FaultKind.SLOW | FaultKind.SHORT_GET | FaultKind.STALE_LIST | FaultKind.PARTIAL_DELETE:
-                if kind is FaultKind.SLOW:
-                    reply += store.delay()
-                if kind is FaultKind.STALE_LIST:
-                    age = store.delay()
-                    request.apply = lambda: store.listing(name, age)
-                if kind is FaultKind.PARTIAL_DELETE:
-                    some = name.split(",")
-                    request.apply = lambda: self._delete_part(some)
-                if kind is FaultKind.SHORT_GET:
-                    request.apply = lambda: _cut(apply(), store)
-                request.apply_at(now + 0.6 * (reply - now), reply_at=reply)
-            case FaultKind.SLOW_DOWN:
-                refused = SlowDown(f"sim://{name}: slow down (simulated)")
+            case FaultKind.STALE_LIST:
+                age = store.delay()
+                request.apply = lambda: store.listing(name, age)
+            case FaultKind.PARTIAL_DELETE:
+                some = name.split(",")
+                request.apply = lambda: store.delete(some[: store.part(len(some) + 1)])
+            case FaultKind.SHORT_GET:
+                request.apply = lambda: _cut(apply(), store)
             case FaultKind.STORED_SLOW_DOWN:
-                # A gateway whose server has carried it out and restarts, and is not reached until it is back.
-                request.apply_at(now + 0.6 * latency, reply_at=None)
-                request.reply_at(reply, SlowDown(f"sim://{name}: {kind} (simulated)"))
+                # The server behind the gateway restarts, and is not reached until it is back.
                 store.outage_until = max(store.outage_until, reply + store.delay())
-            case FaultKind.FULL:
-                refused = Unavailable(f"sim://{name}: no space left, nothing was stored (simulated)")
-            case FaultKind.UNAVAILABLE:
-                refused = Unavailable(f"sim://{name}: not reached (simulated)")
-            case FaultKind.RESET | FaultKind.LOST_RESPONSE | FaultKind.LATE_PUT:
-                text = f"sim://{name}: {kind} (simulated)"
-                request.reply_at(reply, OutcomeUnknown(text) if verb == "put" else Unavailable(text))
-                if kind is FaultKind.LOST_RESPONSE:
-                    request.apply_at(now + 0.6 * latency, reply_at=None)
-                elif kind is FaultKind.LATE_PUT:
-                    request.apply_at(reply + store.delay(), reply_at=None)
-                elif drop is not None:
-                    drop()
+            case FaultKind.LATE_PUT:
+                at = reply + store.delay()
             case FaultKind.STUCK:
-                text = f"sim://{name}: no answer within {_READ_TIMEOUT_S:.0f} s (simulated)"
-                request.reply_at(now + _READ_TIMEOUT_S, OutcomeUnknown(text) if verb == "put" else Unavailable(text))
-                if store.chance(0.5):
-                    request.apply_at(now + store.delay(), reply_at=None)
-                elif drop is not None:
-                    drop()
-            case _:
-                raise AssertionError(kind)
-        if refused is not None:
-            request.reply_at(reply, refused)
-            if drop is not None:
-                drop()
+                reply, applied = now + _READ_TIMEOUT_S, Applied.LATER if store.chance(0.5) else Applied.NEVER
+                at = now + store.delay()
+        if told is not None:
+            request.reply_at(reply, told)
+        if applied is not Applied.NEVER:
+            request.apply_at(at, reply_at=reply if told is None else None)
+        elif drop is not None:
+            drop()
         try:
             result: T = await request.answer
         except asyncio.CancelledError:
             request.abandon()
             raise
         return result
-
-    def _delete_part(self, names: Sequence[str]) -> None:
-        self._store.delete(names[: self._store.part(len(names) + 1)])
-        raise Unavailable(f"sim://: only some of {len(names)} objects were deleted (simulated)")
 
 
 class RawStore:

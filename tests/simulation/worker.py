@@ -21,10 +21,11 @@ from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
 from tests.simulation.attempt import Seat, SimulatedAttempt
 from tests.simulation.blocking import Wait
+from tests.simulation.face_runner import SeatedOperator
 from tests.simulation.faults import FaultKind
 from tests.simulation.operator import mark_changes, simulated_operator
 from tests.simulation.process import Process
-from tests.simulation.spark import CLOCKED, TaskSpec
+from tests.simulation.spark import APPENDING, TaskSpec
 from tests.simulation.world import World
 
 _CALL_TIMEOUT_S = 600.0  # as dstl.rpc.client.Connection
@@ -60,7 +61,9 @@ class Worker:
         if operator is None:
             groups, self._seat = self._world.logs.max_parallelism, self._seat or Seat(attempt)
             definition = simulated_operator(spec.operator, spec.parallelism, groups, self._seat)
-            operator = self._prepared[spec.operator] = PreparedOperator(definition)
+            is_face = spec.operator not in APPENDING
+            operator = SeatedOperator(definition, self._seat) if is_face else PreparedOperator(definition)
+            self._prepared[spec.operator] = operator
         assert self._seat is not None
         self._seat.attempt = attempt
         process = WorkerProcess(
@@ -128,7 +131,7 @@ class _Line:
     def send(self, message: Call[R]) -> _Pending[R]:
         """Send a request behind those before it, and return its reply to come."""
         sent: Call[Any] = message
-        if isinstance(message, Write) and self._attempt.spec.operator not in CLOCKED:
+        if isinstance(message, Write) and self._attempt.spec.operator in APPENDING:
             with pa.ipc.open_stream(pa.py_buffer(message.changes)) as reader:
                 for batch in reader:
                     self._attempt.changes.append(batch)

@@ -18,19 +18,31 @@ from tests.simulation.process import Process
 from tests.simulation.stage import Stage
 from tests.simulation.store import SimulatedStore, Stored
 
+_YEAR_S = 366 * 86400.0
+
 
 class _Clock:
-    """A process's clock: the world's time, and a wall clock that may be wrong."""
+    """A process's clock: the world's time, and a wall clock that may be wrong; told whenever somebody reads that."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, skew: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, skew: float, count: Callable[[FaultKind], None]) -> None:
         self._loop = loop
+        self._count = count
+        self._began_off = bool(skew)
         self.skew = skew
+        self.jumped = False
+        self.years = 0
 
     def now(self) -> float:
         return self._loop.time()
 
     def wall(self) -> float:
-        return self._loop.time() + self.skew
+        wrong = (self._began_off, self.jumped, bool(self.years))
+        for kind, is_wrong in zip(
+            (FaultKind.CLOCK_SKEW, FaultKind.CLOCK_JUMP, FaultKind.CLOCK_YEAR), wrong, strict=True
+        ):
+            if is_wrong:
+                self._count(kind)
+        return self._loop.time() + self.skew + self.years * _YEAR_S
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -83,17 +95,29 @@ class World(Stage):
         skew = 0.0
         if self._skewed:
             skew = self.rng(f"{name}:skew").uniform(-3600, 3600)
-            self.count(FaultKind.CLOCK_SKEW)
-        clock = _Clock(self.loop, skew)
+        clock = _Clock(self.loop, skew, self.count)
         self._clocks.append(clock)
         return Runtime(clock, self.rng(f"{name}:rng"), self.rng(f"{name}:ids"))
 
-    def jump_clock(self, rng: random.Random) -> bool:
-        """Set the wall clock of one process, any one, up to an hour forward or back; one time in ten a year forward."""
+    def jump_clock(self, rng: random.Random) -> None:
+        """Set the wall clock of one process, any one, up to an hour forward or back."""
         if self._clocks:
             clock, jump_s = rng.choice(self._clocks), rng.uniform(-3600, 3600)
-            clock.skew += jump_s if abs(jump_s) < 3240 else abs(jump_s) * 8766
-        return bool(self._clocks)
+            clock.skew, clock.jumped = clock.skew + jump_s, True
+            self.clocks_set += 1
+
+    def lose_a_year(self, rng: random.Random, seconds: float) -> None:
+        """Set the wall clock of one process a year forward or back, and right again after some seconds."""
+        if not self._clocks:
+            return
+        clock = rng.choice(self._clocks)
+
+        def set_years(years: int) -> None:
+            clock.years = years
+            self.clocks_set += 1
+
+        set_years(rng.choice((-1, 1)))
+        self.loop.call_later(seconds, set_years, 0, context=self.context)
 
     def process(self, name: str) -> Process:
         """Return a new process."""

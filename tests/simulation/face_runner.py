@@ -1,21 +1,37 @@
-"""One task of an operator with clocks: the product's runner, with the faults of a simulated attempt around it."""
+"""One task of an operator of a face: the product's runner, with the faults of a simulated attempt around it."""
 
 from __future__ import annotations
 
 import asyncio
-import copy
 from collections.abc import Iterator
 
 import pyarrow as pa
 
-from dstl.state.processor_runner import ProcessorRunner
+from dstl.spark.task_definition import PreparedOperator, TaskDefinition, TaskRunner
 from dstl.state.task_input import TaskInput
 from tests.simulation.attempt import Seat
 from tests.simulation.clocked_model import Batch
-from tests.simulation.clocked_operator import collect_output
+from tests.simulation.faces import Output, collect_rows
 
 
-class ClockedRunner:
+class SeatedOperator(PreparedOperator):
+    """Makes the runners of one operator's tasks.
+
+    Args:
+        definition: The operator.
+        seat: Of the attempt that has the faults.
+    """
+
+    def __init__(self, definition: TaskDefinition, seat: Seat) -> None:
+        super().__init__(definition)
+        self._seat = seat
+
+    def runner(self, registry: bytes) -> TaskRunner:
+        """Return the runner of one task."""
+        return _Runner(super().runner(registry), self._seat)
+
+
+class _Runner:
     """The product's runner, which tells the auditor what it has yielded.
 
     Args:
@@ -23,12 +39,9 @@ class ClockedRunner:
         seat: Of the attempt that has the faults.
     """
 
-    def __init__(self, runner: ProcessorRunner, seat: Seat) -> None:
+    def __init__(self, runner: TaskRunner, seat: Seat) -> None:
         self._runner = runner
         self._seat = seat
-
-    def __copy__(self) -> ClockedRunner:
-        return ClockedRunner(copy.copy(self._runner), self._seat)
 
     @property
     def max_event_time_ms(self) -> int | None:
@@ -44,11 +57,11 @@ class ClockedRunner:
         """Process a batch, or fail where the attempt does."""
         attempt = self._seat.attempt
         attempt.fail_at(3)
-        output: dict[bytes, list[str]] = {}
+        output: Output = {}
         for batch in self._runner.run(batches, task):
-            collect_output(batch, output)
+            collect_rows(batch, output)
             yield batch
         attempt.fail_at(4)
         given = Batch(task.processing_time_ms, task.watermark_ms, task.late_watermark_ms or 0)
-        attempt.world.check.clocked_output(attempt.spec, attempt.parent, given, output)
+        attempt.world.check.face_output(attempt.spec, attempt.parent, given, output)
         attempt.wait(asyncio.sleep(attempt.rng.uniform(0.0, 0.01)))

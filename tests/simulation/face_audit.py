@@ -1,4 +1,4 @@
-"""The audit of operators with timers and states that expire: each attempt, checkpoint and output that counts.
+"""The audit of operators that a model runs beside the query: each attempt, checkpoint and output that counts.
 
 The expected state follows the checkpoints' own lineage, for a batch's time is known only once a checkpoint says it:
 from then on the batch must have that time whenever it runs again, or its output and its state are not of one run.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from handles.checkpoint import CompletedCheckpoint
-from handles.key_group import partition_of
+from handles.key_group import partition_of, range_of_partition
 from materializer.tables.base import StateTable
-from tests.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, States, event_time_ms, run_model
-from tests.simulation.clocked_operator import clocked_operator, show_states
+from tests.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, event_time_ms, run_model
+from tests.simulation.faces import Output, entries_of, face_operator, run_face, states_of
 from tests.simulation.spark import CLOCKED, QueryLogs, TaskSpec, key_group_of, keys_of
 
-Output = dict[bytes, list[str]]
 _LATER_MS = 1700
 
 
@@ -28,7 +28,7 @@ class _Known:
     time_ms: int
     watermark_ms: int
     late_watermark_ms: int
-    states: Mapping[str, States]
+    states: Mapping[str, Any]
     output: Mapping[str, Output]
     held_since_ms: int | None = None
     committed_ms: float = 0.0
@@ -43,26 +43,34 @@ _NOTHING = _Known(-1, 0, 0, 0, {}, {})
 class _Batch:
     """A batch of one operator, as the model runs it."""
 
-    of_event_time: bool
-    states: States
+    uid: str
+    states: Mapping[Any, Any]
     rows: Mapping[bytes, Sequence[int]]
     given: Batch
+    key_groups: Sequence[int]
+    most: int
+
+    def run(self) -> tuple[Mapping[Any, Any], Output]:
+        """Return the states behind it, and what it must yield."""
+        if self.uid in CLOCKED:
+            return run_model(CLOCKED[self.uid], self.states, self.rows, self.given)
+        return run_face(self.uid, self.states, self.rows, self.given, self.key_groups, self.most)
 
     def output(self) -> Output:
-        return run_model(self.of_event_time, self.states, self.rows, self.given)[1]
+        return self.run()[1]
 
     def after_a_sweep(self, key: bytes) -> Iterator[list[str] | None]:
         """Yield what a key may show as well: slots that an earlier batch found expired may be swept or not."""
-        for left in self.states[key].swept() if key in self.states else ():
+        for left in self.states[key].swept() if self.uid in CLOCKED and key in self.states else ():
             yield replace(self, states={**self.states, key: left}).output().get(key)
 
 
-class ClockedAudit:
+class FaceAudit:
     """Compares every attempt, checkpoint and kept output of the operators with the model.
 
     Args:
         logs: The query's batches.
-        operators: Uids of the operators with clocks; it does nothing where there are none.
+        operators: Uids of the operators; it does nothing where there are none.
         fail: Takes an invariant's number and what was observed.
         clock_jumps: Returns how often a clock was set so far.
     """
@@ -100,10 +108,13 @@ class ClockedAudit:
         given = Batch(time, parent.watermark_ms, parent.late_watermark_ms)
         operations = self._logs.range_of(batch)
         rows = self._rows(operations)
-        ran = {uid: run_model(CLOCKED[uid], parent.states.get(uid, {}), rows, given) for uid in self.operators}
+        most = self._logs.max_parallelism
+        ran = {
+            uid: _Batch(uid, parent.states.get(uid, {}), rows, given, range(most), most).run() for uid in self.operators
+        }
         latest = max((event_time_ms(each) for each in operations), default=0)
         watermark = parent.watermark_ms
-        if any(CLOCKED[uid] for uid in self.operators):
+        if any(face_operator(uid, 1, most).event_time for uid in self.operators):
             watermark = max(watermark, latest - DELAY_MS)
         self._known[number] = _Known(
             batch,
@@ -145,12 +156,13 @@ class ClockedAudit:
         if given != expected:
             self._fail("I9", f"attempt {spec.attempt} of batch {spec.batch} was given {given}, not {expected}")
         groups = self._logs.max_parallelism
+        owned, is_clocked = range_of_partition(spec.slot, groups, spec.parallelism), spec.operator in CLOCKED
         states = {
-            key: state
-            for key, state in parent.states.get(spec.operator, {}).items()
-            if partition_of(key_group_of(key, groups), groups, spec.parallelism) == spec.slot
+            place: state
+            for place, state in parent.states.get(spec.operator, {}).items()
+            if (key_group_of(place, groups) if is_clocked else place[1]) in owned
         }
-        batch = _Batch(CLOCKED[spec.operator], states, spec.operations, expected)
+        batch = _Batch(spec.operator, states, spec.operations, expected, list(owned), groups)
         self._outputs[spec.writer] = self._compare(
             "I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}", output, batch
         )
@@ -173,16 +185,20 @@ class ClockedAudit:
         known = self._known.get(checkpoint.checkpoint_id)
         if known is None:
             return
-        keys = list(keys_of(self._logs))
+        rows, most = {key: [LOOK] for key in keys_of(self._logs)}, self._logs.max_parallelism
         later = Batch(known.time_ms + _LATER_MS, known.watermark_ms + _LATER_MS, 0)
         for entry in checkpoint.operators:
             if entry.uid not in self.operators:
                 continue
-            operator = clocked_operator(entry.uid, entry.parallelism, self._logs.max_parallelism)
-            shown = show_states(operator, entry.registry, tables.get(entry.uid, ()), keys, later)
-            rows = {key: [LOOK] for key in keys}
-            batch = _Batch(CLOCKED[entry.uid], known.states[entry.uid], rows, later)
-            self._compare("I6", f"checkpoint {checkpoint.checkpoint_id} holds {entry.uid}, which", shown, batch)
+            found, what = entries_of(tables.get(entry.uid, ()), states_of(entry.registry)), f"{entry.uid}, which"
+            right, what = known.states[entry.uid], f"checkpoint {checkpoint.checkpoint_id} holds {what}"
+            if entry.uid in CLOCKED:
+                # Expired values may be swept or not: compared is what is shown.
+                shown = run_face(entry.uid, found, rows, later, range(most), most, entry.registry)[1]
+                self._compare("I6", what, shown, _Batch(entry.uid, right, rows, later, range(most), most))
+            elif found != right:
+                place = min(each for each in {*found, *right} if found.get(each) != right.get(each))
+                self._fail("I6", f"{what} has {found.get(place)!r} at {place}, not {right.get(place)!r}")
 
     def _parent(self, checkpoint_id: int | None) -> _Known | None:
         return self._known.get(checkpoint_id) if checkpoint_id else _NOTHING

@@ -1,0 +1,392 @@
+"""Operators of every face of the product in a simulated query, and the model of all but those with clocks.
+
+The faces are windows, sessions, groups, deduplication, functions over columns, pandas processors,
+``applyInPandasWithState``, and processors with clocks, whose model is in ``clocked_model``. That their results are
+Spark's is for other tests to show. Here the model is the product's own runner, over one table, in one task, without a
+fault: what partitions, logs, restores and attempts make of it must be the same, in what is yielded and in each byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
+from dstl.spark.operators.aggregation import AggregationDefinition
+from dstl.spark.operators.deduplication import DeduplicationDefinition
+from dstl.spark.operators.map_states import MapStatesDefinition
+from dstl.spark.operators.processor import ProcessorDefinition
+from dstl.spark.task_definition import EventTime, TaskDefinition
+from dstl.state.descriptor import DeclaredSchemas
+from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.group_state_processor import GroupStateProcessor
+from dstl.state.keyed_batch import KEY_GROUP_COLUMN, Style
+from dstl.state.registry import StateRegistry
+from dstl.state.task_input import TaskInput
+from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, Aggregation
+from dstl.state.vectorised.duplicates_runner import Deduplication
+from dstl.state.vectorised.map_states import EXISTS_COLUMN, MapStates
+from dstl.state.vectorised.time_windows import TimeWindows
+from dstl.taskmanager.reads import TableSource, client_of
+from materializer.tables import HeapStateTable, StateTable
+from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
+from tests.simulation.spark import key_group_of
+
+Entries = Mapping[tuple[int, int, bytes, bytes], bytes]
+"""The values of one operator, by state, key group, key and user key."""
+Output = dict[bytes, list[str]]
+
+_MOMENT = TimestampType()
+_FRONT = [StructField("key", BinaryType()), StructField("operation", IntegerType())]
+_PAIR = StructType([StructField("label", StringType()), StructField("operation", IntegerType())])
+_ROW = StructType(
+    [
+        *_FRONT,
+        StructField("at", _MOMENT),
+        StructField("until", _MOMENT),
+        StructField("label", StringType()),
+        StructField("amount", DoubleType()),
+        StructField("price", DecimalType(9, 2)),
+        StructField("pair", _PAIR),
+    ]
+)
+_KEY = StructType(_FRONT[:1])
+_WINDOW = StructType([StructField("start", _MOMENT), StructField("end", _MOMENT)])
+_WINDOW_KEY = StructType([StructField(WINDOW_START, _MOMENT), StructField(WINDOW_END, _MOMENT), *_KEY.fields])
+_COLUMNS = arrow_schema(_ROW).append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
+_AGGREGATES = {
+    "n": Aggregate("count"),
+    "sum": Aggregate("sum", "price"),
+    "mean": Aggregate("mean", "amount"),
+    "low": Aggregate("min", "label"),
+    "high": Aggregate("max", "amount"),
+    "first": Aggregate("first", "label", ignore_nulls=True),
+    "last": Aggregate("last", "operation"),
+    "spread": Aggregate("stddev_samp", "amount"),
+    "best": Aggregate("max_by", "pair"),
+    "all": Aggregate("collect_list", "operation"),
+    "kinds": Aggregate("count_distinct", "label"),
+    "about": Aggregate("approx_count_distinct", "operation"),
+}
+_EVENT_TIME = EventTime("at", DELAY_MS)
+
+
+def face_rows(operations: Mapping[bytes, Sequence[int]], max_parallelism: int) -> pa.RecordBatch:
+    """Return operations by key as rows of these operators' input."""
+    rows = []
+    for key, numbers in operations.items():
+        for number in numbers:
+            at = event_time_ms(number) * 1000
+            label = None if number % 5 == 4 else f"label {number % 7}"
+            rows.append(
+                {
+                    "key": key,
+                    "operation": number,
+                    "at": at,
+                    "until": at + 1_500_000,
+                    "label": label,
+                    "amount": float("nan") if number % 19 == 18 else number / 3,
+                    "price": Decimal(number) / 4,
+                    "pair": {"label": label, "operation": number},
+                    KEY_GROUP_COLUMN: key_group_of(key, max_parallelism),
+                }
+            )
+    return pa.RecordBatch.from_pylist(rows, schema=_COLUMNS)
+
+
+def face_mark(partition: int) -> pa.RecordBatch:
+    """Return the row that tells a task without rows its partition."""
+    return pa.RecordBatch.from_pylist([{KEY_GROUP_COLUMN: -1 - partition}], schema=_COLUMNS)
+
+
+@cache
+def face_operator(uid: str, parallelism: int, max_parallelism: int) -> TaskDefinition:
+    """Return the definition of one of :data:`FACES`."""
+    return FACES[uid](uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, input_schema=_ROW)
+
+
+def run_face(
+    uid: str,
+    entries: Entries,
+    rows: Mapping[bytes, Sequence[int]],
+    given: Batch,
+    key_groups: Sequence[int],
+    most: int,
+    known: Mapping[str, Any] | None = None,
+) -> tuple[Entries, Output]:
+    """Return an operator's values behind a batch, and what it must yield for each key.
+
+    Args:
+        uid: The operator.
+        entries: Its values before.
+        rows: Operations by key.
+        given: The batch's times.
+        key_groups: Those of the task.
+        most: Number of all key groups.
+        known: Its states as a checkpoint has them; None for what it declares.
+    """
+    definition = face_operator(uid, 1, most)
+    registry = StateRegistry.from_wire(definition.resolve(known), settled=True)
+    held = TableSource(HeapStateTable())
+    if entries:
+        columns = zip(
+            *((g, s, OP_PUT, k, u, v) for (s, g, k, u), v in sorted(entries.items(), key=_place)), strict=True
+        )
+        arrays = [pa.array(column, each.type) for column, each in zip(columns, CHANGE_SCHEMA, strict=True)]
+        held.apply(pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA))
+    changes: list[pa.RecordBatch] = []
+    task = TaskInput(
+        source=client_of(held),
+        send=changes.append,
+        sequence=1 << 40,
+        key_groups=key_groups,
+        processing_time_ms=given.time_ms,
+        watermark_ms=given.watermark_ms,
+        late_watermark_ms=given.late_watermark_ms,
+    )
+    output: Output = {}
+    for batch in definition.task_runner(registry).run(definition.arrange([face_rows(rows, most)]), task):
+        collect_rows(batch, output)
+    for change in changes:
+        held.apply(change.sort_by("key_group"))
+    return entries_of([held.table], [each.state_id for each in registry.descriptors]), output
+
+
+def states_of(registry: Mapping[str, Any]) -> list[int]:
+    """Return the numbers of an operator's states."""
+    return [each.state_id for each in StateRegistry.from_wire(dict(registry), settled=True).descriptors]
+
+
+def entries_of(tables: Sequence[StateTable], states: Sequence[int]) -> Entries:
+    """Return everything that tables hold of some states."""
+    return {
+        (state, group, entry.key, entry.user_key): bytes(entry.value)
+        for table in tables
+        for group in table.key_groups()
+        for state in states
+        for entry in table.scan(state, group)
+    }
+
+
+def collect_rows(batch: pa.RecordBatch, output: Output) -> None:
+    """Add an operator's output to what it has yielded for each key."""
+    for row in batch.to_pylist():
+        shown = row["what"] if "what" in row else repr({name: _shown(value) for name, value in row.items()})
+        output.setdefault(row["key"], []).append(shown)
+
+
+def _place(entry: tuple[tuple[int, int, bytes, bytes], bytes]) -> tuple[int, int, bytes, bytes]:
+    (state, group, key, user_key), _ = entry
+    return group, state, key, user_key
+
+
+def _shown(value: Any) -> Any:
+    return "nan" if isinstance(value, float) and np.isnan(value) else value
+
+
+def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
+    def define(uid: str, **place: Any) -> TaskDefinition:
+        timed = kind != "groups"
+        results = StructType([*_KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
+        whole = Aggregation(
+            mode="append" if timed else "update",
+            aggregates=_AGGREGATES,
+            key_schema=_WINDOW_KEY if timed else _KEY,
+            others=("key",),
+            window=1 if timed else None,
+            windows=TimeWindows(3_000_000, 1_000_000) if kind == "windows" else None,
+            session=kind == "sessions",
+            time="at" if timed else None,
+            starts="at" if kind == "sessions" else None,
+            ends="until" if kind == "sessions" else None,
+            expires=WINDOW_END if timed else None,
+            input_schema=_ROW,
+            output_schema=StructType(
+                [*results.fields, *(StructField(n, each.accumulator(_ROW).result) for n, each in _AGGREGATES.items())]
+            ),
+        )
+        return AggregationDefinition(
+            uid=uid,
+            by=tuple(whole.key_schema.names),
+            placed_by=("key",),
+            key_schema=whole.key_schema,
+            output=whole.output_schema,
+            event_time=_EVENT_TIME if timed else None,
+            aggregation=whole,
+            **place,
+        )
+
+    return define
+
+
+def _deduplicated(uid: str, **place: Any) -> TaskDefinition:
+    names = ("key", "label")
+    whole = Deduplication(
+        input_schema=_ROW,
+        columns=tuple((name, None) for name in names),
+        key_schema=StructType([_ROW[name] for name in names]),
+        time="at",
+        within_us=2_500_000,
+    )
+    return DeduplicationDefinition(
+        uid=uid,
+        by=names,
+        placed_by=("key",),
+        key_schema=whole.key_schema,
+        output=_ROW,
+        event_time=_EVENT_TIME,
+        deduplication=whole,
+        **place,
+    )
+
+
+_STATE = StructType(
+    [
+        StructField("n", LongType()),
+        StructField("label", StringType()),
+        StructField("day", DateType()),
+        StructField("price", DecimalType(20, 2)),
+        StructField("pair", _PAIR),
+        StructField("all", ArrayType(LongType())),
+        StructField("by", MapType(StringType(), DoubleType())),
+    ]
+)
+
+
+def _mapped(uid: str, **place: Any) -> TaskDefinition:
+    output = StructType([*_KEY.fields, *_STATE.fields])
+    whole = MapStates(
+        name=uid,
+        function=_map_states,
+        key_schema=_KEY,
+        input_schema=_ROW,
+        output_schema=output,
+        state_schema=_STATE,
+    )
+    return MapStatesDefinition(uid=uid, by=("key",), key_schema=_KEY, output=output, mapping=whole, **place)
+
+
+def _map_states(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Count each key's rows, keep what the last of them says, and forget a key whose last number asks for it."""
+    new = states.to_pylist()
+    for row in rows.to_pylist():
+        state, number = new[row["__group"]], row["operation"]
+        state[EXISTS_COLUMN] = number % 11 != 10
+        state |= {
+            "n": (state["n"] or 0) + 1,
+            "label": row["label"],
+            "day": date(2026, 1, 1) + timedelta(number),
+            "price": row["price"],
+            "pair": row["pair"],
+            "all": [*(state["all"] or ())[-3:], number],
+            "by": [(f"{number % 3}", number / 2)],
+        }
+    table = pa.Table.from_pylist(new, states.schema)
+    shown = table.drop_columns([EXISTS_COLUMN]).add_column(0, keys.schema.field("key"), keys.column("key"))
+    return table, shown
+
+
+class _Frames(StatefulProcessor):  # type: ignore[misc]
+    """A pandas processor: one state of each kind that knows no order, and timers in event time."""
+
+    def init(self, handle: Any) -> None:
+        self._handle = handle
+        self._last = handle.getValueState("last", _STATE)
+        self._slots = handle.getMapState("slots", StructType(_FRONT[1:]), _PAIR)
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        last = self._last.get()
+        total = last[0] if self._last.exists() else 0
+        for frame in rows:
+            total += len(frame)
+            for number, label in zip(frame["operation"], frame["label"], strict=True):
+                number = int(number)
+                day, pair = date(2026, 1, 1) + timedelta(number), (label, number)
+                value = (total, label, day, Decimal(number), pair, [number], {"n": float(number)})
+                self._last.update(value)
+                if self._slots.containsKey((number % 4,)) and number % 3 == 0:
+                    self._slots.removeKey((number % 4,))
+                else:
+                    self._slots.updateValue((number % 4,), pair)
+                self._handle.registerTimer(event_time_ms(number) + 700)
+        slots = sorted(each for (each,) in self._slots.keys())  # noqa: SIM118 - a state's method
+        yield pd.DataFrame(
+            {"key": [key[0]], "what": [f"{total} {last} {slots} {sorted(self._slots.values(), key=repr)}"]}
+        )
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        at = expiredTimerInfo.getExpiryTimeInMs()
+        if at % 4 == 0:
+            self._last.clear()
+        yield pd.DataFrame({"key": [key[0]], "what": [f"fired at {at} {self._last.get()}"]})
+
+
+def _keep_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Count a key's rows until it times out, some seconds of event time later."""
+    before = state.get[0] if state.exists else 0
+    if state.hasTimedOut:
+        state.remove()
+        yield pd.DataFrame({"key": [key[0]], "what": [f"timed out at {before}"]})
+        return
+    numbers = [int(number) for frame in frames for number in frame["operation"]]
+    state.update((before + len(numbers),))
+    state.setTimeoutTimestamp(max(state.getCurrentWatermarkMs(), *map(event_time_ms, numbers)) + 2000)
+    yield pd.DataFrame({"key": [key[0]], "what": [f"{before} and {numbers}"]})
+
+
+def _processed(
+    processor: Callable[[], StatefulProcessor], style: Style = "pandas", time_mode: str = "eventTime"
+) -> Callable[..., TaskDefinition]:
+    def define(**place: Any) -> TaskDefinition:
+        return ProcessorDefinition(
+            by=("key",),
+            key_schema=_KEY,
+            output=StructType([*_KEY.fields, StructField("what", StringType())]),
+            event_time=_EVENT_TIME if time_mode == "eventTime" else None,
+            processor=processor(),
+            style=style,
+            time_mode=time_mode,
+            timezone="UTC",
+            schemas=DeclaredSchemas(),
+            **place,
+        )
+
+    return define
+
+
+FACES: Mapping[str, Callable[..., TaskDefinition]] = {
+    "event-clock": _processed(lambda: Recorder(True), "row"),
+    "wall-clock": _processed(lambda: Recorder(False), "row", "processingTime"),
+    "windows": _aggregated("windows"),
+    "sessions": _aggregated("sessions"),
+    "groups": _aggregated("groups"),
+    "first-rows": _deduplicated,
+    "columns": _mapped,
+    "frames": _processed(_Frames),
+    "group-state": _processed(
+        lambda: GroupStateProcessor(_keep_group, StructType([StructField("n", LongType())]), "EventTimeTimeout")
+    ),
+}
+"""What defines each of these operators, by uid."""
