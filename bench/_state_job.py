@@ -195,24 +195,30 @@ class StateJob:
 
     def changes(self, ids: np.ndarray[Any, Any], *, delete: bool = False) -> pa.RecordBatch:
         """Changes of some keys, key group by key group; values are random hexadecimal digits: they pack to a half."""
-        ids = ids[np.argsort(ids % GROUPS, kind="stable")]
-        width = 0 if delete else self.value_bytes
-        values = DIGITS[self.rng.integers(0, 16, (len(ids), width), np.uint8)]
-        keys = ids.astype(">i8").view(np.uint8).reshape(-1, KEY_BYTES)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array((ids % GROUPS).astype(np.uint16)),
-                pa.array(np.zeros(len(ids), np.uint16)),
-                pa.array(np.full(len(ids), OP_DELETE if delete else OP_PUT, np.uint8)),
-                fixed_width(keys),
-                fixed_width(np.empty((len(ids), 0), np.uint8)),
-                fixed_width(values),
-            ],
-            schema=CHANGE_SCHEMA,
-        )
+        return changes_of(self.rng, ids, 0 if delete else self.value_bytes, delete=delete)
 
     def _requests(self) -> int:
         return self.store.totals.calls - self.store.totals.delete.calls
+
+
+def changes_of(
+    rng: np.random.Generator, ids: np.ndarray[Any, Any], value_bytes: int, *, delete: bool = False
+) -> pa.RecordBatch:
+    """Changes of some keys with such values: key ``i`` in key group ``i mod 128``."""
+    ids = ids[np.argsort(ids % GROUPS, kind="stable")]
+    values = DIGITS[rng.integers(0, 16, (len(ids), value_bytes), np.uint8)]
+    keys = ids.astype(">i8").view(np.uint8).reshape(-1, KEY_BYTES)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array((ids % GROUPS).astype(np.uint16)),
+            pa.array(np.zeros(len(ids), np.uint16)),
+            pa.array(np.full(len(ids), OP_DELETE if delete else OP_PUT, np.uint8)),
+            fixed_width(keys),
+            fixed_width(np.empty((len(ids), 0), np.uint8)),
+            fixed_width(values),
+        ],
+        schema=CHANGE_SCHEMA,
+    )
 
 
 @asynccontextmanager

@@ -1,8 +1,10 @@
-"""``memory``: bytes of memory per key in the heap table against a plain dictionary, and the peak of a restore.
+"""``memory``: bytes of memory per key in each kind of table against a plain dictionary, and the peak of a restore.
 
-``heap_bytes_per_key`` and ``dict_bytes_per_key`` are what Python's allocators hold (tracemalloc) for the same keys and
-values, once filled batch by batch; ``payload`` are the bytes of key and value alone. The restore runs in a process of
-its own: ``restored_mb`` is what it has grown by afterwards, ``peak_mb`` by how much at the most.
+Each of ``heap``, ``rocksdb`` and ``dict`` is filled with the same keys and values in batches, in a process of its own.
+``bytes_per_key`` is what the process has grown by, RocksDB's write buffers and caches included; ``disk_bytes_per_key``
+what lies in files; ``fetch_us`` the processor time of a fetch, a key of 20,000 random ones asked for together.
+``payload_bytes_per_key`` are key and value alone. The restore, too, runs alone: ``restored_mb`` is what its process has
+grown by afterwards, ``peak_mb`` by how much at the most. Two longs are a value of 18 bytes.
 """
 
 import argparse
@@ -11,17 +13,26 @@ import gc
 import os
 import resource
 import sys
-import tracemalloc
-from collections.abc import Callable
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from bench._figures import print_figures
-from bench._state_job import GROUPS, KEY_BYTES, StateJob, add_job_arguments, in_directory, keys_of, local_job
+from bench._state_job import (
+    GROUPS,
+    KEY_BYTES,
+    OPERATOR,
+    add_job_arguments,
+    changes_of,
+    in_directory,
+    keys_of,
+    local_job,
+)
 from bench.recovery import QUIET, materialize_now
 from dstl.checkpoint.assembly import recovery_work
 from dstl.runtime import system_runtime
@@ -31,49 +42,39 @@ from dstl.taskmanager.task_manager import table_opener
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from materializer.restore.restore import restore_tables
-from materializer.tables import HeapStateTable, TableKind
+from materializer.tables import TableKind
 
-BATCH_KEYS = 10_000
-
-
-def bytes_per_key(job: StateJob, keys: int) -> dict[str, float]:
-    """Fill a table and a dictionary with the same changes, and look what each holds."""
-
-    def table() -> object:
-        filled = HeapStateTable()
-        for start in range(0, keys, BATCH_KEYS):
-            filled.apply(job.changes(np.arange(start, min(keys, start + BATCH_KEYS))))
-        return filled
-
-    def plain() -> object:
-        filled: dict[bytes, bytes] = {}
-        for start in range(0, keys, BATCH_KEYS):
-            part = job.changes(np.arange(start, min(keys, start + BATCH_KEYS)))
-            filled.update(zip(part.column("key").to_pylist(), part.column("value").to_pylist(), strict=True))
-        return filled
-
-    heap, dictionary = held(table) / keys, held(plain) / keys
-    return {
-        "heap_bytes_per_key": heap,
-        "dict_bytes_per_key": dictionary,
-        "payload_bytes_per_key": KEY_BYTES + job.value_bytes,
-        "ratio_heap_to_dict": heap / dictionary,
-    }
+BATCH_KEYS = 50_000
+FETCHED = 20_000
 
 
-def held(make: Callable[[], object]) -> int:
-    """Return the bytes that what is made holds."""
+def filled_alone(kind: TableKind | Literal["dict"], directory: str, keys: int, value_bytes: int) -> dict[str, float]:
+    """Fill a table, or a dictionary, in this process, which has done nothing else, and look what it holds."""
+    rng = np.random.default_rng(1)
+    place = Path(directory) / f"{kind}-{os.getpid()}"
+    table = None if kind == "dict" else table_opener(kind, place)(OPERATOR)
+    plain: dict[bytes, bytes] = {}
+    changes_of(rng, np.arange(BATCH_KEYS), value_bytes)  # what Arrow and numpy take once
+    before = resident_bytes()
+    for start in range(0, keys, BATCH_KEYS):
+        part = changes_of(rng, np.arange(start, min(keys, start + BATCH_KEYS)), value_bytes)
+        if table is None:
+            plain.update(zip(part.column("key").to_pylist(), part.column("value").to_pylist(), strict=True))
+        else:
+            table.apply(part)
+    del part
     gc.collect()
-    tracemalloc.start()
-    try:
-        before = tracemalloc.get_traced_memory()[0]
-        made = make()
-        gc.collect()
-        after = tracemalloc.get_traced_memory()[0]
-        del made
-    finally:
-        tracemalloc.stop()
-    return after - before
+    pa.default_memory_pool().release_unused()
+    found = {"bytes_per_key": (resident_bytes() - before) / keys}
+    if table is not None:
+        asked = changes_of(rng, rng.permutation(keys)[:FETCHED], 0)
+        began = time.process_time()
+        table.get_values(0, asked.column("key_group").to_numpy(), asked.column("key"))
+        found["fetch_us"] = (time.process_time() - began) / asked.num_rows * 1e6
+        if place.exists():
+            found["disk_bytes_per_key"] = sum(f.stat().st_size for f in place.rglob("*") if f.is_file()) / keys
+        table.close()
+    return found
 
 
 def restore_alone(checkpoint: str, directory: str, kind: TableKind) -> dict[str, float]:
@@ -107,11 +108,17 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
             await job.batch(job.rng.integers(0, keys, min(BATCH_KEYS, changed - start)))
         assert job.newest is not None
         work, checkpoint = recovery_work(job.newest), job.newest.model_dump_json()
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        # One task a process: each starts with an empty one.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as alone:
             restored = alone.submit(restore_alone, checkpoint, str(directory), args.table).result()
-        per_key = bytes_per_key(job, min(keys, args.keys))
+            tables = {
+                kind: alone.submit(filled_alone, kind, str(directory), args.keys, args.value_bytes).result()
+                for kind in ("dict", "heap", "rocksdb")
+            }
     return {
-        **per_key,
+        "payload_bytes_per_key": KEY_BYTES + job.value_bytes,
+        "keys": args.keys,
+        **tables,
         "restore": {
             "state_mb": args.state_mb,
             "log_mb": work.log_bytes / 1e6,
@@ -130,7 +137,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench memory", description=__doc__)
     parser.add_argument("--state-mb", type=float, default=200.0, help="keys and values that are restored")
     parser.add_argument("--log-share", type=float, default=0.1, help="log after the base, by state")
-    parser.add_argument("--keys", type=int, default=200_000, help="most keys that are counted per key")
+    parser.add_argument("--keys", type=int, default=200_000, help="that each table is filled with")
     add_job_arguments(parser, value_bytes=100)
     args = parser.parse_args(argv)
     figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)

@@ -20,7 +20,6 @@ from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, OP_PUT
 _W = TypeVar("_W")
 
 _PART_BYTES = 32 << 20  # a frame has room for eight such parts
-_PUT = bytes([OP_PUT])
 _RECORD_BYTES = 48
 """Estimated cost of one pending change beside its keys and value; only bounds memory."""
 
@@ -54,7 +53,9 @@ class Overlay:
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, dict[bytes, tuple[int, bytes | None]]] = {}
+        self._values: dict[int, dict[bytes, bytes | None]] = {}
+        self._placed: dict[int, list[tuple[Sequence[bytes], Sequence[int]]]] = {}
+        """Of each point state the keys that were put together, and their key groups."""
         self._entries: dict[int, dict[bytes, EntryWrites]] = {}
         self._nbytes = 0
 
@@ -64,10 +65,11 @@ class Overlay:
         return self._nbytes
 
     def put_values(
-        self, state: int, key_groups: Iterable[int], keys: Sequence[bytes], values: Sequence[bytes | None]
+        self, state: int, key_groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes | None]
     ) -> None:
         """Take the new values of many keys of a point state; None removes a value."""
-        self._values.setdefault(state, {}).update(zip(keys, zip(key_groups, values, strict=True), strict=True))
+        self._values.setdefault(state, {}).update(zip(keys, values, strict=True))
+        self._placed.setdefault(state, []).append((keys, key_groups))
         self._nbytes += sum(map(len, keys)) + sum(map(len, filter(None, values))) + _RECORD_BYTES * len(keys)
 
     def overlay_values(self, state: int, keys: Sequence[bytes], values: list[bytes | None]) -> None:
@@ -75,9 +77,8 @@ class Overlay:
         written = self._values.get(state)
         if written and not written.keys().isdisjoint(keys):
             for i, key in enumerate(keys):
-                found = written.get(key)
-                if found is not None:
-                    values[i] = found[1]
+                if key in written:
+                    values[i] = written[key]
 
     def entry_writes(self, state: int, key_group: int, key: bytes) -> EntryWrites:
         """Return the record to which writes of one key of an entry state go."""
@@ -110,13 +111,21 @@ class Overlay:
             held: Keys that may still be read or written: what was written for them stays, for a later drain.
         """
         columns = _Columns()
-        all_values, all_entries = self._values, self._entries
-        self._values, self._entries, self._nbytes = {}, {}, 0
+        all_values, all_placed, all_entries = self._values, self._placed, self._entries
+        self._values, self._placed, self._entries, self._nbytes = {}, {}, {}, 0
         for state, values in all_values.items():
-            values, kept = _split_by_key(values, held)
-            if kept:
-                self._values[state] = kept
-            columns.add_values(state, values)
+            key_groups: Sequence[int] = list(chain.from_iterable(groups for _, groups in all_placed[state]))
+            if held or len(key_groups) > len(values):
+                # Keys that were put several times, or that stay.
+                group_of = dict(
+                    zip(chain.from_iterable(keys for keys, _ in all_placed[state]), key_groups, strict=True)
+                )
+                values, kept = _split_by_key(values, held)
+                if kept:
+                    self._values[state] = kept
+                    self._placed[state] = [(list(kept), [group_of[key] for key in kept])]
+                key_groups = [group_of[key] for key in values]
+            columns.add_values(state, key_groups, values)
         for state, entries in all_entries.items():
             entries, kept_entries = _split_by_key(entries, held)
             if kept_entries:
@@ -145,20 +154,12 @@ class _Columns:
         self.user_keys: list[bytes] = []
         self.values: list[bytes] = []
 
-    def add_values(self, state: int, written: dict[bytes, tuple[int, bytes | None]]) -> None:
-        count = len(written)
-        if not count:
-            return
-        key_groups, values = zip(*written.values(), strict=True)
+    def add_values(self, state: int, key_groups: Sequence[int], written: dict[bytes, bytes | None]) -> None:
         self.key_groups += key_groups
-        self.states.append((state, count))
+        self.states.append((state, len(written)))
         self.keys += written
-        if None in values:
-            self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in values])
-            self.values += [b"" if value is None else value for value in values]
-        else:
-            self.ops += _PUT * count
-            self.values += values
+        self.ops += bytes([OP_DELETE if value is None else OP_PUT for value in written.values()])
+        self.values += [value or b"" for value in written.values()]
 
     def add_entries(self, state: int, key: bytes, writes: EntryWrites) -> None:
         entries = writes.entries

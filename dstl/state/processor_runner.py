@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import pyarrow as pa
@@ -216,12 +216,9 @@ class ProcessorRunner:
             if timed:
                 self._begin_timers(handle)
             self._broadcast_phase(handle)
-            yield from self._input_phase()
-            late = self._late_outputs()
-            while outputs := list(islice(late, self._most_outputs)):
+            rows = chain(self._input_rows(), self._late_rows(), self._timer_rows(handle) if timed else ())
+            while outputs := list(islice(rows, self._most_outputs)):
                 yield outputs
-            if timed:
-                yield from self._timer_phase(handle)
             self._key = None
             handle.close_window()
             self._processor.close()
@@ -258,11 +255,9 @@ class ProcessorRunner:
 
     # The input phase
 
-    def _input_phase(self) -> Iterator[list[Any]]:
+    def _input_rows(self) -> Iterator[Any]:
         batch = self._peek()
-        most = self._most_outputs
         handle_rows, window, times = self._processor.handleInputRows, self._handle.window, self._times
-        outputs: list[Any] = []
         while batch is not None:
             self._adopt(batch)
             first = 0
@@ -274,27 +269,19 @@ class ProcessorRunner:
                     for at in range(first, last):
                         window.index = at
                         self._key = key = tuples[at]
-                        results = iter(handle_rows(key, slices(starts[at], stops[at]), times))
-                        outputs += islice(results, most)
-                        while len(outputs) >= most:
-                            yield outputs
-                            outputs = list(islice(results, most))
+                        yield from handle_rows(key, slices(starts[at], stops[at]), times)
                 else:
                     for at in range(first, last):
-                        yield from self._whole_key(batch, at, outputs)
-                        outputs = self._rest
+                        yield from self._whole_key(batch, at)
                 # The last key may go on in the next batches.
-                yield from self._whole_key(batch, last, outputs, spans=True)
-                outputs = self._rest
+                yield from self._whole_key(batch, last, spans=True)
                 if self._current is batch or len(self._current.keys) == 1:
                     break
                 batch, first = self._current, 1
             batch = self._peek()
-        if outputs:
-            yield outputs
 
-    def _whole_key(self, batch: KeyedBatch, at: int, outputs: list[Any], *, spans: bool = False) -> Iterator[list[Any]]:
-        """Process one key the general way: with initial state, or over several batches. The rest is ``self._rest``."""
+    def _whole_key(self, batch: KeyedBatch, at: int, *, spans: bool = False) -> Iterator[Any]:
+        """Process one key the general way: with initial state, or over several batches."""
         self._handle.window.index = at
         self._key = key = batch.tuples[at]
         portion: tuple[KeyedBatch, int] | None = (batch, at)
@@ -307,19 +294,12 @@ class ProcessorRunner:
             portion = self._continue() if spans else None
         if portion is not None:
             rows = self._rows_across_batches(*portion) if spans else batch.slices(batch.starts[at], batch.stops[at])
-            results = iter(self._processor.handleInputRows(key, rows, self._times))
-            while True:
-                outputs += islice(results, self._most_outputs)
-                if len(outputs) < self._most_outputs:
-                    break
-                yield outputs
-                outputs = []
+            yield from self._processor.handleInputRows(key, rows, self._times)
             if spans:
                 while self._continue() is not None:
                     pass  # rows that the processor did not take
-        self._rest = outputs
 
-    def _late_outputs(self) -> Iterator[Any]:
+    def _late_rows(self) -> Iterator[Any]:
         assert self._reader is not None
         for batch in self._reader.read_late():
             self._open(batch.keys, batch.key_groups)
@@ -384,13 +364,12 @@ class ProcessorRunner:
             self._ours = error
             raise
 
-    def _timer_phase(self, handle: ProcessorHandle) -> Iterator[list[Any]]:
+    def _timer_rows(self, handle: ProcessorHandle) -> Iterator[Any]:
         handle.close_window()
         timers = handle.timers
         assert timers is not None
         make_key = row_class(tuple(self._keys.names))
         handle.window.forward = False
-        outputs: list[Any] = []
         for page in timers.due():
             positions = self._take_page(page)
             keys = [tuple.__new__(make_key, self._keys.decode(key)) for key in positions]
@@ -398,20 +377,10 @@ class ProcessorRunner:
                 handle.window.index = at = positions[key]
                 self._key = keys[at]
                 expiry = expiry_ms(user_key)
-                results = iter(
-                    self._processor.handleExpiredTimer(
-                        key=keys[at], timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(expiry)
-                    )
+                yield from self._processor.handleExpiredTimer(
+                    key=keys[at], timerValues=self._times, expiredTimerInfo=ExpiredTimerInfo(expiry)
                 )
-                while True:
-                    outputs += islice(results, self._most_outputs)
-                    if len(outputs) < self._most_outputs:
-                        break
-                    yield outputs
-                    outputs = []
                 timers.delete(expiry)
-        if outputs:
-            yield outputs
 
     def _take_page(self, page: list[Timer]) -> dict[bytes, int]:
         key_groups = {key: key_group for key_group, key, _ in page}

@@ -32,7 +32,9 @@ class PointState:
         self._ttl = ttl
         self._encode = codec.encode
         self._decode = codec.decode
-        self._slots: list[bytes | None] = []
+        self._decode_many = codec.decode_many
+        self._slots: list[Any] = []
+        """Of each key its value: as bytes, as a tuple where it was quick to decode, or None."""
         self._dirty = bytearray()
         self._deleted = False
 
@@ -46,7 +48,7 @@ class PointState:
             values[i] = None
         self._dirty = bytearray(len(values))
         overlay.overlay_values(self.descriptor.state_id, self._window.keys, values)
-        self._slots = values
+        self._slots = self._decode_many(values)
 
     def close_window(self, overlay: Overlay) -> None:
         """Give what was written to the overlay; the window's values are forgotten."""
@@ -79,10 +81,10 @@ class ValueState(PointState, stateful_processor.ValueState):  # type: ignore[mis
     def get(self) -> tuple[Any, ...] | None:
         """Return the current key's value, or None."""
         try:
-            data = self._slots[self._window.index]
+            value: Any = self._slots[self._window.index]
         except IndexError:
             raise self.unusable("getting value state") from None
-        return None if data is None else self._decode(data)
+        return self._decode(value) if value.__class__ is bytes else value
 
     def update(self, newValue: tuple[Any, ...]) -> None:
         """Replace the current key's value.

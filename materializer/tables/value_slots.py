@@ -5,6 +5,7 @@ What is asked for, or put, a column at a time costs one look-up per key and no P
 
 from __future__ import annotations
 
+import threading
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, MutableMapping, Sequence
 from itertools import repeat
 from typing import Any
@@ -16,6 +17,9 @@ FixedValues = npt.NDArray[np.void]
 """Values of one length, one item each."""
 
 _FEWEST = 16  # a state of few keys starts without growing
+_PLACES: list[int] = []
+"""The number of each place as one object, which all groups share: 32 bytes less for a key."""
+_PLACES_LOCK = threading.Lock()
 
 
 class ValueSlots(MutableMapping[bytes, bytes]):
@@ -145,7 +149,7 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         if not keys:  # the array keeps a place at least, for lookups of a key that is not there
             return 0
         # Of a repeated key the last place stays.
-        self._slots = dict(zip(keys, range(len(keys)), strict=True))
+        self._slots = dict(zip(keys, _places(0, len(keys)), strict=True))
         self._values = values
         repeated = len(keys) != len(self._slots)
         self._free = list(set(range(len(keys))).difference(self._slots.values())) if repeated else []
@@ -165,15 +169,22 @@ class ValueSlots(MutableMapping[bytes, bytes]):
             grown = np.zeros(max(used + more, len(self._values) * 3 // 2), self._values.dtype)
             grown[:used] = self._values[:used]
             self._values = grown
-        return [*places, *range(used, used + more)]
+        return places + _places(used, used + more)
 
     def _gather(self) -> None:
         """Move the values together, and give the rest of the memory back."""
         count = len(self._slots)
         values = np.zeros(max(_FEWEST, count * 3 // 2), self._values.dtype)
         values[:count] = self.fixed_values()
-        self._slots = dict(zip(self._slots, range(count), strict=True))
+        self._slots = dict(zip(self._slots, _places(0, count), strict=True))
         self._values, self._free = values, []
+
+
+def _places(start: int, stop: int) -> list[int]:
+    with _PLACES_LOCK:
+        if len(_PLACES) < stop:
+            _PLACES.extend(range(len(_PLACES), stop * 9 // 8))
+    return _PLACES[start:stop]
 
 
 def fixed_values(values: Sequence[bytes] | FixedValues, width: int) -> FixedValues:

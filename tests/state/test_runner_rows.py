@@ -87,9 +87,11 @@ def test_outputs_are_matched_as_sparks_worker_does():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [lambda k, what, n: Row(k=k, what=what, n=n), Row("k", "what", "n")])
+@pytest.mark.parametrize(
+    "make", [lambda k, what, n: Row(k=k, what=what, n=n), Row("k", "what", "n"), lambda *values: values]
+)
 def test_rows_of_the_outputs_own_fields_are_taken_as_they_are_and_not_beside_others(make):
-    """PySpark's two kinds of Row have their fields as a list and as a tuple."""
+    """PySpark's two kinds of Row have their fields as a list and as a tuple; a tuple has none."""
     rows = [make("a", "b", 1), make("c", None, 2)]
 
     class Yields(Seen):

@@ -197,6 +197,28 @@ def test_foreign_bytes_never_raise_anything_but_corrupt_data(data, ddl):
         assert len(codec.decode(data)) == 2
 
 
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_many_values_are_those_that_are_decoded_one_by_one(data):
+    """All as tuples, or all as the bytes that they were: then there is one that a struct alone cannot read."""
+    schema, longer = parse_ddl("a int, b double, c boolean"), parse_ddl("a int, b double, c boolean, d long")
+    codec = ValueCodec("s", [schema, longer], write_time_ms=data.draw(st.sampled_from([None, 7])))
+    numbers = st.tuples(st.integers(0, 9), st.floats(allow_nan=False), st.booleans(), st.integers(0, 9)).map(
+        codec.encode
+    )
+    nulls = st.just(codec.encode((1, None, True, 2)))
+    others = nulls | st.just(ValueCodec("s", [schema]).encode((1, 2.0, True))) | st.binary(max_size=22)
+    plain = data.draw(st.lists(numbers | st.none(), max_size=6))
+    values = plain + data.draw(st.lists(others, max_size=1))
+    many = codec.decode_many(list(values))
+    if len(values) == len(plain):
+        assert many == [None if value is None else codec.decode(value) for value in values]
+        assert not any(isinstance(each, bytes) for each in many)
+    else:
+        assert many == values
+    assert ValueCodec("s", [parse_ddl("t string")]).decode_many([b"x", None]) == [b"x", None]
+
+
 def test_a_value_above_the_limit_is_refused():
     codec = ValueCodec("s", [parse_ddl("t string")], max_bytes=100)
     codec.encode(("x" * 90,))

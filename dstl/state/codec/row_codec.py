@@ -76,6 +76,15 @@ class RowCodec:
         """Return a function that makes a tuple of bytes whose row begins at ``offset``; for errors see ``FlatRow``."""
         return self.layout.reader(offset, self._decoders)
 
+    def numbers(self, offset: int) -> struct.Struct | None:
+        """Return what unpacks rows at ``offset`` if all fields are numbers as the wire has them; of rows without nulls.
+
+        It skips whatever is not a slot.
+        """
+        if self.layout.bodies or any(self._decoders):
+            return None
+        return struct.Struct(f"<{offset + len(self.layout.blank)}x{self.layout.slots}")
+
     def encoder(self, prefix: bytes = b"", max_bytes: int = MAX_CHANGE_BYTES) -> Callable[[Any], bytes]:
         """Return a function that makes ``prefix`` and the row of what :meth:`to_wire` takes.
 
@@ -102,7 +111,7 @@ class RowCodec:
             return data
 
         def encode_numbers(value: Any) -> bytes:
-            if isinstance(value, (tuple, list)):
+            if value.__class__ is tuple or isinstance(value, (tuple, list)):
                 try:
                     return pack(blank, *value)
                 except _REFUSED:

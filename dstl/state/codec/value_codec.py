@@ -55,7 +55,7 @@ class ValueCodec:
         decode: Bytes to tuple. Raises CorruptData when the bytes are not a value of any of the schemas.
     """
 
-    __slots__ = ("_decoders", "_name", "_rows", "_schemas", "decode", "encode", "schema")
+    __slots__ = ("_decoders", "_name", "_numbers", "_plain", "_rows", "_schemas", "decode", "encode", "schema")
 
     def __init__(
         self,
@@ -77,6 +77,10 @@ class ValueCodec:
         self.encode: Encode = rows.encoder(prefix, max_bytes)
         self._schemas = tuple(schemas)
         self._rows = rows
+        self._numbers = rows.numbers(len(prefix))
+        # The bytes of such a value that say that it is one.
+        nulls = range(len(prefix), len(prefix) + len(rows.layout.blank))
+        self._plain = ((0, prefix[0]), *((at, 0) for at in nulls))
         self._decoders: list[Decode] = [self._decode_older] * 256
         for flag, offset in ((0, 1), (HAS_WRITE_TIME, 1 + WRITE_TIME.size)):
             self._decoders[version | flag] = rows.decoder(offset)
@@ -91,6 +95,22 @@ class ValueCodec:
                 f"a value of state {self._name!r} ({len(data)} bytes, schema version {found}) cannot be decoded: "
                 f"{clip(error)}; was it written by a newer version of the processor?"
             ) from error
+
+    def decode_many(self, values: list[bytes | None]) -> list[Any]:
+        """Return values as tuples if all are numbers without nulls, of the newest schema; else as they are.
+
+        What stays bytes is for :attr:`decode`, which also says what is wrong with it.
+        """
+        shape = self._numbers
+        present: list[Any] = values if None not in values else [value for value in values if value is not None]
+        if shape is None or set(map(len, present)) != {shape.size}:
+            return values
+        data = b"".join(present)
+        for at, byte in self._plain:
+            if data[at :: shape.size].count(byte) != len(present):
+                return values
+        found = shape.iter_unpack(data)
+        return list(found) if present is values else [None if value is None else next(found) for value in values]
 
     def _decode_older(self, data: bytes) -> tuple[Any, ...]:
         """Decode the first value of an older version, and make the decoder of the next ones."""

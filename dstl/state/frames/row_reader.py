@@ -24,7 +24,10 @@ _YEARS_1930_TO_2036 = (-1_262_304_000_000_000, 2_114_380_800_000_000)
 """Microseconds between which Arrow and Python know the same offsets: Arrow ends the daylight saving rules in 2037."""
 
 
-@lru_cache(maxsize=256)
+_MOST_KINDS = 256  # a processor's rows have few sets of names; one that makes them of its data may have any
+
+
+@lru_cache(maxsize=_MOST_KINDS)
 def row_class(names: tuple[str, ...]) -> type[Row]:
     """Return a subclass of ``Row`` with these fields.
 
@@ -51,6 +54,31 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
 def rows_of(names: tuple[str, ...], columns: Sequence[list[Any]]) -> list[Row]:
     """Return one ``Row`` for each position of the columns."""
     return list(map(tuple.__new__, repeat(row_class(names)), zip(*columns, strict=True)))
+
+
+def quicken_rows() -> None:
+    """Have ``Row(k=..., n=...)`` make a row of :func:`row_class` from now on, in the whole of this process.
+
+    For workers: an output row is made in four fifths of the time, and has no dictionary and no list of its own. It
+    differs from PySpark's in ``type(row)`` alone. All other calls of ``Row`` are PySpark's.
+    """
+    plain, new = Row.__new__, tuple.__new__
+    if plain.__module__ == __name__:
+        return
+    kinds: dict[tuple[str, ...], type[Row]] = {}
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs or args or cls is not Row:
+            return plain(cls, *args, **kwargs)
+        names = tuple(kwargs)
+        kind = kinds.get(names)
+        if kind is None:
+            if len(kinds) == _MOST_KINDS:
+                kinds.clear()
+            kind = kinds[names] = row_class(names)
+        return new(kind, kwargs.values())
+
+    Row.__new__ = make
 
 
 def python_values(column: pa.Array) -> list[Any]:

@@ -99,8 +99,12 @@ class RowWriter:
 
     def _columns(self, rows: Sequence[Any]) -> Sequence[Sequence[Any]]:
         try:
-            # The usual case, decided without a Python loop: every row has the output's fields in their order.
-            if set(map(tuple, map(_FIELDS, rows))) == {self._names}:
+            # The usual cases, decided without a Python loop: every row has the output's fields in their order.
+            if set(map(type, rows)) == {tuple}:
+                usual = set(map(len, rows)) == {len(self._names)}
+            else:
+                usual = set(map(tuple, map(_FIELDS, rows))) == {self._names}
+            if usual:
                 return list(zip(*rows, strict=True))
         except (AttributeError, TypeError, ValueError):
             pass
