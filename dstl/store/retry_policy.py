@@ -45,7 +45,8 @@ class RetryPolicy:
             try:
                 return await call()
             except Unavailable as error:
-                _log.warning("%s: %s", what, error)
+                # Once: what comes of it in the end, the caller is told.
+                _log.log(logging.WARNING if attempt == 1 else logging.INFO, "%s: %s", what, error)
                 await self.pause(attempt)
         return await call()
 

@@ -120,7 +120,10 @@ async def restore_tables(
 def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
     what = f"checkpoint {checkpoint.checkpoint_id} (batch {checkpoint.batch_id}) cannot be restored: {error}"
     if isinstance(error, (CorruptData, MissingState)):
-        what += ". Bring the object back from a replica, or go back to an older checkpoint"
+        what += (
+            ". Bring the object back from a replica, or go back to an older checkpoint with "
+            'StateBackend(..., restore="previous")'
+        )
     # Of an error with more arguments than what it says, the kind that callers know.
     kind: type[DstlError] = next(kind for kind in type(error).__mro__ if kind.__module__ == DstlError.__module__)
     return kind(what)

@@ -262,7 +262,7 @@ async def test_a_bad_segment_is_named_with_its_checkpoint_and_the_next_step(dama
     with pytest.raises((CorruptData, MissingState)) as raised:
         await restore(log.checkpoint(), store, ALL, open_table)
     assert isinstance(raised.value, kind)
-    for word in (name, "checkpoint 30 (batch 4)", "older checkpoint"):
+    for word in (name, "checkpoint 30 (batch 4)", 'older checkpoint with StateBackend(..., restore="previous")'):
         assert word in str(raised.value)
     assert asyncio.all_tasks() == {asyncio.current_task()}
     for table in opened:

@@ -226,9 +226,15 @@ class TestTheTypedError:
         raise AssertionError(f"the log ends with {said[-1:]}")
 
     def test_of_a_task(
-        self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+        self,
+        spark: SparkSession,
+        stream: Callable[..., Any],
+        tmp_path: Path,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
     ) -> None:
-        error = cause(self.failed(spark, stream(SCHEMA), tmp_path))
+        raised = self.failed(spark, stream(SCHEMA), tmp_path)
+        error = cause(raised)
         assert isinstance(error, UserCodeError)
         assert "'mine'" in str(error)
         assert "no luck with this one" in str(error)
@@ -237,6 +243,12 @@ class TestTheTypedError:
         assert "UserCodeError: " in line
         assert "'mine'" in line
         assert len(line) < 700
+        sys.excepthook(type(raised), raised, raised.__traceback__)  # as where nobody catches it
+        *before, last = capsys.readouterr().err.splitlines()
+        assert last in line
+        assert "StreamingQueryException" in "".join(before)
+        sys.excepthook(type(error), error, None)
+        assert capsys.readouterr().err.count("UserCodeError") == 1
         assert "\n" not in line
 
     def test_of_spark_s_commit(

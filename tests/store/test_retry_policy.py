@@ -27,7 +27,9 @@ def retries(seed: int, attempts: int = 4) -> RetryPolicy:
     return RetryPolicy(seeded_runtime(seed), attempts=attempts, longest_s=0.3)
 
 
-def test_a_store_that_answers_late_is_waited_for_with_growing_bounded_pauses(seed: int) -> None:
+def test_a_store_that_answers_late_is_waited_for_with_growing_bounded_pauses(
+    seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
     call, calls = failing(*[Unavailable("try again")] * 3)
 
     async def measured() -> float:
@@ -38,6 +40,7 @@ def test_a_store_that_answers_late_is_waited_for_with_growing_bounded_pauses(see
 
     took = run_in_virtual_time(measured())
     assert calls == [4]
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once, not three times"
     assert 0.5 * (0.1 + 0.2 + 0.3) <= took <= 0.1 + 0.2 + 0.3
 
 

@@ -1,10 +1,16 @@
-"""A log line for each failed query: its typed error, behind all that Spark prints about it."""
+"""The typed error of each failed query: a line of the log, and the last line of what an uncaught error prints.
+
+Spark ends its own message with the query's plan, dozens of lines of it.
+"""
 
 from __future__ import annotations
 
 import logging
+import sys
 import textwrap
-from typing import Any
+from functools import partial
+from types import TracebackType
+from typing import Any, Protocol
 
 from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
@@ -38,8 +44,7 @@ class _FailureLog:
         failure = event.exception()
         error = cause(RuntimeError(failure.get())) if failure.isDefined() else None
         if error is not None:
-            said = textwrap.shorten(str(error), _LONGEST, placeholder=" ...")
-            _log.error("query %s has failed: %s: %s", event.id().toString(), type(error).__name__, said)
+            _log.error("query %s has failed: %s", event.id().toString(), _in_a_line(error))
 
     class Java:
         """Names the Java interface for Py4J."""
@@ -47,8 +52,31 @@ class _FailureLog:
         implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)
 
 
+class _Hook(Protocol):
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> object: ...
+
+
+def _print_last(
+    print_traceback: _Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an uncaught error as before, and behind it the one of ours that is inside."""
+    print_traceback(kind, error, trace)
+    inside = cause(error)
+    if inside is not None and inside is not error:
+        print(_in_a_line(inside), file=sys.stderr)
+
+
+def _in_a_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), _LONGEST, placeholder=' ...')}"
+
+
 def log_failures(session: SparkSession) -> None:
-    """Log the error of each query of a session that ends with one of DSTL's; once for each session."""
+    """Log the error of each query of a session that ends with one of DSTL's; once for each session.
+
+    From the first call on, an uncaught error of Spark's with one of ours inside ends with that.
+    """
+    if not _watched:
+        sys.excepthook = partial(_print_last, sys.excepthook)
     uid = str(session._jsparkSession.sessionUUID())
     jvm = session.sparkContext._jvm
     if uid not in _watched and jvm is not None:
