@@ -370,6 +370,10 @@ class Auditor:
         """Restore a savepoint as the state of the checkpoint that it is a copy of (I6)."""
         await self._check_restored(savepoint_as_checkpoint(savepoint), dict(self._objects), parts=1)
 
+    async def check_first(self, checkpoint: CompletedCheckpoint, objects: dict[str, Stored]) -> None:
+        """Restore the first checkpoint of a query that begins with a savepoint, in its own location (I6)."""
+        await self._check_restored(checkpoint, objects, parts=2)
+
     async def settle(self) -> None:
         """Wait for the checks under way."""
         await asyncio.gather(*self._checking)
