@@ -1,7 +1,6 @@
 """The invariants (``I1`` to ``I21`` of the reliability reference), checked at every step of a simulated world.
 
-And three that hold when nothing has been wrong for long: nothing fails (``I22``), no record too many is written
-(``I23``), and the log is cut (``I24``).
+And three that hold when nothing has been wrong for long: ``calm_audit``.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from dstl.checkpoint.manifest.reader import retained_of
 from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
-from dstl.errors import CorruptData, DstlError, Invalid, MissingState, StateTooLarge
+from dstl.errors import CheckpointDeclined, CorruptData, DstlError, Invalid, MissingState, StateTooLarge
 from handles.checkpoint import CompletedCheckpoint, log_coverage, referenced_objects
 from handles.key_group import KeyGroupRange, range_of_partition
 from materializer.restore.restore import restore_tables
 from materializer.tables.base import StateTable
 from materializer.tables.heap import HeapStateTable
+from tests.simulation.calm_audit import CalmAudit
 from tests.simulation.clocked_model import Batch
 from tests.simulation.directory_audit import DirectoryAudit
 from tests.simulation.face_audit import FaceAudit
@@ -70,6 +70,7 @@ class Auditor:
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
         self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.clocks_set)
+        self.calm = CalmAudit(world, self.fail)
         self._world = world
         self._objects = objects
         self._flying: dict[int, ManifestRecord] = {}
@@ -295,6 +296,7 @@ class Auditor:
             self.fail(
                 "I11", f"{driver} of epoch {epoch} reports checkpoint {report.checkpoint_id}, which is not its own"
             )
+        self.calm.reported(report)
 
     def fenced(self, driver: str, error: BaseException | None) -> None:
         """A driver stops because another has taken over: there must have been another (I11)."""
@@ -306,24 +308,10 @@ class Auditor:
         self._world.trace("query-failed", f"{driver} {type(cause).__name__}")
         if self._world.is_calm:
             self.fail("I22", f"{driver} has failed without a fault: {cause!r}")
-
-    def check_calm_log(self, since: int, runs: int, batches: int, *, are_all: bool) -> None:
-        """Runs that ended well cost few records (I23), and bases take the place of the log before them (I24).
-
-        Args:
-            since: The newest record before them.
-            runs: Their number.
-            batches: And that of their batches.
-            are_all: They are enough for what was logged before them to be in bases.
-        """
-        newest = self.retained()[-1]
-        records = self._highest - since
-        # A batch's offsets and its commit; a run's fence, and a checkpoint once more for its bases.
-        if records > 2 * batches + 4 * runs:
-            self.fail("I23", f"{records} records for {batches} batches in {runs} runs")
-        old = {each.checkpoint for each in newest.segments if each.checkpoint <= since}
-        if old and are_all and self._world.materializes:
-            self.fail("I24", f"checkpoint {newest.checkpoint_id} has the log of {sorted(old)} after {runs} calm runs")
+        while cause is not None:
+            if isinstance(cause, CheckpointDeclined) and not isinstance(cause.__cause__, (DstlError, type(None))):
+                self.fail("I21", f"{driver}: a checkpoint was declined for an error of our own: {cause.__cause__!r}")
+            cause = cause.__cause__
 
     @property
     def highest(self) -> int:
@@ -381,6 +369,10 @@ class Auditor:
     async def check_savepoint(self, savepoint: Savepoint) -> None:
         """Restore a savepoint as the state of the checkpoint that it is a copy of (I6)."""
         await self._check_restored(savepoint_as_checkpoint(savepoint), dict(self._objects), parts=1)
+
+    async def check_first(self, checkpoint: CompletedCheckpoint, objects: dict[str, Stored]) -> None:
+        """Restore the first checkpoint of a query that begins with a savepoint, in its own location (I6)."""
+        await self._check_restored(checkpoint, objects, parts=2)
 
     async def settle(self) -> None:
         """Wait for the checks under way."""

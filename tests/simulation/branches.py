@@ -104,7 +104,7 @@ class Reasons:
     @staticmethod
     def load() -> Reasons:
         """Read the file."""
-        found = tomllib.loads((Path(__file__).parent / "unreached.toml").read_text())["reason"]
+        found = tomllib.loads((Path(__file__).parent / "unreached.toml").read_text()).get("reason", ())
         return Reasons({each: reason["why"] for reason in found for each in reason["functions"]})
 
     def of(self, function: Function) -> str | None:

@@ -34,6 +34,11 @@ class ClusterManager:
         self.drivers: list[DriverActor] = []
         self._world = world
         self._checkpoints, self._task_manager = _draw_options(world.own_rng, world.grace_s, world.logs.max_parallelism)
+        batching = self._task_manager.batching
+        world.materializes = self._task_manager.materialization.enabled
+        # Segments, what a log holds unasked, and all logs together: more than any world's changes.
+        sizes = (batching.segment_size, batching.preemptive_persist_threshold, batching.byte_budget)
+        world.is_roomy = min(sizes) >= 1 << 20
 
     def start_driver(self, batches: int | None = None) -> DriverActor:
         """Start a driver, whose query ends well after so many batches where a number is given."""
@@ -53,17 +58,13 @@ class ClusterManager:
         before = self.drivers[-1].options if self.drivers else options
         if (before.parallelism, before.task_managers) != (options.parallelism, options.task_managers):
             world.count(FaultKind.RESCALE)
+        world.task_managers = options.task_managers
         driver = DriverActor(world, process, options)
         self.drivers.append(driver)
         world.drivers_started += 1
         world.trace("driver", f"{process.name} x{options.parallelism} on {options.task_managers}")
         process.spawn(driver.run(), "main")
         return driver
-
-    @property
-    def materializes(self) -> bool:
-        """Whether its drivers' TaskManagers make bases."""
-        return self._task_manager.materialization.enabled
 
     def running_drivers(self) -> list[DriverActor]:
         """Return the drivers that are neither stopped nor dead."""

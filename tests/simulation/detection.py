@@ -10,6 +10,7 @@ well. What no seed shows is to be found by the test that the bug names, which is
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import os
@@ -32,6 +33,7 @@ from tests.simulation.journal import JournalFile
 from tests.simulation.mutants import ROOT, Mutant, known_bugs
 
 _FIRST, _MORE = 3, 4
+_COLLECT_EVERY = 20
 _HANGS_S = 60
 """Processor seconds. A seed takes less than one, and a few the slowest: one that takes this long would be looked at."""
 _INTRODUCTION = """# In how many seeds a known bug is found
@@ -142,11 +144,16 @@ def _run_seeds(mutant: Mutant, seen: Detection, limit: int, seconds: float) -> N
 def _seeds(mutant: Mutant, seeds: range, results: Connection) -> None:
     with pytest.MonkeyPatch.context() as patch:
         mutant.build_in(patch)
+        gc.collect()
+        gc.freeze()  # what is imported by now is no world's garbage
         for seed in seeds:
+            if seed % _COLLECT_EVERY == 0:
+                gc.collect()
             began = time.process_time()
             resource.setrlimit(resource.RLIMIT_CPU, (int(began) + _HANGS_S, resource.RLIM_INFINITY))
             try:
-                found = run_file_seed(seed).violations if mutant.world == "files" else run_seed(seed).violations
+                run = run_file_seed if mutant.world == "files" else run_seed
+                found = run(seed, collect=False).violations
                 how = str(found[0]) if found else ""
             except Exception as error:
                 how = f"the world ends with {error!r}"

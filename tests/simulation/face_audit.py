@@ -137,6 +137,8 @@ class FaceAudit:
         if time < parent.time_ms and waited < CLOCK_HOLD_MS:
             back = parent.time_ms - time
             self._fail("I9", f"checkpoint {number}: time goes back by {back} ms, after it stood still for {waited}")
+        if held is None and not self._clock_jumps() and time > checkpoint.created_at * 1000:
+            self._fail("I9", f"checkpoint {number} of {checkpoint.created_at * 1000:.0f} has a batch of {time}")
         if held is None:
             return
         if time != parent.time_ms or held >= time:

@@ -8,13 +8,18 @@ import asyncio
 from dstl.changelog.segment.inspection import describe_segment, dump_segment
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint, directory_of
+from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint, descriptor_name, directory_of
+from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints, list_states
 from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
 from dstl.errors import CorruptData, DstlError, Invalid
+from dstl.runtime import Runtime
+from dstl.store.base import ObjectStore
+from dstl.store.memory import MemoryStore
 from handles.key_group import KeyGroupRange
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
+from tests.simulation.store import Stored
 from tests.simulation.world import World
 
 _MOST_STEPS = 40
@@ -79,6 +84,11 @@ async def _look(world: World, process: Process) -> None:
         problems = (await verify_savepoint(store, runtime, savepoint.name)).problems
         if problems:
             fail("I6", f"savepoint {savepoint.name}: {problems}")
+    if world.savepoints:
+        await _start_from(world, store, world.savepoints[-1].name, runtime, claims=False)
+        moved = MemoryStore()
+        await create_savepoint(store, moved, runtime, "moved")
+        await _start_from(world, moved, "moved", runtime, claims=True)
     made = sorted(each.name for each in world.savepoints)
     for _ in range(min(2, len(made) + 1)):
         listing = await list_savepoints(store, runtime)
@@ -86,6 +96,28 @@ async def _look(world: World, process: Process) -> None:
             fail("I6", f"listed are savepoints {listing}, and made were {made}")
         if made:
             await delete_savepoint(store, runtime, made.pop(), commit=True)
+
+
+async def _start_from(world: World, source: ObjectStore, name: str, runtime: Runtime, *, claims: bool) -> None:
+    """Make a savepoint the first checkpoint of a new query, which has the state of the old one (I6)."""
+    target = source if claims else MemoryStore()
+    restore = SavepointRestore(source, target, name, "claim" if claims else "no_claim", runtime)
+    savepoint = await restore.load(world.logs.max_parallelism)
+    query_id = runtime.new_id()
+    first = await restore.first_checkpoint(
+        savepoint,
+        checkpoint_id=savepoint.checkpoint_id,
+        batch_id=-1,
+        query_id=query_id,
+        run_id="run-of-another-query",
+        operators=[each.uid for each in savepoint.operators],
+        check=lambda checkpoint: None,
+    )
+    await restore.settle(query_id, [first])
+    objects = {info.name: Stored(await target.get(info.name), info.modified) async for info in target.list()}
+    if claims and descriptor_name(name) in objects:
+        world.check.fail("I6", f"savepoint {name} was claimed and can be restored once more")
+    await world.check.check_first(first.model_copy(update={"batch_id": savepoint.batch_id}), objects)
 
 
 async def _save(world: World, process: Process, name: str) -> None:

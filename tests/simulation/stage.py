@@ -35,9 +35,11 @@ class Stage:
         violated: Set with the first violation.
         is_calm: Whether nothing has been wrong for long, and nothing may fail.
         materializes: Whether its TaskManagers make bases.
+        is_roomy: Whether nothing makes them store changes before a checkpoint asks.
+        task_managers: Number of the newest driver's.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
-        clocks_set: How often a clock was set.
+        clocks_set: How often a clock was set, from the beginning on; 0 where all are right.
         asleep: Processes that are stopped for longer than faults last: for days, or for good.
     """
 
@@ -64,7 +66,8 @@ class Stage:
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
-        self.is_calm = self.materializes = False
+        self.is_calm = self.materializes = self.is_roomy = False
+        self.task_managers = 0
         self.asleep: list[Process] = []
         self.clocks_set = 0
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0

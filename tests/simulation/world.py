@@ -88,6 +88,7 @@ class World(Stage):
         self.processes: list[Process] = []
         self._clocks: list[_Clock] = []
         self._skewed = self.own_rng.random() < 0.3
+        self.clocks_set += self._skewed
         loop.set_exception_handler(self._loop_error)
 
     def runtime(self, name: str) -> Runtime:
