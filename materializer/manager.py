@@ -150,7 +150,7 @@ class PeriodicMaterializationManager:
             if overdue_at >= now:
                 # No batch may come that would look again.
                 ask_again_at = min(ask_again_at, overdue_at)
-            if bases.finished is not None:
+            if bases.finished is not None or bases.is_loading:
                 continue
             decision = trigger.decide(now, log)
             if operator in self._demanded and trigger.phase is not Phase.RUNNING and log.bytes > 0:
