@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dstl.errors import CorruptData, MissingState
+from dstl.errors import Closed, CorruptData, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup
@@ -113,8 +113,8 @@ class ColdReads:
     async def _bring(self, group: KeyGroup, missing: set[Asked]) -> None:
         try:
             found = await self._read(group, missing)
-        except (CorruptData, MissingState):
-            # The load meets the same, and turns to an older base and more log.
+        except (CorruptData, MissingState, Closed):
+            # The load meets the same damage, and turns to an older base and more log; or all is loaded by now.
             found = None
         if found is None:
             await self._load.wait([group])
@@ -151,7 +151,11 @@ class ColdReads:
         known = self._known.setdefault(base.key_group, _Known())
         if known.index is None or (known.index.done() and (known.index.cancelled() or known.index.exception())):
             known.index = asyncio.ensure_future(self._retries.read(lambda: self._read_index(base)))
-        return await asyncio.shield(known.index)
+        # Not awaited itself: others wait for it too, and its end by close() is not the end of this task.
+        await asyncio.wait([known.index])
+        if known.index.cancelled():
+            raise Closed("the restore has ended")
+        return known.index.result()
 
     async def _read_index(self, base: KeyGroupBase) -> KeyGroupIndex:
         end, size = base.offset + base.length, tail_bytes(base.length)
