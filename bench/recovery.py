@@ -16,7 +16,6 @@ are in the page cache for all of them alike) or over the same directory behind a
 import argparse
 import asyncio
 import statistics
-import struct
 import sys
 import tempfile
 import time
@@ -47,6 +46,7 @@ from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, generations_of
+from materializer.bases.key_group_file import KeyGroupIndex, read_index
 from materializer.restore.log_replay import replay_steps
 from materializer.restore.restore import restore_tables
 
@@ -92,7 +92,7 @@ async def raw_read(checkpoint: CompletedCheckpoint, store: ObjectStore, near: Pa
         for name, held in parts.items():
             data = memoryview(await store.get(name))
             for part in held:
-                for frame, size in base_frames(data[part.offset : part.offset + part.length]):
+                for frame, size in base_frames(data[part.offset : part.offset + part.length], part.key_group):
                     decompressor.decompress(frame, max_output_size=size)
         for handle in segments:
             data = memoryview(await store.get(handle.name))[handle.offset : handle.offset + handle.size]
@@ -109,15 +109,14 @@ def copy(directory: str, name: str, data: bytes) -> None:
     Path(directory, name).write_bytes(data)
 
 
-def base_frames(part: memoryview) -> Iterator[tuple[memoryview, int]]:
+def base_frames(part: memoryview, key_group: int) -> Iterator[tuple[memoryview, int]]:
     """The zstd frames of one key group in a base file, and their sizes once decompressed."""
-    at = 20
-    while True:
-        rows, raw, stored = struct.unpack_from("<III", part, at)
-        if not rows:
-            return
-        yield part[at + 12 : at + 12 + stored], raw
-        at += 16 + stored
+    index = read_index(part, len(part), key_group, name="a base")
+    assert isinstance(index, KeyGroupIndex)
+    for start, block in zip(index.starts, index.blocks, strict=False):
+        end = start + block.stored_head
+        yield part[start:end], block.head
+        yield part[end : end + block.stored_values], block.values
 
 
 async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:

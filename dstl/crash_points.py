@@ -57,7 +57,7 @@ POINTS: Mapping[str, str] = {
     "R1": "the retained checkpoints are read, and nothing is restored",
     "R2": "some key groups are loaded from a base",
     "R3": "a piece of the log is replayed",
-    "R4": "the tables are restored, and that was not reported",
+    "R4": "the tables can be used, and that was not reported",
     "R5": "a piece of the log has come to one operator's table, and is not counted",
     "R6": "a run is restored, and has made no checkpoint",
     "S1": "a savepoint's files are stored, and its descriptor is not",

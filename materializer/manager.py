@@ -81,6 +81,10 @@ class PeriodicMaterializationManager:
             ``materializedBytes``, ``materializationsDropped``, ``oldestUnmaterializedSeconds``,
             ``estimatedReplaySeconds``, ``expiredEntriesDropped``.
         sweep: Drops expired entries from the tables.
+
+    Attributes:
+        replay_bytes_per_s: Of the last restore, if there was one that can tell.
+        is_held_up: A materialization is due, of tables that are not loaded yet.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class PeriodicMaterializationManager:
         self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
         self.replay_bytes_per_s: float | None = None
+        self.is_held_up = False
 
     def phase(self, operator: str) -> Phase:
         """Return where the materialization of an operator stands."""
@@ -131,6 +136,7 @@ class PeriodicMaterializationManager:
             self._timer.cancel()
             self._timer = None
         now = self._runtime.clock.now()
+        self.is_held_up = False
         ask_again_at = float("inf")
         oldest = replay = 0.0
         for operator, bases in self._source.bases.items():
@@ -155,6 +161,10 @@ class PeriodicMaterializationManager:
             decision = trigger.decide(now, log)
             if operator in self._demanded and trigger.phase is not Phase.RUNNING and log.bytes > 0:
                 decision = Decision(Action.START)
+            if bases.is_loading:
+                # Whoever ends the load looks again.
+                self.is_held_up |= decision.action is Action.START
+                continue
             if decision.action is Action.ABANDON and self._running is not None:
                 self._running[1].cancel()
             elif decision.action is Action.START and self._running is None and self._source.base is not None:

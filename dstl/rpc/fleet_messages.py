@@ -93,10 +93,10 @@ class Restored(Message):
     """The reply to :class:`Restore`.
 
     Attributes:
-        seconds: How long it took.
-        bytes: Bytes that were read from the store.
+        seconds: How long it took until the tables could be used.
+        bytes: Bytes that were read from the store until then.
         changes: Change records that were replayed.
-        status: The last status of its progress; None where there was none.
+        status: The last status of its progress; None where there was none. Not finished where the rest comes behind.
     """
 
     seconds: float

@@ -33,22 +33,23 @@ def decompress(stored: bytes | memoryview, size: int, *, max_size: int) -> bytes
     return raw
 
 
-def decompress_array(stored: bytes | memoryview, size: int, *, max_size: int) -> npt.NDArray[np.uint8]:
-    """Do what :func:`decompress` does, into an array that is the caller's to write.
+def decompress_into(stored: bytes | memoryview, raw: npt.NDArray[np.uint8]) -> None:
+    """Fill an array with what one zstd frame holds, which must be as much. Any thread.
 
     What stands behind the frame is not looked at, so the caller has a checksum of the whole.
+
+    Raises:
+        ValueError: It is not such a frame.
     """
-    _check_frame(stored, size, max_size)
-    raw = np.empty(size, np.uint8)
+    _check_frame(stored, len(raw), len(raw))
     try:
         # There is room for the whole frame, so the library writes it there in one pass.
         with _decompressor().stream_reader(stored) as reader:
             length = reader.readinto(raw)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
-    if length != size:
-        raise ValueError(f"{length} bytes instead of {size}")
-    return raw
+    if length != len(raw):
+        raise ValueError(f"{length} bytes instead of {len(raw)}")
 
 
 def _check_frame(stored: bytes | memoryview, size: int, max_size: int) -> None:

@@ -138,20 +138,26 @@ class BaseTracker:
         if self.manager is not None:
             self.manager.look()
 
-    def replaced(
-        self, bases: dict[str, OperatorBases], registries: Mapping[str, Mapping[str, object]], rate: float | None
-    ) -> None:
+    def replaced(self, bases: dict[str, OperatorBases], registries: Mapping[str, Mapping[str, object]]) -> None:
         """Record that the tables were replaced by restored ones.
 
         Args:
             bases: Of the restored checkpoint.
             registries: The states of each operator, as plain data.
-            rate: Bytes per second of the restore; None where nothing was read.
         """
         self.bases = bases
         self.base_time_ms = None
         self._deleted = {operator: deleted_states(registry) for operator, registry in registries.items()}
         if self.manager is not None:
             self.manager.reset()
+            self.manager.look()
+
+    def loaded(self, rate: float | None) -> None:
+        """Record that the tables have all of their bases.
+
+        Args:
+            rate: Bytes per second of the restore; None where it was too little to tell.
+        """
+        if self.manager is not None:
             self.manager.replay_bytes_per_s = rate or self.manager.replay_bytes_per_s
             self.manager.look()

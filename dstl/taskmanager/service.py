@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -44,7 +45,7 @@ from dstl.taskmanager.state_backend import TaskManagerStateBackend
 from handles.checkpoint import CompletedCheckpoint
 from materializer.bases.table_directory import FileBases
 from materializer.restore.progress import LogLine, ProgressListener, ProgressMetrics, RestoreStatus
-from materializer.restore.restore import restore_tables
+from materializer.restore.restore import TableRestore
 
 
 class TaskManagerService:
@@ -112,11 +113,14 @@ class TaskManagerService:
         return Done()
 
     async def _read(self, peer: Peer, call: AttemptCall[R]) -> R:
-        self._backend.check_attempt(call.who)
-        source = self._backend.committed.source(call.operator)
+        backend = self._backend
+        backend.check_attempt(call.who)
+        source = backend.committed.source(call.operator)
+        await self._bring(backend, call)
         # An index is made one at a time, and others are served meanwhile: many millions of entries take a minute.
         if isinstance(call, (FetchDue, ScanTimers)):
             async with self._building:
+                await self._bring(backend, call)
                 with closing(source.build(call)) as pieces:
                     for _ in pieces:
                         await self._runtime.clock.sleep(0)
@@ -124,6 +128,16 @@ class TaskManagerService:
                         self._backend.check_attempt(call.who)
             self._backend.check_attempt(call.who)
         return source.answer(call, self._reply_bytes)
+
+    async def _bring(self, backend: TaskManagerStateBackend, call: AttemptCall[Any]) -> None:
+        """Have the tables show what a read asks for, where they are not loaded yet."""
+        if backend.loading is None:
+            return
+        try:
+            await backend.loading.ready(call.operator, call)
+        finally:
+            # Whatever has taken the tables from here has ended the attempt.
+            backend.check_attempt(call.who)
 
     async def _write(self, peer: Peer, call: Write) -> Done:
         self._backend.check_attempt(call.who)
@@ -153,17 +167,20 @@ class TaskManagerService:
             owned = call.key_groups
             checkpoint = _checkpoint_of(call)
             # What was here is of no use any more, and need not lie in memory beside what comes.
+            await self._backend.end_loading()
             self._backend.replace_tables({}, None, owned)
-            async with FileBases(self._store, self._runtime, self._backend.tracker.cache) as files:
-                restored = await restore_tables(
-                    checkpoint,
-                    self._store,
-                    owned,
-                    self._backend.committed.open_table,
-                    self._runtime,
-                    on_progress=self._progress_listener(),
-                    files=files,
-                )
+            files = FileBases(self._store, self._runtime, self._backend.tracker.cache)
+            restore = TableRestore(
+                checkpoint, files, owned, self._backend.committed.open_table, self._progress_listener()
+            )
+            try:
+                await restore.open()
+            except BaseException:
+                await restore.close()
+                restore.close_tables()
+                await files.close()
+                raise
+            restored = restore.restored
             base = checkpoint.checkpoint_id if checkpoint else None
             self._backend.replace_tables(
                 restored.tables,
@@ -171,8 +188,10 @@ class TaskManagerService:
                 owned,
                 bases=restored.bases,
                 registries={entry.uid: entry.registry for entry in checkpoint.operators} if checkpoint else None,
-                replay_bytes_per_s=restored.replay_bytes_per_s,
             )
+            loading = self._backend.load_behind(restore, files)
+            if restore.is_loaded:
+                await loading.ended()
         reach("R4")
         return Restored(self._runtime.clock.now() - started, restored.bytes, restored.changes, self._restoring)
 
@@ -221,7 +240,10 @@ class TaskManagerService:
         if manager is None:
             return UnnamedBases(0, 0, 0.0)
         waited = manager.waiting()
-        return UnnamedBases(int(manager.running is not None), len(waited), max(waited, default=0.0))
+        loading = self._backend.loading
+        is_coming = manager.is_held_up and loading is not None and loading.failure is None
+        running = manager.running is not None or is_coming
+        return UnnamedBases(int(running), len(waited), max(waited, default=0.0))
 
     async def _read_metrics(self, peer: Peer, call: ReadMetrics) -> Measured:
         # Without the turn: a restore or an upload that takes long is when metrics are looked at.
@@ -231,6 +253,7 @@ class TaskManagerService:
 
     async def _look_up(self, peer: Peer, call: LookUp) -> Content:
         place = call.checkpoint, call.operator, call.state, call.key_group, call.key
+        await self._backend.bring(*place)
         found = self._backend.look_up(*place, call.user_keys)
         ordered = sorted(found.items())
         return Content(tuple(user_key for user_key, _ in ordered), tuple(value for _, value in ordered))

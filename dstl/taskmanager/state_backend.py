@@ -21,6 +21,7 @@ from dstl.crash_points import reach
 from dstl.errors import Invalid, Superseded, Unavailable
 from dstl.rpc.fleet_messages import Persisted, PersistedPart
 from dstl.runtime import Runtime
+from dstl.taskmanager.background_load import BackgroundLoad
 from dstl.taskmanager.base_tracker import BaseTracker, PendingBases
 from dstl.taskmanager.memory_limit import MemoryLimit
 from dstl.taskmanager.reads import CommittedTables
@@ -28,7 +29,9 @@ from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroup, KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle, SequenceNumber
 from materializer.bases.operator_bases import OperatorBases
+from materializer.bases.table_directory import FileBases
 from materializer.expiry import is_deleted
+from materializer.restore.restore import TableRestore
 from materializer.tables import ENTRY_OVERHEAD_BYTES, Expired, StateTable
 
 AttemptKey = tuple[str, int]
@@ -79,6 +82,7 @@ class TaskManagerStateBackend:
     Attributes:
         committed: The tables, and their indexes by time.
         tracker: Bases of the operators; a materialization manager is attached to it.
+        loading: Loads what the tables have not got yet; None once they have all.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class TaskManagerStateBackend:
         self.tracker = BaseTracker(runtime)
         self.key_groups = KeyGroupRange.all(max_parallelism)
         self.base: CheckpointId | None = None
+        self.loading: BackgroundLoad | None = None
 
     @property
     def bases(self) -> Mapping[str, OperatorBases]:
@@ -119,7 +124,7 @@ class TaskManagerStateBackend:
 
     def can_resume(self, parent: CheckpointId | None) -> bool:
         """True where a run can go on from ``parent`` with the tables that are here, none of which has failed."""
-        if self.committed.has_failed:
+        if self.committed.has_failed or (self.loading is not None and self.loading.failure is not None):
             return False
         return parent == self.base or (self._completed is not None and parent == self._completed[0])
 
@@ -147,9 +152,8 @@ class TaskManagerStateBackend:
         *,
         bases: Mapping[str, OperatorBases] | None = None,
         registries: Mapping[str, Mapping[str, object]] | None = None,
-        replay_bytes_per_s: float | None = None,
     ) -> None:
-        """Take restored tables, and forget everything that was here before.
+        """Take restored tables, and forget everything that was here before, of which nothing is being loaded any more.
 
         Args:
             tables: By operator.
@@ -157,14 +161,43 @@ class TaskManagerStateBackend:
             owned: The key groups that they hold.
             bases: By operator, the bases that they were restored from and the log after them.
             registries: The operators' states as plain data.
-            replay_bytes_per_s: How fast they were restored; None where that is not known.
         """
         self._completed = None
         self.base = base
         self.resume(base)
         self.committed.replace(tables)
         self.key_groups = owned
-        self.tracker.replaced(dict(bases or {}), registries or {}, replay_bytes_per_s)
+        self.tracker.replaced(dict(bases or {}), registries or {})
+
+    def load_behind(self, restore: TableRestore, files: FileBases) -> BackgroundLoad:
+        """Load what a restore whose tables were taken has not loaded yet.
+
+        Args:
+            restore: The restore.
+            files: Its files: closed at the end.
+        """
+
+        def finished() -> None:
+            self.loading = None
+            self.tracker.loaded(restore.restored.replay_bytes_per_s)
+
+        self.loading = BackgroundLoad(restore, files, self._runtime, finished)
+        return self.loading
+
+    async def end_loading(self) -> None:
+        """Give up what is being loaded: the tables that are here lack it for good, and are to be replaced."""
+        loading, self.loading = self.loading, None
+        if loading is not None:
+            await loading.close()
+
+    async def bring(self, checkpoint: CheckpointId, operator: str, state: int, key_group: KeyGroup, key: bytes) -> None:
+        """Have an operator's table show a key, for :meth:`look_up`.
+
+        Raises:
+            DstlError: It cannot be had, for now or for good.
+        """
+        if self.loading is not None and key_group in self.key_groups:
+            await self.loading.bring(operator, {key_group: [(state, key)]})
 
     def open_attempt(self, key: AttemptKey, batch_id: int, parent: CheckpointId | None, parallelism: int) -> None:
         """Let an attempt read and write, on top of its parent checkpoint.
@@ -357,7 +390,7 @@ class TaskManagerStateBackend:
             self.storage.reset(persisted.result)
 
     def close(self) -> None:
-        """Drop everything that no checkpoint has, and close tables and logs. Idempotent."""
+        """Drop everything that no checkpoint has, and close tables and logs; nothing is being loaded. Idempotent."""
         self._drop(list(self._attempts))
         for writer in self._writers.values():
             writer.close()

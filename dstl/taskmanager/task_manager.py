@@ -187,6 +187,7 @@ class QueryState:
         """Drop what no checkpoint has, and close tables and logs. Idempotent."""
         await self.manager.close()
         await self._discarded.close()
+        await self.backend.end_loading()
         self.backend.close()
         await self.changelog.close()
 

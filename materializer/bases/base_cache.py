@@ -327,8 +327,14 @@ class BaseSource:
         self._cache = cache
         self._opened: dict[str, asyncio.Task[CachedObject | CacheFill | None]] = {}
 
-    async def get(self, base: KeyGroupBase, start: int, stop: int) -> bytes:
+    async def get(self, base: KeyGroupBase, start: int, stop: int, *, fills: bool = True) -> bytes:
         """Return bytes ``[start, stop)`` of the object of a base; those of the cache are of a file checked whole.
+
+        Args:
+            base: The base.
+            start: First byte in the object.
+            stop: The one behind the last.
+            fills: These bytes come once, so that the cache is filled with them.
 
         Raises:
             CorruptData: The object ends before.
@@ -341,7 +347,7 @@ class BaseSource:
         data = await self._store.get(base.name, ByteRange(start, stop))
         if len(data) != stop - start:
             raise CorruptData(f"base file {base.name} ends at byte {start + len(data)}, before {stop}")
-        if isinstance(found, CacheFill):
+        if fills and isinstance(found, CacheFill):
             await call_in_thread(found.add, start, data)
         return data
 

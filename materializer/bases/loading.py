@@ -1,13 +1,14 @@
-"""The first half of a restore: key groups out of base files, the newest that can be read."""
+"""Key groups out of base files, the newest that can be read: all of them, those that are waited for first."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
+import numpy as np
 import pyarrow as pa
 
 from dstl.crash_points import reach
@@ -15,28 +16,46 @@ from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import call_in_thread
 from dstl.store.prefetcher import BudgetLease, Prefetcher
 from dstl.store.retry_policy import RetryPolicy
+from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import Generations, KeyGroupBase
 from materializer.bases.base_cache import BaseSource
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.key_group_file import open_key_group
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
-from materializer.tables import FileTable, StateTable
+from materializer.tables import FileTable, HeapStateTable, StateTable
 
 _log = logging.getLogger(__name__)
-_FETCH = 8 << 20
-"""Smaller ones cost a tenth more of a core where the store is quick."""
 
 AHEAD_FETCHES = 16
 """Connections at once. One to S3 carries 25 to 90 MB/s and a core decodes 1 GB/s, so a restore is bound by connections:
 more would take memory, fewer would leave the core idle (``dstl/docs/decisions/restore-cost.md``)."""
 
-AHEAD_BYTES = AHEAD_FETCHES * _FETCH
+
+@dataclass(frozen=True, slots=True)
+class LoadSizes:
+    """Sizes by which bases are loaded.
+
+    Attributes:
+        fetch: Bytes of a fetch. Smaller ones cost a tenth more of a core where the store is quick.
+        fetches: At once.
+    """
+
+    fetch: int = 8 << 20
+    fetches: int = AHEAD_FETCHES
+
+
+LOAD_SIZES = LoadSizes()
+
+AHEAD_BYTES = LOAD_SIZES.fetches * LOAD_SIZES.fetch
 """Stored bytes that a restore may hold before their turn, of bases and of log each."""
 
 DECODED_AHEAD_BYTES = 64 << 20
 """Decoded bytes that may wait for the table. A part for which there is no room is decoded page by page while it is
 loaded: what is stored as some kilobytes may be gigabytes."""
+
+OlderLog = Callable[[KeyGroup, CheckpointId], Awaitable[list[pa.RecordBatch]]]
+"""Returns a key group's changes between a base of it, or the beginning, and the checkpoint that is restored."""
 
 
 @dataclass(slots=True)
@@ -47,11 +66,13 @@ class LoadedBases:
         loaded: Per key group, the base that it was loaded from; none where no base could be read.
         versions: Table versions of the key groups that were loaded from their newest base.
         damaged: Objects that could not be used.
+        lost: Key groups of which no base could be read.
     """
 
     loaded: dict[KeyGroup, KeyGroupBase] = field(default_factory=dict)
     versions: dict[KeyGroup, int] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)
+    lost: list[KeyGroup] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -62,129 +83,228 @@ class _Fetch:
     bases: list[KeyGroupBase] = field(default_factory=list)
 
 
-async def load_bases(
-    generations: Generations,
-    owned: KeyGroupRange,
-    table: StateTable,
-    files: FileBases,
-    advance: Callable[[int], None],
-    turn: asyncio.Semaphore,
-) -> LoadedBases:
-    """Load the owned key groups of one operator into its empty table.
+class BaseLoad:
+    """Loads the owned key groups of one operator into its empty table. One event loop.
 
     Neighbouring parts of a file are fetched together, several fetches ahead within a fixed budget of bytes, and decoded
     in threads. A table in files opens the first base that is files as it is; any other table, and further such bases,
     are read key group by key group, by a child process. What is damaged or missing is replaced by the next older base
     of its key groups.
 
+    Invariants:
+        1. A lazy table is written on the loop alone: what threads write is a table of their own, whose key groups it
+           then takes at once, under the changes that it has.
+        2. A key group of a lazy table is cold until it has all of its newest usable base and all changes since.
+
     Args:
         generations: The operator's bases.
         owned: Key groups to load.
-        table: Where they go. Its calls are made from a thread, one at a time.
+        table: Where they go. Its calls are made from a thread, one at a time, unless it is lazy.
         files: Fetches the bases that are files, and knows where the others lie.
         advance: Told of bytes that were loaded.
         turn: Held while the table takes key groups in.
+        older_log: Of a lazy table, what its changes lack where an older base, or none, is loaded: the table has
+            those since the newest base only. Raises where the log does not go back so far.
 
-    Raises:
-        Unavailable: The store did not answer several times in a row.
+    Attributes:
+        result: What has been loaded so far.
+        begins: Set once a lazy table may take key groups in; what is fetched waits for it.
     """
-    loading = _Loading(table, files, advance, turn)
-    wanted = {group: generations[group] for group in owned if group in generations}
-    age = 0
-    while wanted:
-        chosen = [bases[age] for bases in wanted.values()]
-        in_files: dict[str, list[KeyGroupBase]] = {}
-        for base in chosen:
-            if base.files:
-                in_files.setdefault(base.name, []).append(base)
-        failed: list[KeyGroup] = []
-        # The largest first, for the first may be opened as it is.
-        for bases in sorted(in_files.values(), key=len, reverse=True):
-            failed += await loading.files_of(bases, newest=age == 0)
-        async with aclosing(
-            _decode(_fetches(b for b in chosen if not b.files), BaseSource(files.store, files.runtime, files.cache))
-        ) as found:
-            async for parts in found:
-                failed += await loading.parts(parts, newest=age == 0)
-        age += 1
-        wanted = {group: wanted[group] for group in failed if len(wanted[group]) > age}
-    return loading.result
-
-
-class _Loading:
-    """One operator's table while it is loaded."""
 
     def __init__(
-        self, table: StateTable, files: FileBases, advance: Callable[[int], None], turn: asyncio.Semaphore
+        self,
+        generations: Generations,
+        owned: KeyGroupRange,
+        table: StateTable,
+        files: FileBases,
+        advance: Callable[[int], None],
+        turn: asyncio.Semaphore,
+        older_log: OlderLog | None = None,
     ) -> None:
         self._table = table
+        self._lazy = table.as_lazy if older_log is not None else None
         self._files = files
         self._turn = turn
         self._advance = advance
+        self._older_log = older_log
+        self._left = {group: generations[group] for group in owned if group in generations}
+        self._age = dict.fromkeys(self._left, 0)
+        self._urgent: dict[KeyGroup, None] = {}
+        self._waiting: dict[KeyGroup, asyncio.Future[None]] = {}
+        self._failure: DstlError | None = None
         self.result = LoadedBases()
+        self.begins = asyncio.Event()
+        if self._lazy is not None:
+            self._lazy.chill(self._left)
+        else:
+            self.begins.set()
 
-    async def parts(self, parts: _Parts, *, newest: bool) -> list[KeyGroup]:
-        """Load key groups from pages; returns those that failed. One call of a thread for all, for each costs a turn of
-        the interpreter."""
+    @property
+    def is_lazy(self) -> bool:
+        """True where the table may be used before all is loaded."""
+        return self._lazy is not None
+
+    @property
+    def is_done(self) -> bool:
+        """True once nothing is left."""
+        return not self._left
+
+    async def run(self) -> None:
+        """Load what is left. May be called again when it has failed.
+
+        Raises:
+            Unavailable: The store did not answer several times in a row.
+            CorruptData: A key group has no usable base, and the log does not go back to the beginning.
+        """
+        while self._left:
+            for group in [group for group, bases in self._left.items() if self._age[group] == len(bases)]:
+                await self._load_nothing(group)
+            chosen = [bases[self._age[group]] for group, bases in self._left.items()]
+            in_files: dict[str, list[KeyGroupBase]] = {}
+            for base in chosen:
+                if base.files:
+                    in_files.setdefault(base.name, []).append(base)
+            # The largest first, for the first may be opened as it is.
+            for bases in sorted(in_files.values(), key=len, reverse=True):
+                await self._load_files(bases)
+            source = BaseSource(self._files.store, self._files.runtime, self._files.cache)
+            fetches = self._by_need(_fetches(base for base in chosen if not base.files))
+            async with aclosing(_decode(fetches, source, self.begins)) as found:
+                async for parts in found:
+                    await self._load_parts(parts)
+
+    async def wait(self, groups: Iterable[KeyGroup]) -> None:
+        """Return once key groups are loaded; they are loaded before others.
+
+        Raises:
+            DstlError: What the load has failed with meanwhile.
+        """
+        cold = [group for group in groups if group in self._left]
+        self._urgent.update(dict.fromkeys(cold))
+        loop = asyncio.get_running_loop()
+        for group in cold:
+            if self._failure is not None:
+                raise self._failure
+            if group in self._left:
+                # Several may wait for it, and each may give up.
+                await asyncio.shield(self._waiting.setdefault(group, loop.create_future()))
+
+    def fail(self, error: DstlError, *, for_good: bool) -> None:
+        """Tell those that wait that the load has failed, and those that come if it was for good."""
+        self._failure = error if for_good else None
+        waiting, self._waiting = list(self._waiting.values()), {}
+        for each in waiting:
+            each.set_exception(error)
+            each.exception()  # perhaps nobody waits any more
+
+    def _by_need(self, fetches: list[_Fetch]) -> Iterator[_Fetch]:
+        """Yield fetches, each time the one that is waited for longest, if there is one."""
+        pending = {base.key_group: fetch for fetch in fetches for base in fetch.bases}
+        while pending:
+            group = next((group for group in self._urgent if group in pending), next(iter(pending)))
+            fetch = pending[group]
+            for base in fetch.bases:
+                del pending[base.key_group]
+            yield fetch
+
+    async def _load_parts(self, parts: _Parts) -> None:
+        """Load key groups from pages. One call of a thread for all, for each costs a turn of the interpreter."""
+        into: StateTable = self._table if self._lazy is None else HeapStateTable()
+        older = {base.key_group: await self._changes_since(base) for base, _ in parts}
         async with self._turn:
-            unusable = await call_in_thread(_restore_all, self._table, parts)
+            unusable = await call_in_thread(_restore_all, into, parts, older)
         reach("R2")
         for base, _ in parts:
             if base.key_group in unusable:
-                self.result.damaged.add(base.name)
+                self._unusable(base)
             else:
-                self._loaded(base, newest)
+                await self._loaded(base, into)
         self._advance(sum(base.length for base, _ in parts if base.key_group not in unusable))
-        return unusable
 
-    async def files_of(self, bases: Sequence[KeyGroupBase], *, newest: bool) -> list[KeyGroup]:
-        """Load some key groups of one base that is files; returns those that failed."""
+    async def _load_files(self, bases: Sequence[KeyGroupBase]) -> None:
+        """Load some key groups of one base that is files."""
         progress = _Share(bases, self._advance, self._files.passes)
         try:
             fetched = await self._files.fetch(bases[0], progress)
         except UnusableObject as error:
             _log.warning("%s", error)
-            self.result.damaged.add(error.name)
-            return [base.key_group for base in bases]
+            for base in bases:
+                self._unusable(base, error.name)
+            return
+        await self.begins.wait()
         table = self._table.as_files
         if table is not None and not self.result.loaded:
-            failed = await self._adopt(table, bases, fetched, newest)
+            await self._adopt(table, bases, fetched)
         else:
-            failed = await self._copy(bases, fetched, newest)
+            await self._copy(bases, fetched)
         progress.finish()
-        return failed
 
-    async def _adopt(
-        self, table: FileTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool
-    ) -> list[KeyGroup]:
+    async def _adopt(self, table: FileTable, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
         groups = [base.key_group for base in bases]
         try:
             await call_in_thread(table.adopt, fetched.path, groups, fetched.known, fetched.row_bytes)
         except CorruptData:
-            self.result.damaged.add(bases[0].name)
-            return groups
-        for base in bases:
-            self._loaded(base, newest)
-        return []
-
-    async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles, newest: bool) -> list[KeyGroup]:
-        failed = []
-        with closing(TableFileReader(fetched.path, bases[0].name)) as reader:
             for base in bases:
-                try:
-                    async with self._turn:
-                        await call_in_thread(self._table.restore, base.key_group, reader.entries(base.key_group))
-                except CorruptData:
-                    self.result.damaged.add(base.name)
-                    failed.append(base.key_group)
-                else:
-                    self._loaded(base, newest)
-        return failed
+                self._unusable(base)
+            return
+        for base in bases:
+            await self._loaded(base, self._table)
 
-    def _loaded(self, base: KeyGroupBase, newest: bool) -> None:
+    async def _copy(self, bases: Sequence[KeyGroupBase], fetched: FetchedFiles) -> None:
+        with closing(TableFileReader(fetched.path, bases[0].name)) as reader:
+            for base in sorted(bases, key=lambda each: each.key_group not in self._urgent):
+                into: StateTable = self._table if self._lazy is None else HeapStateTable()
+                parts: _Parts = [(base, reader.entries(base.key_group))]
+                older = {base.key_group: await self._changes_since(base)}
+                async with self._turn:
+                    unusable = await call_in_thread(_restore_all, into, parts, older)
+                if unusable:
+                    self._unusable(base)
+                else:
+                    await self._loaded(base, into)
+
+    async def _changes_since(self, base: KeyGroupBase) -> list[pa.RecordBatch]:
+        """Return the changes that a lazy table lacks over this base; none over the newest."""
+        if self._older_log is None or self._lazy is None or not self._age[base.key_group]:
+            return []
+        return await self._older_log(base.key_group, base.checkpoint)
+
+    def _unusable(self, base: KeyGroupBase, name: str = "") -> None:
+        """Turn to the next older base of a key group."""
+        self.result.damaged.add(name or base.name)
+        self._age[base.key_group] += 1
+
+    async def _load_nothing(self, group: KeyGroup) -> None:
+        """Go on without a base: all that the key group has is in the log."""
+        if self._lazy is not None and self._older_log is not None:
+            into = HeapStateTable()
+            for changes in await self._older_log(group, 0):
+                await call_in_thread(into.apply, changes)
+            await self._taken(group, into)
+        else:
+            del self._left[group]
+        self.result.lost.append(group)
+
+    async def _loaded(self, base: KeyGroupBase, source: StateTable) -> None:
+        is_newest = not self._age[base.key_group]
         self.result.loaded[base.key_group] = base
-        if newest:
+        if await self._taken(base.key_group, source) and is_newest:
             self.result.versions[base.key_group] = self._table.version(base.key_group)
+
+    async def _taken(self, group: KeyGroup, source: StateTable) -> bool:
+        """Record that a key group is there; returns whether it is what its base holds."""
+        unchanged = True
+        if self._lazy is not None:
+            await self.begins.wait()
+            unchanged = self._lazy.warm(group, source)
+            # Others are served between two of them.
+            await self._files.runtime.clock.sleep(0)
+        del self._left[group]
+        self._urgent.pop(group, None)
+        waiting = self._waiting.pop(group, None)
+        if waiting is not None:
+            waiting.set_result(None)
+        return unchanged
 
 
 class _Share:
@@ -214,7 +334,7 @@ def _fetches(bases: Iterable[KeyGroupBase]) -> list[_Fetch]:
     for base in sorted(bases, key=lambda each: (each.name, each.offset)):
         last = fetches[-1] if fetches else None
         end = base.offset + base.length
-        if last and last.name == base.name and last.stop == base.offset and end - last.start <= _FETCH:
+        if last and last.name == base.name and last.stop == base.offset and end - last.start <= LOAD_SIZES.fetch:
             last.stop = end
             last.bases.append(base)
         else:
@@ -226,7 +346,9 @@ _Pages = Iterable[pa.RecordBatch] | DstlError
 _Parts = list[tuple[KeyGroupBase, _Pages]]
 
 
-def _restore_all(table: StateTable, parts: _Parts) -> list[KeyGroup]:
+def _restore_all(
+    table: StateTable, parts: Iterable[tuple[KeyGroupBase, _Pages]], older: Mapping[KeyGroup, list[pa.RecordBatch]]
+) -> list[KeyGroup]:
     """Restore each key group that has pages, and return the others and those whose pages end in damage."""
     failed = []
     for base, pages in parts:
@@ -234,23 +356,25 @@ def _restore_all(table: StateTable, parts: _Parts) -> list[KeyGroup]:
             if isinstance(pages, DstlError):
                 raise pages
             table.restore(base.key_group, pages)
+            for changes in older[base.key_group]:
+                table.apply(changes)
         except (CorruptData, MissingState):
             failed.append(base.key_group)
     return failed
 
 
-async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_Parts]:
+async def _decode(fetches: Iterator[_Fetch], source: BaseSource, begins: asyncio.Event) -> AsyncGenerator[_Parts]:
     """Yield the parts of each fetch with their pages, or with the error instead; a bounded number ahead."""
 
     async def load(fetch: _Fetch, lease: BudgetLease) -> _Parts:
-        return await _load(fetch, source, lease)
+        return await _load(fetch, source, lease, begins)
 
     ahead = Prefetcher(
         fetches,
         load,
         cost=lambda fetch: fetch.stop - fetch.start,
         max_bytes=AHEAD_BYTES,
-        max_count=AHEAD_FETCHES,
+        max_count=LOAD_SIZES.fetches,
         max_taken=DECODED_AHEAD_BYTES,
     )
     try:
@@ -261,9 +385,10 @@ async def _decode(fetches: list[_Fetch], source: BaseSource) -> AsyncGenerator[_
         await source.close()
 
 
-async def _load(fetch: _Fetch, source: BaseSource, lease: BudgetLease) -> _Parts:
+async def _load(fetch: _Fetch, source: BaseSource, lease: BudgetLease, begins: asyncio.Event) -> _Parts:
     async def read() -> _Parts:
-        data = await source.get(fetch.bases[0], fetch.start, fetch.stop)
+        data = await _get(fetch, source)
+        await begins.wait()
         opened = await call_in_thread(_open, fetch, data)
         # What there is no room for is decoded page by page while it is loaded.
         room = [lease.try_take(raw) for _, raw, _ in opened]
@@ -280,13 +405,37 @@ async def _load(fetch: _Fetch, source: BaseSource, lease: BudgetLease) -> _Parts
             return [(fetch.bases[0], error)]
     # One of them is damaged: each by itself, so that the others are not lost with it.
     alone = [_Fetch(fetch.name, base.offset, base.offset + base.length, [base]) for base in fetch.bases]
-    return [part for each in alone for part in await _load(each, source, lease)]
+    return [part for each in alone for part in await _load(each, source, lease, begins)]
+
+
+async def _get(fetch: _Fetch, source: BaseSource) -> bytes | memoryview:
+    """Return a fetch's bytes: those of a large key group by several requests, for each connection has its own pace."""
+    size = LOAD_SIZES.fetch
+    starts = range(fetch.start, fetch.stop, size)
+    if len(starts) == 1:
+        return await source.get(fetch.bases[0], fetch.start, fetch.stop)
+    turn = asyncio.Semaphore(LOAD_SIZES.fetches)
+    whole = np.empty(fetch.stop - fetch.start, np.uint8)
+
+    async def piece(start: int) -> None:
+        async with turn:
+            data = await source.get(fetch.bases[0], start, min(fetch.stop, start + size))
+        whole[start - fetch.start : start - fetch.start + len(data)] = np.frombuffer(data, np.uint8)
+
+    pieces = [asyncio.ensure_future(piece(start)) for start in starts]
+    try:
+        await asyncio.gather(*pieces)
+    finally:
+        for each in pieces:
+            each.cancel()
+        await asyncio.gather(*pieces, return_exceptions=True)
+    return whole.data
 
 
 _Opened = list[tuple[KeyGroupBase, int, Iterator[pa.RecordBatch]]]
 
 
-def _open(fetch: _Fetch, data: bytes) -> _Opened:
+def _open(fetch: _Fetch, data: bytes | memoryview) -> _Opened:
     """Check the parts of a fetch; returns each with the bytes that its pages will take. Runs in a thread."""
     view = memoryview(data)
     opened = []

@@ -88,26 +88,39 @@ class OperatorBases:
 
     Args:
         generations: Bases in the checkpoint that was restored.
-        versions: Table versions right after each newest base was loaded and before any log; none for a key group that
-            was not loaded from its newest base.
-        damaged: Objects that the restore found damaged or missing.
         log: Log after the bases.
+        is_loading: The table has not all of them yet.
+
+    Attributes:
+        is_loading: The same: until :meth:`loaded` nothing of the table can be materialized.
     """
 
     def __init__(
         self,
         generations: Generations | None = None,
-        versions: Mapping[KeyGroup, int] | None = None,
-        damaged: Iterable[str] = (),
         log: Iterable[LoggedChanges] = (),
+        *,
+        is_loading: bool = False,
     ) -> None:
         self.generations: Generations = dict(generations or {})
         self.finished: FinishedMaterialization | None = None
-        self._versions = dict(versions or {})
-        self._damaged = tuple(damaged)
+        self.is_loading = is_loading
+        self._versions: dict[KeyGroup, int] = {}
+        self._damaged: tuple[str, ...] = ()
         self._log = deque(log)
         self._last_id = max((b.materialization_id for bases in self.generations.values() for b in bases), default=0)
         self._compression = 1.0
+
+    def loaded(self, versions: Mapping[KeyGroup, int], damaged: Iterable[str]) -> None:
+        """Record that the table has all of its bases.
+
+        Args:
+            versions: Table versions of the key groups that were what their newest base holds when it was loaded.
+            damaged: Objects that were damaged or missing.
+        """
+        self.is_loading = False
+        self._versions = dict(versions)
+        self._damaged = tuple(damaged)
 
     def logged(self, changes: LoggedChanges) -> None:
         """Record that the tables now contain what a checkpoint added to the log."""

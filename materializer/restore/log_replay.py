@@ -44,12 +44,17 @@ class ReplayStep:
     operators: Mapping[str, tuple[str, frozenset[KeyGroup]]]
 
 
-def replay_steps(checkpoint: CompletedCheckpoint, owned: KeyGroupRange, after: ReplayAfter) -> list[ReplayStep]:
-    """Return the segments to replay over some bases, in order; what every base contains is not opened."""
+def replay_steps(
+    checkpoint: CompletedCheckpoint, owned: KeyGroupRange, after: ReplayAfter, operator: str | None = None
+) -> list[ReplayStep]:
+    """Return the segments to replay over some bases, in order; what every base contains is not opened.
+
+    With ``operator`` of this one alone.
+    """
     steps = []
     bases: list[list[tuple[CheckpointId, KeyGroup]]] = []
     for log in checkpoint.logs:
-        common = log.key_groups.intersect(owned)
+        common = log.key_groups.intersect(owned) if operator in (None, log.operator) else None
         loaded = after.get(log.operator, {})
         bases.append(sorted((loaded.get(group, 0), group) for group in common) if common else [])
     for entry in checkpoint.segments:

@@ -1,8 +1,14 @@
-"""The restore of tables from a checkpoint: bases first, then the log after them, for the owned key groups."""
+"""The restore of tables from a checkpoint: the log is replayed, then the tables serve, and bases come behind them.
+
+A table that can (:class:`~materializer.tables.LazyTable`) takes the log first and answers from then on: what a read
+needs is brought before it, out of bases in place or by loading its key groups first. Any other table has its bases
+loaded before the log. Either way a restore ends when all is loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -10,14 +16,16 @@ from functools import partial
 import pyarrow as pa
 
 from dstl.crash_points import reach
-from dstl.errors import CorruptData, DstlError, MissingState
+from dstl.errors import Closed, CorruptData, DstlError, MissingState, Unavailable
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ObjectStore
 from dstl.store.prefetcher import BudgetLease, Prefetcher
-from handles.checkpoint import CompletedCheckpoint
-from handles.key_group import KeyGroupRange
+from handles.checkpoint import CheckpointId, CompletedCheckpoint
+from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import Generations, generations_of
-from materializer.bases.loading import LoadedBases, load_bases
+from materializer.bases.base_cache import BaseSource
+from materializer.bases.cold_reads import Asked, ColdReads
+from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
 from materializer.restore.log_replay import LogPiece, ReplayStep, decoding_turn, join_segments, replay, replay_steps
@@ -77,22 +85,9 @@ async def restore_tables(
     on_progress: ProgressListener | None = None,
     files: FileBases | None = None,
 ) -> RestoredTables:
-    """Build the tables of a checkpoint for some key groups; restoring twice gives the same.
+    """Build the tables of a checkpoint for some key groups, all of them loaded; restoring twice gives the same.
 
-    First every operator's base files, each key group from the newest one that can be read; then the segments that came
-    with a later checkpoint than the base of any of their key groups, in the checkpoint's order, which is the order of
-    their commits. Several objects are fetched ahead, within a fixed budget of bytes; what holds none of the owned key
-    groups is not opened. Tables are written in threads, one call at a time each.
-
-    Args:
-        checkpoint: What to restore; None for an empty state.
-        store: Where its objects are.
-        owned: Key groups to restore, inclusive.
-        open_table: Makes an empty table for an operator.
-        runtime: Clock, and jitter for repeated reads.
-        on_progress: Told after every object; by default a log line every few seconds. What it raises ends the restore.
-        files: Fetches bases that are a table's own files, and knows the host's cache; a restore in several pieces gives
-            the same to all of them, and closes it. By default one without a cache.
+    See :class:`TableRestore`, whose beginning and end this is.
 
     Raises:
         CorruptData: A segment is damaged, or every base of a key group is; names it, the checkpoint and the next step.
@@ -100,21 +95,20 @@ async def restore_tables(
         Unavailable: The store did not answer several times in a row.
         Invalid: A later version of DSTL wrote a segment.
     """
-    if checkpoint is None:
-        return RestoredTables()
     fetcher = files or FileBases(store, runtime)
-    restore = _Restore(checkpoint, fetcher, owned, open_table, on_progress or LogLine())
+    restore = TableRestore(checkpoint, fetcher, owned, open_table, on_progress or LogLine())
     try:
-        return await restore.run()
-    except BaseException as error:
-        for table in restore.restored.tables.values():
-            table.close()
-        if isinstance(error, DstlError):
-            raise _explain(checkpoint, error) from error
+        await restore.open()
+        await restore.load()
+    except BaseException:
+        await restore.close()
+        restore.close_tables()
         raise
     finally:
+        await restore.close()
         if fetcher is not files:
             await fetcher.close()
+    return restore.restored
 
 
 def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
@@ -129,12 +123,29 @@ def _explain(checkpoint: CompletedCheckpoint, error: DstlError) -> DstlError:
     return kind(what)
 
 
-class _Restore:
-    """One restore under way."""
+class TableRestore:
+    """One restore: :meth:`open` gives tables that can be used, :meth:`load` ends when nothing is missing.
+
+    First the segments that came with a later checkpoint than the newest base of any of their key groups, in the
+    checkpoint's order, which is the order of their commits; behind them every operator's base files, each key group
+    from the newest one that can be read. Where that is an older one, the log between the two comes too. Several objects
+    are fetched ahead, within a fixed budget of bytes; what holds none of the owned key groups is not opened. Tables are
+    written in threads, one call at a time each, until they are open; from then on, on the loop alone. One event loop.
+
+    Args:
+        checkpoint: What to restore; None for an empty state.
+        files: Fetches bases, and knows the host's cache; its maker closes it, after this.
+        owned: Key groups to restore, inclusive.
+        open_table: Makes an empty table for an operator.
+        on_progress: Told after every object. What it raises ends the restore.
+
+    Attributes:
+        restored: The tables, and what is known of the restore so far.
+    """
 
     def __init__(
         self,
-        checkpoint: CompletedCheckpoint,
+        checkpoint: CompletedCheckpoint | None,
         files: FileBases,
         owned: KeyGroupRange,
         open_table: Callable[[str], StateTable],
@@ -147,33 +158,132 @@ class _Restore:
         self._open_table = open_table
         self._on_progress = on_progress
         self._turn = decoding_turn()
-        self._progress = RestoreProgress({}, self._runtime.clock.now())
+        self._began = self._runtime.clock.now()
+        self._progress = RestoreProgress({}, self._began)
         self._log: dict[str, list[LoggedChanges]] = {}
+        self._loads: dict[str, BaseLoad] = {}
+        self._reads: dict[str, ColdReads] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
         self.restored = RestoredTables()
 
-    async def run(self) -> RestoredTables:
-        """Load, then replay."""
-        started = self._runtime.clock.now()
+    @property
+    def is_loaded(self) -> bool:
+        """True once nothing is missing."""
+        return all(load.is_done for load in self._loads.values())
+
+    async def open(self) -> None:
+        """Replay the log; lazy tables can be used then, and the others have their bases.
+
+        Raises:
+            DstlError: As :func:`restore_tables`.
+        """
+        if self._checkpoint is None:
+            return
+        try:
+            await self._open(self._checkpoint)
+        except DstlError as error:
+            raise self._explain(error) from error
+
+    async def load(self) -> None:
+        """Return once all is loaded. May be called again after it has failed with ``Unavailable``.
+
+        Raises:
+            DstlError: As :func:`restore_tables`; those that wait for a key group have been told, too.
+        """
+        if self._checkpoint is None:
+            return
+        try:
+            for operator in self._loads:
+                self._start(operator)
+            await asyncio.gather(*self._running.values())
+        except BaseException as error:
+            await self._stop()
+            told = error if isinstance(error, DstlError) else Closed("the restore was given up")
+            for load in self._loads.values():
+                load.fail(self._explain(told), for_good=not isinstance(error, Unavailable))
+            if isinstance(error, DstlError):
+                raise self._explain(error) from error
+            raise
+        restored = self.restored
+        for operator, load in self._loads.items():
+            restored.bases[operator].loaded(load.result.versions, load.result.damaged)
+        restored.fallbacks = tuple(sorted({name for load in self._loads.values() for name in load.result.damaged}))
+        now = self._runtime.clock.now()
+        if restored.bytes >= MEASURABLE_BYTES and now > self._began:
+            restored.replay_bytes_per_s = restored.bytes / (now - self._began)
+        self._on_progress(self._progress.status(now, finished=True))
+
+    async def bring(self, operator: str, asked: Mapping[KeyGroup, Iterable[Asked]]) -> None:
+        """Have an operator's table show some keys as they are.
+
+        Raises:
+            DstlError: As :func:`restore_tables`.
+        """
+        if operator in self._reads and not self._loads[operator].is_done:
+            await self._reads[operator].bring(asked)
+
+    async def wait(self, operator: str, groups: Iterable[KeyGroup] | None = None) -> None:
+        """Return once some, or all, of an operator's key groups are loaded; they are loaded before others.
+
+        Raises:
+            DstlError: What the load has failed with meanwhile.
+        """
+        if operator in self._loads:
+            await self._loads[operator].wait(self._owned if groups is None else groups)
+
+    async def close(self) -> None:
+        """End what runs; the tables stay as they are. Idempotent."""
+        await self._stop()
+        for reads in self._reads.values():
+            await reads.close()
+
+    def close_tables(self) -> None:
+        """Close the tables."""
+        for table in self.restored.tables.values():
+            table.close()
+
+    def _explain(self, error: DstlError) -> DstlError:
+        assert self._checkpoint is not None
+        return _explain(self._checkpoint, error)
+
+    def _start(self, operator: str) -> None:
+        load, task = self._loads[operator], self._running.get(operator)
+        if task is None or (task.done() and not load.is_done):
+            self._running[operator] = asyncio.ensure_future(load.run())
+
+    async def _stop(self) -> None:
+        tasks = list(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _open(self, checkpoint: CompletedCheckpoint) -> None:
         generations = {
             operator: {group: bases for group, bases in groups.items() if group in self._owned}
-            for operator, groups in generations_of(self._checkpoint.materialized).items()
+            for operator, groups in generations_of(checkpoint.materialized).items()
         }
-        newest = {
+        after = {
             operator: {group: bases[0].checkpoint for group, bases in groups.items()}
             for operator, groups in generations.items()
         }
-        steps = replay_steps(self._checkpoint, self._owned, newest)
+        steps = replay_steps(checkpoint, self._owned, after)
         for operator, groups in generations.items():
             self._progress.more(operator, sum(bases[0].length for bases in groups.values()))
         self._expect(steps, 1)
         log = self._pieces(steps)
         try:
-            loaded = await self._load(generations)
-            if any(each.damaged for each in loaded.values()):
+            for operator, groups in generations.items():
+                if groups:
+                    self._begin(operator, groups)
+            first = {operator: load for operator, load in self._loads.items() if not load.is_lazy}
+            for operator, load in first.items():
+                await load.run()
+                self._check_found(operator, load.result.lost)
+            if any(load.result.damaged for load in first.values()):
                 await log.aclose()
                 self._expect(steps, -1)
-                after = {op: {g: base.checkpoint for g, base in each.loaded.items()} for op, each in loaded.items()}
-                steps = replay_steps(self._checkpoint, self._owned, after)
+                after |= {op: {g: b.checkpoint for g, b in load.result.loaded.items()} for op, load in first.items()}
+                steps = replay_steps(checkpoint, self._owned, after)
                 self._expect(steps, 1)
                 log = self._pieces(steps)
             async for piece in log:
@@ -181,20 +291,45 @@ class _Restore:
                 reach("R3")
         finally:
             await log.aclose()
-        restored = self.restored
-        for table in restored.tables.values():
+        for table in self.restored.tables.values():
             _resume(table)
         for operator in sorted({*generations, *self._log}):
-            of = loaded.get(operator, LoadedBases())
-            restored.bases[operator] = OperatorBases(
-                generations.get(operator), of.versions, of.damaged, self._log.get(operator, ())
+            self.restored.bases[operator] = OperatorBases(
+                generations.get(operator), log=self._log.get(operator, ()), is_loading=operator in self._loads
             )
-        restored.fallbacks = tuple(sorted({name for each in loaded.values() for name in each.damaged}))
-        seconds = self._runtime.clock.now() - started
-        if restored.bytes >= MEASURABLE_BYTES and seconds > 0:
-            restored.replay_bytes_per_s = restored.bytes / seconds
-        self._on_progress(self._progress.status(self._runtime.clock.now(), finished=True))
-        return restored
+        for load in self._loads.values():
+            load.begins.set()
+
+    def _begin(self, operator: str, groups: Generations) -> None:
+        table = self._table(operator)
+        load = self._loads[operator] = BaseLoad(
+            groups,
+            self._owned,
+            table,
+            self._files,
+            partial(self._advance, operator),
+            self._turn,
+            None if table.as_lazy is None else partial(self._older_log, operator),
+        )
+        if table.as_lazy is not None:
+            source = BaseSource(self._files.store, self._runtime, self._files.cache)
+            newest = {group: bases[0] for group, bases in groups.items()}
+            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime)
+            # It fetches while the log is replayed, and waits with what it has.
+            self._start(operator)
+
+    async def _older_log(self, operator: str, group: KeyGroup, after: CheckpointId) -> list[pa.RecordBatch]:
+        """Return a key group's log behind an older base; 0: all of it, which it must go back to the beginning for."""
+        assert self._checkpoint is not None
+        if not after:
+            self._check_found(operator, [group])
+        mine = KeyGroupRange(group, group)
+        steps = replay_steps(self._checkpoint, mine, {operator: {group: after}}, operator)
+        found: list[pa.RecordBatch] = []
+        async with aclosing(replay(steps, self._files.store, mine, self._runtime, self._turn)) as segments:
+            async for _, changes in segments:
+                found += [batch for _, batch, _ in changes]
+        return found
 
     def _pieces(self, steps: Sequence[ReplayStep]) -> Prefetcher[LogPiece, LogPiece]:
         segments = replay(steps, self._files.store, self._owned, self._runtime, self._turn)
@@ -205,21 +340,6 @@ class _Restore:
             max_bytes=LOG_SIZES.ahead,
             discard=LogPiece.discard,
         )
-
-    async def _load(self, generations: Mapping[str, Generations]) -> dict[str, LoadedBases]:
-        loaded: dict[str, LoadedBases] = {}
-        for operator, groups in generations.items():
-            if groups:
-                loaded[operator] = await load_bases(
-                    groups,
-                    self._owned,
-                    self._table(operator),
-                    self._files,
-                    partial(self._advance, operator),
-                    self._turn,
-                )
-                self._check_loaded(operator, loaded[operator])
-        return loaded
 
     def _table(self, operator: str) -> StateTable:
         if operator not in self.restored.tables:
@@ -237,13 +357,14 @@ class _Restore:
         self._progress.add(operator, nbytes, now)
         self._on_progress(self._progress.status(now))
 
-    def _check_loaded(self, operator: str, loaded: LoadedBases) -> None:
+    def _check_found(self, operator: str, lost: Sequence[KeyGroup]) -> None:
         """Refuse to go on where no base of a key group could be read and the log does not go back to the beginning."""
+        assert self._checkpoint is not None
         for entry in self._checkpoint.truncated:
-            lost = [g for g in entry.key_groups if g in self._owned and g not in loaded.loaded]
-            if entry.operator == operator and lost:
-                names = ", ".join(sorted(loaded.damaged))
-                raise CorruptData(f"every base of key group {lost[0]} of {operator} is damaged or missing: {names}")
+            gone = [group for group in lost if group in entry.key_groups]
+            if entry.operator == operator and gone:
+                names = ", ".join(sorted(self._loads[operator].result.damaged))
+                raise CorruptData(f"every base of key group {gone[0]} of {operator} is damaged or missing: {names}")
 
     async def _prepare(self, pieces: AsyncGenerator[LogPiece]) -> AsyncGenerator[LogPiece]:
         """Have a table write pieces of the log down, while its bases come or the pieces before are taken in.
@@ -268,6 +389,7 @@ class _Restore:
             reach("R5")
         for staged in piece.staged.values():
             await call_in_thread(staged.apply)
+        assert self._checkpoint is not None
         clock, times = self._runtime.clock, dict(self._checkpoint.logged_at)
         now, wall = clock.now(), clock.wall()
         for step, rows in piece.steps:

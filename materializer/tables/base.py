@@ -193,6 +193,43 @@ class FileTable(Protocol):
         ...
 
 
+class LazyTable(Protocol):
+    """A table that works while the bases of some of its key groups, the *cold* ones, are still to come.
+
+    Changes are applied to a cold key group as to any other; its base goes below them, row by row or whole. Reads of it
+    show what is there: who asks lets the rows that the answer needs be put there first.
+    """
+
+    def chill(self, key_groups: Iterable[KeyGroup]) -> None:
+        """Let empty key groups be cold.
+
+        Raises:
+            Invalid: One has entries.
+        """
+        ...
+
+    def is_cold(self, key_group: KeyGroup) -> bool:
+        """Return whether the key group's base is still to come."""
+        ...
+
+    def put_below(self, key_group: KeyGroup, rows: pa.RecordBatch) -> None:
+        """Put some rows of a cold key group's base below its changes; of any other, do nothing. Idempotent.
+
+        Args:
+            key_group: The key group.
+            rows: Of :data:`ENTRY_SCHEMA`, in its order.
+        """
+        ...
+
+    def warm(self, key_group: KeyGroup, base: StateTable) -> bool:
+        """Take a cold key group's whole base out of another table of this kind, and make the changes to it.
+
+        Returns:
+            Whether there were none: the key group is what its base holds.
+        """
+        ...
+
+
 class StateTable(Protocol):
     """The committed state of one operator in one TaskManager.
 
@@ -216,6 +253,11 @@ class StateTable(Protocol):
     @property
     def as_files(self) -> FileTable | None:
         """This table with what only a table in files can do; None for one in memory."""
+        ...
+
+    @property
+    def as_lazy(self) -> LazyTable | None:
+        """This table with what it can do while bases are missing; None for one that needs them first."""
         ...
 
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -291,7 +333,11 @@ class StateTable(Protocol):
         ...
 
     def snapshot(self) -> TableSnapshot:
-        """Return this moment of the table: the synchronous part of a materialization."""
+        """Return this moment of the table: the synchronous part of a materialization.
+
+        Raises:
+            Unavailable: A key group is cold.
+        """
         ...
 
     def restore(self, key_group: KeyGroup, pages: Iterable[pa.RecordBatch]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_PUT, common_width, value_offsets
-from dstl.errors import Closed, Invalid
+from dstl.errors import Closed, Invalid, Unavailable
 from handles.key_group import KeyGroup
 from materializer.tables.base import (
     ENTRY_SCHEMA,
@@ -26,8 +26,10 @@ from materializer.tables.base import (
     ExpiredValue,
     KeyGroups,
     StateEntry,
+    StateTable,
     TableSize,
 )
+from materializer.tables.cold_group import ColdGroup
 from materializer.tables.columns import (
     ChangeRun,
     PageBuilder,
@@ -70,7 +72,49 @@ class HeapStateTable:
         self._open_epochs: set[int] = set()
         self._frozen = -1
         self._elements_order: tuple[object, list[bytes]] = (None, [])
+        self._cold: dict[KeyGroup, ColdGroup] = {}
         self._closed = False
+
+    @property
+    def as_lazy(self) -> HeapStateTable:
+        """This table: it works while bases are missing."""
+        return self
+
+    def chill(self, key_groups: Iterable[KeyGroup]) -> None:
+        """Let empty key groups be cold."""
+        self._check_open()
+        for group in key_groups:
+            if group in self._versions:
+                raise Invalid(f"key group {group} has entries already: its base cannot be put below them")
+            self._cold[group] = ColdGroup()
+
+    def is_cold(self, key_group: KeyGroup) -> bool:
+        """Return whether the key group's base is still to come."""
+        return key_group in self._cold
+
+    def put_below(self, key_group: KeyGroup, rows: pa.RecordBatch) -> None:
+        """Put some rows of a cold key group's base below its changes."""
+        self._check_open()
+        cold = self._cold.get(key_group)
+        if cold is None:
+            return
+        for state, start, stop in key_group_runs(rows.column("state").to_numpy()):
+            cold.put_below(self._writable(state, key_group), state, rows.slice(start, stop - start))
+
+    def warm(self, key_group: KeyGroup, base: StateTable) -> bool:
+        """Take a cold key group's whole base, and make the changes to it."""
+        self._check_open()
+        assert isinstance(base, HeapStateTable)
+        cold = self._cold.pop(key_group)
+        content = {state: groups.pop(key_group) for state, groups in base._states.items() if key_group in groups}
+        above = {state: groups[key_group] for state, groups in self._states.items() if key_group in groups}
+        cold.lay_over(content, above)
+        self.drop_key_group(key_group)
+        for state, group in content.items():
+            group.epoch = self._epoch
+            self._states.setdefault(state, {})[key_group] = group
+        self._touch(key_group)
+        return not cold.is_changed
 
     def get_many(self, state: int, key_groups: KeyGroups, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value under the empty user key of each key."""
@@ -163,6 +207,8 @@ class HeapStateTable:
         """Apply change records in bulk; runs of puts, or of deletions, of plain values go in without a loop."""
         self._check_open()
         for run in change_runs(changes):
+            if run.key_group in self._cold:
+                self._cold[run.key_group].note(run)
             content = self._writable(run.state, run.key_group)
             if run.ops is None and run.user_keys is None:
                 content.put_all(run.keys, run.stored, run.value_width)
@@ -177,6 +223,8 @@ class HeapStateTable:
     def snapshot(self) -> HeapTableSnapshot:
         """Return this moment of the table: microseconds, whatever its size."""
         self._check_open()
+        if self._cold:
+            raise Unavailable(f"{len(self._cold)} key groups are not loaded yet: wait for the end of the restore")
         groups = {state: dict(groups) for state, groups in self._states.items()}
         epoch = self._epoch
         self._epoch += 1
@@ -218,6 +266,7 @@ class HeapStateTable:
         for groups in self._states.values():
             groups.pop(key_group, None)
         self._versions.pop(key_group, None)
+        self._cold.pop(key_group, None)
 
     def drop_expired(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
         """Delete the expired entries of one key group, a bounded number of keys at a time."""
@@ -246,21 +295,21 @@ class HeapStateTable:
 
     def key_groups(self) -> Sequence[KeyGroup]:
         """Return the key groups that were written or restored and not dropped."""
-        return sorted(self._versions)
+        return sorted(self._versions.keys() | self._cold.keys())
 
     def version(self, key_group: KeyGroup) -> int:
         """Return a number that grows with each change of the key group."""
         return self._versions.get(key_group, 0)
 
     def size(self) -> TableSize:
-        """Return the exact size: a sum over groups, not over entries."""
+        """Return the exact size of what is there: a sum over groups, not over entries."""
         contents = [content for groups in self._states.values() for content in groups.values()]
-        return TableSize(sum(c.entries for c in contents), sum(c.bytes for c in contents), exact=True)
+        return TableSize(sum(c.entries for c in contents), sum(c.bytes for c in contents), exact=not self._cold)
 
     def close(self) -> None:
         """Drop everything. Idempotent; open snapshots stay readable."""
         self._closed = True
-        self._states, self._versions = {}, {}
+        self._states, self._versions, self._cold = {}, {}, {}
 
     def _groups(self, state: int, key_groups: KeyGroups, keys: Sized) -> Mapping[KeyGroup, HeapGroup]:
         self._check_open()

@@ -266,6 +266,17 @@ class HeapGroup:
             dead.extend((key, user_key) for user_key, value in self.elements_of(key).items() if expired(value))
         return dead
 
+    def copy_into(self, other: HeapGroup) -> None:
+        """Put all entries into another group, over what it has."""
+        points, elements = self._merged_points(), self._merged_elements()
+        if isinstance(points, ValueSlots):
+            other.put_all(list(points), points.fixed_values(), points.width)
+        elif points:
+            other.put_all(list(points), list(points.values()))
+        for key, inner in elements.items():
+            for user_key, value in inner.items():
+                other.put(key, user_key, value)
+
     def pages(self, state: int, builder: PageBuilder) -> Iterator[pa.RecordBatch]:
         """Give all entries to a page builder, ordered by key, then user key.
 

@@ -79,6 +79,8 @@ class RocksDBStateTable:
         self._flushing = threading.Lock()
         self._open({})
 
+    as_lazy = None
+
     @property
     def as_files(self) -> RocksDBStateTable:
         """This table."""

@@ -145,19 +145,18 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
 ) -> None:
     rng, store, model = random.Random(seed), MemoryStore(), {}
     held, go_on = asyncio.Event(), asyncio.Event()
-    restore = service.restore_tables
+    restore = service.TableRestore.open
 
-    async def slow(*args: object, **options: object) -> object:
-        restored = await restore(*args, **options)  # type: ignore[arg-type]
+    async def slow(self: service.TableRestore) -> None:
+        await restore(self)
         if not go_on.is_set():
             held.set()
             await go_on.wait()
-        return restored
 
     async with open_driver(store, seed, task_managers=2) as driver:
         await driver.run_batch("run-1", 0, some_events(rng, 0), model)
         await driver.members["tm-1"].kill()
-        monkeypatch.setattr(service, "restore_tables", slow)
+        monkeypatch.setattr(service.TableRestore, "open", slow)
         batch = asyncio.create_task(driver.run_batch("run-1", 1, some_events(rng, 1), model))
         await held.wait()
         await driver.members["tm-2"].kill()

@@ -239,18 +239,26 @@ def _base() -> Target:
         """Mutate a page below its compression, and tell the truth of its lengths; sometimes not of its rows."""
         rows = rng.choice((1, 2, 3))
         lengths = [rng.choice((0, 1, 2, 200, 0xFFFFFFFF)) for _ in range(3 * rows)]
-        raw = struct.pack(f"<{rows}H", *range(rows)) + struct.pack(f"<{3 * rows}I", *lengths)
-        raw = mutate(rng, raw + b"x" * (sum(lengths) if sum(lengths) < 5000 else 10), samples)
-        stored = zstandard.compress(raw, 1)
-        count = rows if rng.random() < 0.7 else rng.choice((1, 5, 0xFFFFFFFF))
-        declared = len(raw) if rng.random() < 0.8 else rng.choice((0, 1, 14, 1 << 26, 0xFFFFFFFF))
-        header = base_file._HEADER.pack(base_file.MAGIC, base_file.FORMAT_VERSION, 0, 0)
-        data = header + crc.pack(google_crc32c.value(header))
-        summed = google_crc32c.value(header)
-        block = base_file._BLOCK.pack(count, declared, len(stored)) + stored
-        summed = google_crc32c.extend(summed, block)
-        trailer = base_file._TRAILER.pack(0, 1, count, declared)
-        return data + block + crc.pack(summed) + trailer + crc.pack(google_crc32c.extend(summed, trailer))
+        head = struct.pack(f"<{rows}H", *range(rows)) + struct.pack(f"<{3 * rows}I", *lengths)
+        head = mutate(rng, head + b"x" * min(5000, sum(lengths[: 2 * rows])), samples)
+        values = mutate(rng, b"y" * min(5000, sum(lengths[2 * rows :])), samples)
+        stored = [zstandard.compress(head, 1), zstandard.compress(values, 1) if values else b""]
+
+        def told(truth: int) -> int:
+            return truth if rng.random() < 0.9 else rng.choice((0, 1, 14, 1 << 26, 0xFFFFFFFF))
+
+        sizes = sum(lengths[:rows]), len(head) - 14 * rows - sum(lengths[:rows]), len(values)
+        numbers = [told(rows), *map(told, (*(max(0, size) & 0xFFFFFFFF for size in sizes), *map(len, stored)))]
+        block = base_file._Block(*numbers, google_crc32c.value(b"".join(stored)))
+        blocks = [block] * rng.choice((1, 1, 1, 2))
+        raw = base_file._raw_index(blocks, [(rng.choice((0, 0, 1)), b"k" * rng.randrange(3)) for _ in blocks])
+        raw = raw if rng.random() < 0.7 else mutate(rng, raw, samples)
+        index = zstandard.compress(raw, 1)
+        totals = sum(b.rows for b in blocks), sum(b.head + b.values for b in blocks), told(len(raw)), len(index)
+        fields = (0, told(len(blocks)), *totals, base_file.FORMAT_VERSION, 0)
+        front = base_file._TRAILER.pack(*fields, 0, b"")[: base_file._CRC_AT]
+        end = crc.pack(google_crc32c.value(index + front)) + base_file.END_MAGIC
+        return base_file.MAGIC + b"".join(stored) * len(blocks) + index + front + end
 
     def decode(data: bytes) -> None:
         for page in base_file.open_key_group(data, 0)[1]:

@@ -242,6 +242,8 @@ async def test_a_table_is_not_closed_while_a_thread_still_loads_a_base_into_it(s
     loading, go_on, order = threading.Event(), threading.Event(), []
 
     class Table(HeapStateTable):
+        as_lazy = None  # as a table in files, which threads write to
+
         def restore(self, key_group: int, pages: object) -> None:
             loading.set()
             go_on.wait(5)

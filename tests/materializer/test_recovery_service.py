@@ -76,10 +76,14 @@ async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypa
     async with Driver(store, seed=seed + 1, operators=TWO, task_managers=2, on_progress=listen) as driver:
         await driver.run_batch("run-2", 12, some_events(rng, 12), model)
         await _check(store, model)
+        for _ in range(2000):
+            if told[-1].finished:
+                break
+            await asyncio.sleep(0.01)
         assert told[-1].finished
         assert told[-1].done == told[-1].total > 0
         assert set(told[-1].operators) == set(TWO)
         assert any(not status.finished for status in told), "nobody was told before the end"
         assert [status.done for status in told] == sorted(status.done for status in told)
         (report,) = driver.restores
-        assert report.bytes == told[-1].done
+        assert report.bytes < told[-1].done, "the tables served before their bases had come"

@@ -1,5 +1,6 @@
 """Base files: what goes in comes out, in any table, and no damage goes unnoticed."""
 
+import itertools
 import random
 import struct
 from contextlib import closing
@@ -13,7 +14,14 @@ from hypothesis import given, settings
 
 import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
-from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group
+from materializer.bases.key_group_file import (
+    KeyGroupFile,
+    KeyGroupIndex,
+    decode_key_group,
+    encode_key_group,
+    read_index,
+    tail_bytes,
+)
 from materializer.tables import ENTRY_SCHEMA, HeapStateTable, RocksDBOptions, StateTable, open_table
 from worlds.table_changes import changes, content, put
 
@@ -30,6 +38,12 @@ def _encoded(*rows: tuple[int, int, int, bytes, bytes, bytes], group: int = 1) -
         table.apply(changes(*rows))
         with closing(table.snapshot()) as snapshot:
             return encode_key_group(snapshot, group)
+
+
+def _index(file: KeyGroupFile, group: int = 1) -> KeyGroupIndex:
+    found = read_index(file.data, len(file.data), group, name="base-7")
+    assert isinstance(found, KeyGroupIndex)
+    return found
 
 
 def _rows(seed: int, count: int) -> list[tuple[int, int, int, bytes, bytes, bytes]]:
@@ -104,15 +118,22 @@ def test_an_empty_key_group_is_a_file_without_blocks() -> None:
     assert list(decode_key_group(file.data, 1)) == []
 
 
-def test_a_key_group_of_many_pages_is_many_blocks() -> None:
-    """Decoding holds one block at a time, so memory is bounded whatever the state holds."""
+def test_a_key_group_of_many_pages_is_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding holds one page at a time, so memory is bounded whatever the state holds."""
     rows = [put(1, 0, b"%06d" % i, b"", b"v" * 1000) for i in range(12_000)]
     file = _encoded(*rows)
-    assert file.blocks == 3
+    index = _index(file)
+    assert file.blocks == len(index.blocks) == 95
+    assert max(index.raw_sizes) <= base_file.BLOCK_BYTES
+    monkeypatch.setattr(base_file, "LOAD_PAGE_BYTES", 4 << 20)
     pages = list(decode_key_group(file.data, 1))
-    assert [page.num_rows for page in pages] == [4169, 4169, 3662]
+    assert len(pages) == 3
+    assert sum(page.num_rows for page in pages) == 12_000
     assert max(page.nbytes for page in pages) < 5 << 20
     assert len(file.data) * 20 < file.raw_bytes
+    for page in pages:
+        page.validate(full=True)
+    assert [row for page in pages for row in page.column("key").to_pylist()] == [b"%06d" % i for i in range(12_000)]
 
 
 def test_every_flipped_bit_is_detected(seed: int) -> None:
@@ -137,18 +158,87 @@ def test_every_truncation_and_every_addition_is_detected(seed: int) -> None:
 
 
 def test_blocks_cannot_be_lost_doubled_or_moved() -> None:
-    """Each block is sound in itself; only the chain of checksums tells."""
-    file = _encoded(*[put(1, 0, b"%06d" % i, b"", bytes([i % 7]) * 1000) for i in range(12_000)])
-    at, spans = base_file._HEADER.size + 4, []
-    while (head := base_file._BLOCK.unpack_from(file.data, at))[0]:
-        spans.append(file.data[at : at + 12 + head[2] + 4])
-        at += len(spans[-1])
+    """Each block is sound in itself; only the index tells where it belongs."""
+    file = _encoded(*[put(1, 0, b"%06d" % i, b"", bytes([i % 7]) * 1000) for i in range(300)])
+    starts = _index(file).starts
+    spans = [file.data[start:stop] for start, stop in itertools.pairwise(starts)]
     assert len(spans) == 3
-    start, end = file.data[: base_file._HEADER.size + 4], file.data[at:]
+    start, end = file.data[: starts[0]], file.data[starts[-1] :]
     assert start + b"".join(spans) + end == file.data
     for picked in ([0, 1], [1, 2], [0, 1, 1, 2], [1, 0, 2], [0, 2, 1], []):
         with pytest.raises(CorruptData):
             decode_key_group(start + b"".join(spans[i] for i in picked) + end, 1)
+
+
+@pytest.mark.parametrize("block_bytes", [1, 200, 1000])
+def test_the_blocks_of_a_key_hold_all_of_it_and_few_others(
+    block_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the cuts fall: a key of many blocks, keys that begin alike, an empty key, keys that are not there."""
+    monkeypatch.setattr(base_file, "BLOCK_BYTES", block_bytes)
+    rng = random.Random(seed)
+    truth = {
+        (rng.choice([0, 3, 4, 65535]), rng.choice([b"", b"\0", b"a", b"ab"]) * rng.randrange(4), rng.randbytes(2)): b"v"
+        * 9
+        for _ in range(300)
+    }
+    truth |= {(3, b"many", b"%04d" % i): b"v" * 40 for i in range(60)}
+    file = _encoded(*[put(1, s, k, u, v) for (s, k, u), v in truth.items()])
+    index, data = _index(file), memoryview(file.data)
+
+    def rows(blocks: range) -> list[tuple[int, bytes, bytes]]:
+        found = []
+        for at in blocks:
+            part = data[index.starts[at] : index.starts[at + 1]]
+            index.check(range(at, at + 1), part)
+            found += [(r["state"], r["key"], r["user_key"]) for r in index.page(range(at, at + 1), part).to_pylist()]
+        return found
+
+    assert rows(range(len(index.blocks))) == sorted(truth)
+    for state in (0, 1, 3, 4, 65535):
+        of_state = [each for each in sorted(truth) if each[0] == state]
+        assert [each for each in rows(index.blocks_of_state(state)) if each[0] == state] == of_state
+        for key in {*(k for _, k, _ in truth), b"\xff", b"aba", b"b"}:
+            blocks = index.blocks_of(state, key)
+            of_key = [each for each in of_state if each[1] == key]
+            assert [each for each in rows(blocks) if each[:2] == (state, key)] == of_key
+            holding = {
+                at for at in range(len(index.blocks)) if any(e[:2] == (state, key) for e in rows(range(at, at + 1)))
+            }
+            assert len(blocks) <= len(holding) + 2
+
+
+def test_an_index_is_read_from_the_end_of_a_file_and_says_how_much_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base_file, "BLOCK_BYTES", 100)
+    file = _encoded(*[put(1, 0, b"%06d" % i, b"", b"v" * 40) for i in range(3000)])
+    size = len(file.data)
+    needed = read_index(file.data[-100:], size, 1, name="base-7")
+    assert isinstance(needed, int)
+    assert read_index(file.data[-needed:], size, 1, name="base-7") == _index(file)
+    for length in (size - 1, size + 1):
+        with pytest.raises(CorruptData, match="does not describe it"):
+            read_index(file.data[-needed:], length, 1, name="base-7")
+    assert tail_bytes(size) <= size
+
+
+def test_an_index_has_mostly_less_than_what_is_read_for_it() -> None:
+    for width in (20, 1000):
+        rows = [put(1, 0, b"%016d" % (i * 2654435761 % (1 << 32)), b"", b"v" * width) for i in range(600_000 // width)]
+        file = _encoded(*rows)
+        assert isinstance(
+            read_index(file.data[-tail_bytes(len(file.data)) :], len(file.data), 1, name="b"), KeyGroupIndex
+        )
+
+
+def test_a_damaged_block_is_found_without_the_others() -> None:
+    file = _encoded(*[put(1, 0, b"%06d" % i, b"", b"v" * 1000) for i in range(300)])
+    index = _index(file)
+    start, stop = index.starts[1:3]
+    part = bytearray(file.data[start:stop])
+    index.check(range(1, 2), memoryview(part))
+    part[7] ^= 1
+    with pytest.raises(CorruptData, match="base-7 is damaged: block 1 of 3 fails its checksum"):
+        index.check(range(1, 2), memoryview(part))
 
 
 def test_another_key_group_is_refused() -> None:
@@ -157,20 +247,22 @@ def test_another_key_group_is_refused() -> None:
         decode_key_group(file.data, 2, name="base-7")
 
 
-def _forged(rows: int, raw_size: int, stored: bytes) -> bytes:
-    """Return a file whose checksums are right and whose one block lies."""
-    head = base_file._HEADER.pack(base_file.MAGIC, base_file.FORMAT_VERSION, 0, 1)
-    block = base_file._BLOCK.pack(rows, raw_size, len(stored)) + stored
-    trailer = base_file._TRAILER.pack(0, 1, rows, raw_size)
-    crcs = [struct.pack("<I", google_crc32c.value(part)) for part in (head, head + block, head + block + trailer)]
-    return head + crcs[0] + block + crcs[1] + trailer + crcs[2]
+def _forged(rows: int, raw_size: int, stored: bytes, version: int = base_file.FORMAT_VERSION) -> bytes:
+    """Return a file whose checksums are right and whose one block, all of it keys, lies."""
+    block = base_file._Block(rows, max(0, raw_size - 14 * rows), 0, 0, len(stored), 0, google_crc32c.value(stored))
+    raw = base_file._raw_index([block], [(0, b"")])
+    index = zstandard.ZstdCompressor().compress(raw)
+    fields = (1, 1, rows, block.head, len(raw), len(index), version, 0)
+    front = base_file._TRAILER.pack(*fields, 0, b"")[: base_file._CRC_AT]
+    crc = google_crc32c.value(index + front)
+    return base_file.MAGIC + stored + index + front + struct.pack("<I", crc) + base_file.END_MAGIC
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked() -> None:
     """8 KB that unpack to 256 MB: the frame's own size is believed by the library, not by us."""
     bomb = zstandard.ZstdCompressor().compress(bytes(256 << 20))
     assert len(bomb) < 32 << 10
-    with pytest.raises(CorruptData, match="claims"):
+    with pytest.raises(CorruptData, match="claim"):
         decode_key_group(_forged(5, 256 << 20, bomb), 1)
     with pytest.raises(CorruptData, match="a frame of 268435456 bytes instead of 100"):
         list(decode_key_group(_forged(5, 100, bomb), 1))
@@ -188,15 +280,16 @@ def test_lengths_that_do_not_add_up_are_refused(rows: int, raw: bytes) -> None:
     stored = zstandard.ZstdCompressor().compress(raw)
     with pytest.raises(CorruptData, match="lengths do not add up"):
         list(decode_key_group(_forged(rows, len(raw), stored), 1))
-    with pytest.raises(CorruptData, match="claims"):
-        decode_key_group(_forged(1000, len(raw), stored), 1)
+    with pytest.raises(CorruptData, match="a frame of"):
+        list(decode_key_group(_forged(1000, len(raw), stored), 1))
+    with pytest.raises(CorruptData, match="claim"):
+        decode_key_group(_forged(0, len(raw), stored), 1)
     with pytest.raises(CorruptData, match="damaged"):
         list(decode_key_group(_forged(rows, len(raw), b"no zstd frame"), 1))
 
 
 def test_a_newer_format_asks_for_an_upgrade() -> None:
-    head = base_file._HEADER.pack(base_file.MAGIC, 2, 0, 1)
-    data = head + struct.pack("<I", google_crc32c.value(head)) + bytes(64)
+    data = _forged(1, 15, b"whatever", version=2)
     with pytest.raises(Invalid, match=r"format version 2.*upgrade"):
         decode_key_group(data, 1, name="base-7")
 

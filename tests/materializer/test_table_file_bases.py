@@ -24,7 +24,7 @@ from dstl.store.sealed import SealedStore
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile, generations_of
 from materializer.bases.file_reader import TableFileReader
-from materializer.bases.loading import load_bases
+from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import OperatorBases
 from materializer.bases.table_directory import FileBases, TableIndex, decode_index, encode_index, write_table_files
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
@@ -166,7 +166,7 @@ async def test_files_that_kill_who_reads_them_cost_their_base_and_no_process(
     runtime, told = seeded_runtime(seed), []
     with closing(open_table(kind, tmp_path / "table")) as table:
         async with FileBases(store, runtime) as files:
-            loaded = await load_bases(
+            load = BaseLoad(
                 {group: (hostile[group], good[group]) for group in good},
                 KeyGroupRange(0, 3),
                 table,
@@ -174,6 +174,8 @@ async def test_files_that_kill_who_reads_them_cost_their_base_and_no_process(
                 told.append,
                 asyncio.Semaphore(1),
             )
+            await load.run()
+            loaded = load.result
         assert {group: base.checkpoint for group, base in loaded.loaded.items()} == dict.fromkeys(good, 1)
         assert loaded.damaged == {"q/w/2.index"}
         assert table.get_many(1, [3], [b"key7"]) == [b"value" * 4]
@@ -205,7 +207,7 @@ async def test_a_heap_table_opens_no_file_of_a_base_itself_and_a_sealed_one_is_o
                 async with FileBases(store, runtime) as fetching:
                     generations = {group: (each,) for group, each in base.items()}
                     owned, turn = KeyGroupRange(0, 3), asyncio.Semaphore(1)
-                    await load_bases(generations, owned, table, fetching, lambda _: None, turn)
+                    await BaseLoad(generations, owned, table, fetching, lambda _: None, turn).run()
                 assert len(table.key_groups()) == 4
             own = f"open {kind}{sealed}"
             assert [each for each in asked if each == own] == [own] * (0 if kind == "heap" else 2)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 import tracemalloc
 
+import numpy as np
 import pytest
 import zstandard
 
-from dstl.store.zstd_frame import decompress, decompress_array
+from dstl.store.zstd_frame import decompress, decompress_into
 
 
 def packed(raw: bytes, **options: bool) -> bytes:
@@ -59,16 +60,15 @@ def test_nothing_is_allocated_for_a_size_that_is_refused() -> None:
         tracemalloc.stop()
 
 
-def test_an_array_of_what_was_packed_is_the_callers_to_write(seed: int) -> None:
+def test_what_was_packed_fills_an_array_and_nothing_beside_it(seed: int) -> None:
     raw = random.Random(seed).randbytes(70_000)
     frame = packed(raw)
-    found = decompress_array(memoryview(frame), len(raw), max_size=len(raw))
-    assert found.tobytes() == raw
-    found[:] = 0
-    assert decompress_array(frame, len(raw), max_size=len(raw)).tobytes() == raw
+    found = np.zeros(len(raw) + 2, np.uint8)
+    decompress_into(memoryview(frame), found[1:-1])
+    assert found.tobytes() == b"\0" + raw + b"\0"
     for wrong in (frame[:-1], frame[:50], b"\0" + frame, b""):
         with pytest.raises(ValueError):  # noqa: PT011  (the library's own words)
-            decompress_array(wrong, len(raw), max_size=len(raw))
+            decompress_into(wrong, found[1:-1])
     for size in (len(raw) - 1, len(raw) + 1):
         with pytest.raises(ValueError, match="bytes"):
-            decompress_array(frame, size, max_size=1 << 20)
+            decompress_into(frame, np.zeros(size, np.uint8))

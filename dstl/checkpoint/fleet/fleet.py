@@ -91,6 +91,7 @@ class Fleet(Members):
         self._wanted = self._size = size
         self.max_parallelism = max_parallelism
         self._writer_ids: set[str] = set()
+        self._following: asyncio.Task[None] | None = None
 
     @property
     def wanted(self) -> int:
@@ -163,6 +164,14 @@ class Fleet(Members):
             # One that was left alone, for it held the checkpoint, was lost while others were being restored.
             raise FleetChanged("a TaskManager was lost while others were being restored: restart the query")
         restored = [each for each in done if each is not None]
+        loading = {
+            member.member_id: member.connection.address
+            for member, each in zip(waiting, done, strict=True)
+            if each is not None and each.status is not None and not each.status.finished
+        }
+        self._end_following()
+        if loading and self._on_progress is not None:
+            self._following = asyncio.ensure_future(watch.follow(loading))
         return Restored(
             max((each.seconds for each in restored), default=0.0),
             sum(each.bytes for each in restored),
@@ -225,6 +234,16 @@ class Fleet(Members):
         parts = await self._all(ReadUnnamedBases())
         longest = max(each.waited_s for each in parts)
         return UnnamedBases(sum(each.running for each in parts), sum(each.waiting for each in parts), longest)
+
+    def close(self) -> None:
+        """Close every connection, whereupon the TaskManagers end."""
+        self._end_following()
+        super().close()
+
+    def _end_following(self) -> None:
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
 
     def _owners(self) -> list[Member]:
         return [m for m in self._members.values() if m.place is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from dstl.errors import DstlError
@@ -23,6 +23,8 @@ _ANSWER_S = 10.0
 
 class RestoreWatch:
     """Watches the restores of one preparation of the fleet: ends those that stand still, tells of all of them together.
+
+    A TaskManager that can serve goes on loading behind its batches: :meth:`follow` goes on telling.
 
     A TaskManager answers one call after the other on a connection, so it is asked on another one; that is opened only
     once its restore has taken a while. One event loop.
@@ -66,6 +68,33 @@ class RestoreWatch:
     def finished(self, member_id: str, status: RestoreStatus | None) -> None:
         """Take the status at a restore's end."""
         self._note(member_id, status)
+
+    async def follow(self, loading: Mapping[str, Address]) -> None:
+        """Go on asking TaskManagers that serve before all is loaded, until they have loaded it or are gone.
+
+        Args:
+            loading: Addresses by member id.
+        """
+        await asyncio.gather(*(self._follow(member_id, address) for member_id, address in loading.items()))
+
+    async def _follow(self, member_id: str, address: Address) -> None:
+        connection = None
+        never = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                connection = await AsyncConnection.open(address, self._secret, role=Role.COORDINATOR)
+            while True:
+                async with asyncio.timeout(_ANSWER_S):
+                    status = (await connection.call(ReadRestoreStatus())).status
+                self._note(member_id, status)
+                if status is None or status.finished:
+                    return
+                await asyncio.wait([never], timeout=_INTERVAL_S)
+        except (DstlError, TimeoutError) as error:
+            _log.debug("how far TaskManager %s has come is not known any more: %s", member_id, error)
+        finally:
+            if connection is not None:
+                connection.close()
 
     async def _ask(self, member_id: str, address: Address, restoring: asyncio.Future[Any]) -> None:
         connection = None
