@@ -20,8 +20,9 @@ Those that freeze their workers share them, and so do those that do not: no work
 have done it.
 
 ``cpu`` has seconds of processor for a million events by kind of process (``jvm``, ``workers``, ``task_managers``,
-``driver``) of each whole query of the last round, warm-up included: comparable on a busy machine. Workers' and JVM's by
-the TaskManager's is the number of busy slots at which its one core is full.
+``driver``) of each whole query of the last round, warm-up included: comparable on a busy machine.
+``ratio_python_to_jvm`` is all but the JVM's by the JVM's. Workers' and JVM's by the TaskManager's is the number of busy
+slots at which its one core is full.
 """
 
 import argparse
@@ -241,6 +242,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 millions = data.events * (1 + 1 / (args.small_batches if is_small else args.batches)) / 1e6
                 spent = {kind: round(ms / 1e3 / millions, 3) for kind, ms in runs.spent.items() if ms > 0}
                 cpu[name] = spent  # of the last round
+                spent["ratio_python_to_jvm"] = round((sum(spent.values()) - spent["jvm"]) / spent["jvm"], 3)
                 print(
                     f"{name:22} {rate:12,.0f}/s  cpu {spent}  ({time.perf_counter() - started:.1f} s)",
                     file=sys.stderr,
