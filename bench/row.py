@@ -29,7 +29,7 @@ from bench._figures import add_json, print_figures
 from bench.spark import CountAndSum
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.descriptor import DeclaredSchemas
-from dstl.state.frames.row_reader import quicken_rows, rows_of
+from dstl.state.frames.row_reader import rows_of
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
 from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner, discover_states
 from dstl.state.registry import StateRegistry
@@ -146,7 +146,6 @@ class Keys:
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Run every series ``rounds`` times in turns, and return the least of each in microseconds a key."""
     keys = Keys(args.keys, args.batch)
-    quicken_rows()  # as a worker does
     series: dict[str, Callable[[], Callable[[], int]]] = {
         "row": lambda: keys.run(CountAndSum(), Prior(args.keys)),
         "tuple": lambda: keys.run(YieldsTuples(), Prior(args.keys)),

@@ -26,7 +26,7 @@ Asked = tuple[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ReadSizes:
-    """When and how blocks are read in place (``dstl/docs/decisions/restore-cost.md``).
+    """Decides when and how blocks are read in place (``dstl/docs/decisions/restore-cost.md``).
 
     Attributes:
         share: Where more than this share of a key group's blocks is asked for, the key group is loaded instead: a

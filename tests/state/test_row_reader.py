@@ -1,16 +1,11 @@
-import copy
 import datetime
-import pickle
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql import Row
 
-from dstl.state.frames.row_reader import python_values, quicken_rows, row_class, rows_of
-from dstl.state.frames.row_writer import RowWriter
-from worlds.ddl import parse_ddl
+from dstl.state.frames.row_reader import python_values, row_class, rows_of
 
 ZONES = [None, "UTC", "+00:00", "America/New_York", "Europe/London", "Australia/Lord_Howe", "Asia/Kolkata", "+05:30"]
 INSTANTS = st.integers(-62_135_596_800_000_000, 253_402_300_799_999_999) | st.integers(-(10**15), 2 * 10**15)
@@ -50,35 +45,3 @@ def test_a_row_with_two_columns_of_one_name_is_read_as_pysparks():
     assert (row.a, row["a"], row[1], row["x y"], getattr(row, "class")) == (1, 1, 2, 4, 3)
     assert repr(row) == "Row(a=1, a=2, class=3, x y=4)"
     assert row_class(("a",)) is row_class(("a",))
-
-
-def test_a_row_that_a_worker_makes_quickly_is_pysparks_in_all_but_its_type(monkeypatch):
-    monkeypatch.setattr(Row, "__new__", Row.__new__)  # put back afterwards
-    names = ("k", "count", "a b", "__x")
-    of_spark, by_place, nothing = Row(**dict(zip(names, (1, "x", None, 2.5), strict=True))), Row("k", "n"), Row()
-    quicken_rows()
-    quicken_rows()
-    quick = Row(**dict(zip(names, (1, "x", None, 2.5), strict=True)))
-    assert isinstance(quick, Row)
-    assert quick == of_spark
-    assert hash(quick) == hash(of_spark)
-    assert repr(quick) == repr(of_spark)
-    assert quick.asDict() == of_spark.asDict()
-    assert (quick.k, quick["count"], quick["a b"], quick[3], quick[1:]) == (1, "x", None, 2.5, ("x", None, 2.5))
-    assert quick.count("x") == 1, "a tuple's own method, as in PySpark"
-    assert "count" in quick
-    assert "x" not in quick
-    assert pickle.loads(pickle.dumps(quick)) == copy.deepcopy(quick) == of_spark
-    assert pickle.loads(pickle.dumps(quick)).asDict() == of_spark.asDict()
-    with pytest.raises(Exception, match="READ_ONLY"):
-        quick.k = 2
-    with pytest.raises(Exception, match="CANNOT_SET_TOGETHER"):
-        Row("k", n=1)
-    assert (Row("k", "n"), Row()) == (by_place, nothing)
-    assert repr(Row("k", "n")(1, 2)) == "Row(k=1, n=2)"
-    own = type("Own", (Row,), {})
-    assert type(own(k=1)) is own
-    assert RowWriter(parse_ddl("k long, n long"), "op").batches([Row(k=1, n=2), Row(n=4, k=3)])[0].to_pylist() == [
-        {"k": 1, "n": 2},
-        {"k": 3, "n": 4},
-    ]

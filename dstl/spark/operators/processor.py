@@ -20,7 +20,6 @@ from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.input_checks import check_input, check_names
 from dstl.spark.task_definition import EventTime, OperatorPlace, TaskDefinition
 from dstl.state.descriptor import DeclaredSchemas
-from dstl.state.frames.row_reader import quicken_rows
 from dstl.state.frames.row_writer import arrow_schema_of
 from dstl.state.handle import TimeMode, TimeModeName
 from dstl.state.keyed_batch import UNLIMITED, FrameLimits, Style
@@ -88,8 +87,6 @@ class ProcessorDefinition(TaskDefinition):
 
     def task_runner(self, registry: StateRegistry) -> ProcessorRunner:
         """Return the runner of one task, with a processor object of its own."""
-        if self.style == "row":
-            quicken_rows()
         return replace(self, processor=copy.deepcopy(self.processor)).runner(registry)
 
     def runner(self, registry: StateRegistry) -> ProcessorRunner:

@@ -56,31 +56,6 @@ def rows_of(names: tuple[str, ...], columns: Sequence[list[Any]]) -> list[Row]:
     return list(map(tuple.__new__, repeat(row_class(names)), zip(*columns, strict=True)))
 
 
-def quicken_rows() -> None:
-    """Have ``Row(k=..., n=...)`` make a row of :func:`row_class` from now on, in the whole of this process.
-
-    For workers: an output row is made in four fifths of the time, and has no dictionary and no list of its own. It
-    differs from PySpark's in ``type(row)`` alone. All other calls of ``Row`` are PySpark's.
-    """
-    plain, new = Row.__new__, tuple.__new__
-    if plain.__module__ == __name__:
-        return
-    kinds: dict[tuple[str, ...], type[Row]] = {}
-
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs or args or cls is not Row:
-            return plain(cls, *args, **kwargs)
-        names = tuple(kwargs)
-        kind = kinds.get(names)
-        if kind is None:
-            if len(kinds) == _MOST_KINDS:
-                kinds.clear()
-            kind = kinds[names] = row_class(names)
-        return new(kind, kwargs.values())
-
-    Row.__new__ = make
-
-
 def python_values(column: pa.Array) -> list[Any]:
     """Return the column as Python values, each equal to ``as_py()`` of its cell."""
     kind = column.type
