@@ -16,7 +16,8 @@ from tests.simulation.process import Process, ProcessLoop
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
-_THREAD_S = 0.03
+_THREAD_S = 1.0
+"""The longest that work in a thread takes; most takes a few hundredths of it."""
 _HELD_S = 60.0
 """Seconds by which a message that is held back comes late, and with it those behind it."""
 
@@ -289,7 +290,7 @@ class NetworkLoop(ProcessLoop):
         if self.thread_rng is None:
             return done
         late = self.create_future()
-        self.call_later(self.thread_rng.uniform(0.0, _THREAD_S), _pass_on, done, late)
+        self.call_later(_THREAD_S * self.thread_rng.random() ** 4, _pass_on, done, late)
         return late
 
     async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
