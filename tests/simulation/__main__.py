@@ -32,7 +32,7 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 from tests.simulation import SeedResult, Summary, detection, run_seed, run_seeds
-from tests.simulation.branches import PACKAGES, Reasons, entered_functions, functions, untaken_branches
+from tests.simulation.branches import PACKAGES, entered_functions, functions, reasons, untaken_branches
 from tests.simulation.enumeration import WAYS, strike_everywhere
 from tests.simulation.journal import Journal, PlacesJournal
 from tests.simulation.seeds import run_worlds
@@ -157,10 +157,10 @@ def _branches(seeds: range) -> int:
 def _reach(seeds: range) -> int:
     """Print what was not entered, package by package; return the exit code."""
     print(f"seeds {seeds.start} to {seeds.stop - 1}")
-    entered, reasons = entered_functions(lambda: [run_worlds(seed) for seed in seeds]), Reasons.load()
+    entered, named = entered_functions(lambda: [run_worlds(seed) for seed in seeds]), reasons()
     every = sorted(set(functions().values()))
     missed = [each for each in every if each not in entered]
-    unnamed = [each for each in missed if reasons.of(each) is None]
+    unnamed = [each for each in missed if each not in named]
     for package in (*PACKAGES, ""):
         count, left, new = (
             sum(each.module.startswith(package) for each in those) for those in (every, missed, unnamed)
@@ -168,6 +168,8 @@ def _reach(seeds: range) -> int:
         print(f"{package or 'all':24}{left:4} of {count} not entered, {new} of them without a reason")
     for function in unnamed:
         print(f"    {function}")
+    for function in sorted(entered & named.keys()):
+        print(f"    {function} is named, and entered all the same")
     return 3 if unnamed else 0
 
 

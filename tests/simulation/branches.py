@@ -11,8 +11,6 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -91,25 +89,15 @@ def entered_functions(work: Callable[[], object]) -> set[Function]:
     return {known[place] for place in places if place in known}
 
 
-@dataclass(frozen=True)
-class Reasons:
-    """``unreached.toml``: why no seed enters some functions.
-
-    Attributes:
-        by_pattern: The reason of each pattern; one names a function, or several by ``*``.
-    """
-
-    by_pattern: Mapping[str, str]
-
-    @staticmethod
-    def load() -> Reasons:
-        """Read the file."""
-        found = tomllib.loads((Path(__file__).parent / "unreached.toml").read_text()).get("reason", ())
-        return Reasons({each: reason["why"] for reason in found for each in reason["functions"]})
-
-    def of(self, function: Function) -> str | None:
-        """Return why a function is not entered; None where nothing says so."""
-        return next((why for each, why in self.by_pattern.items() if fnmatchcase(str(function), each)), None)
+def reasons() -> dict[Function, str]:
+    """Return why no seed enters some functions, as ``unreached.toml`` says."""
+    found = tomllib.loads((Path(__file__).parent / "unreached.toml").read_text())["reason"]
+    return {
+        Function(module, name): reason["why"]
+        for reason in found
+        for module, names in reason["functions"].items()
+        for name in names.split()
+    }
 
 
 def untaken_branches(

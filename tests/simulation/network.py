@@ -16,6 +16,8 @@ from tests.simulation.process import Process, ProcessLoop
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
 
+_THREAD_S = 1.0
+"""The longest that work in a thread takes; most takes a few hundredths of it."""
 _HELD_S = 60.0
 """Seconds by which a message that is held back comes late, and with it those behind it."""
 
@@ -275,9 +277,21 @@ class NetworkLoop(ProcessLoop):
 
     Attributes:
         network: Set by the world before anything connects.
+        thread_rng: Draws how long work in a thread takes; None where it takes no time. Then snapshots of tables stay
+            open while others write.
     """
 
     network: Network
+    thread_rng: random.Random | None = None
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Call the function here and now; the future is done a while later."""
+        done = super().run_in_executor(executor, func, *args)
+        if self.thread_rng is None:
+            return done
+        late = self.create_future()
+        self.call_later(_THREAD_S * self.thread_rng.random() ** 4, _pass_on, done, late)
+        return late
 
     async def create_server(self, protocol_factory: Any, *args: Any, **options: Any) -> Any:
         """Listen in memory, whatever host and port are asked for."""
@@ -286,6 +300,16 @@ class NetworkLoop(ProcessLoop):
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         """Connect in memory."""
         return await self.network.connect(protocol_factory, int(port))
+
+
+def _pass_on(done: asyncio.Future[Any], late: asyncio.Future[Any]) -> None:
+    error = done.exception()
+    if late.done():
+        return
+    if error is not None:
+        late.set_exception(error)
+    else:
+        late.set_result(done.result())
 
 
 def _pair(first: Process, second: Process) -> tuple[str, str]:

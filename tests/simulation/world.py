@@ -19,6 +19,8 @@ from tests.simulation.stage import Stage
 from tests.simulation.store import SimulatedStore, Stored
 
 _YEAR_S = 366 * 86400.0
+_THREADED = 0.5
+"""Share of the worlds in which work in a thread takes time."""
 
 
 class _Clock:
@@ -87,6 +89,8 @@ class World(Stage):
         self.threads = BlockingThreads()
         self.processes: list[Process] = []
         self._clocks: list[_Clock] = []
+        threads = self.rng("threads")
+        loop.thread_rng = threads if threads.random() < _THREADED else None
         self._skewed = self.own_rng.random() < 0.3
         self.clocks_set += self._skewed
         loop.set_exception_handler(self._loop_error)

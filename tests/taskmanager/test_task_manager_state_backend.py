@@ -1,6 +1,7 @@
 """The state of one TaskManager: what is pending, what counts, what is dropped; and a machine with a model of it."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -317,6 +318,25 @@ async def test_the_objects_of_an_aborted_checkpoint_go_with_its_attempts() -> No
         w.backend.resume(None)
         await w.settle()
         assert [info.name async for info in w.disk.list()] == []
+
+
+@virtual
+async def test_the_memory_of_the_logs_does_not_grow_with_the_batches() -> None:
+    def held() -> int:
+        gc.collect()
+        of_logs = ("dstl.changelog.ledger", "dstl.changelog.log_segment", "dstl.changelog.storage")
+        return sum(str(type(each).__module__).startswith(of_logs) for each in gc.get_objects())
+
+    async with world(inline_threshold=0) as w:
+        parent: CompletedCheckpoint | None = None
+        after_batch: list[int] = []
+        for batch in range(24):
+            tasks = [w.open("a", partition, batch, parent) for partition in range(PARALLELISM["a"])]
+            for partition, task in enumerate(tasks):
+                w.write(task, [(key_of(groups_of("a", partition)[0], 1), b"%d" % batch)])
+            parent = await w.checkpoint(tasks, batch, parent)
+            after_batch.append(held())
+        assert after_batch[-1] <= after_batch[5], after_batch
 
 
 class StateBackendMachine(RuleBasedStateMachine):
