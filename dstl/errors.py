@@ -13,8 +13,8 @@
     ├── Invalid                fix the code or the configuration (also a ValueError)
     │   ├── AccessDenied       the store refuses these credentials
     │   ├── NotDeterministic   partitions have changed a broadcast state differently
-    │   ├── StateTooLarge      the state would outgrow a TaskManager's memory
     │   └── UserCodeError      a processor raised; carries its traceback, key and operator
+    ├── StateTooLarge          the state would outgrow a TaskManager's memory
     ├── CorruptData            stored bytes are not what was written; detected before use
     ├── MissingState           something that a checkpoint needs is not there
     │   └── ObjectNotFound     one object is not there
@@ -39,8 +39,8 @@ Closed                yes      the TaskManager was ending; another is there by t
 Invalid               no       code and configuration are the same again
 AccessDenied          no       so are the credentials
 NotDeterministic      no       the partitions see the same rows again, and differ again
-StateTooLarge         no       the state is as large as before, and so is the memory
 UserCodeError         no       the processor sees the same rows again
+StateTooLarge         no       the state is as large as before, and so is the memory
 CorruptData           no       the object is as damaged as before: bring it back, or go back (the message says how)
 MissingState          no       the state or checkpoint is as missing as before
 ObjectNotFound        no       the object is as missing as before
@@ -159,11 +159,15 @@ class NotDeterministic(Invalid):
     """
 
 
-class StateTooLarge(Invalid):
+class StateTooLarge(DstlError):
     """State would outgrow the memory of its TaskManager. The batch is aborted and the last checkpoint is kept.
+
+    It is no :class:`Invalid`, for a processor's call is not wrong that meets it.
 
     Operator action: ``table="rocksdb"``, more TaskManagers, a time to live, or more memory.
     """
+
+    restartable = False
 
 
 class UserCodeError(Invalid):

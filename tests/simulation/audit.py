@@ -281,8 +281,7 @@ class Auditor:
         unexpected = not isinstance(error, DstlError) or type(error) is DstlError or isinstance(error, Invalid)
         if "not deterministic" in str(error):
             unexpected = not self._world.plan.per_task.get(FaultKind.CHANGING_OUTPUT)
-        # A processor's read wraps it as a misuse of the state (seed 60): its text alone says what it was.
-        if isinstance(error, StateTooLarge) or "would outgrow the TaskManager's memory" in str(error):
+        if isinstance(error, StateTooLarge):
             unexpected = not self._world.fired[FaultKind.MEMORY_FULL]
         lost = isinstance(error, (MissingState, CorruptData)) and not self._world.may_corrupt
         if self._world.is_calm:

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import Row
 
-from dstl.errors import Unavailable, UserCodeError
+from dstl.errors import StateTooLarge, Unavailable, UserCodeError
 from worlds.memory_source import MemorySource
 from worlds.runner import Counter, Job, Script, Seen, batches_of
 
@@ -103,12 +103,13 @@ def test_an_oversized_value_is_refused():
         Job(Large, max_value_bytes=500).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
 
 
-def test_a_lost_task_manager_is_not_blamed_on_the_user():
+@pytest.mark.parametrize("error", [Unavailable("nobody answers"), StateTooLarge("it would outgrow the memory")])
+def test_trouble_of_a_task_manager_is_not_blamed_on_the_user(error):
     class Gone(MemorySource):
         def fetch_entries(self, *given):
-            raise Unavailable("nobody answers")
+            raise error
 
-    with pytest.raises(Unavailable, match="nobody answers"):
+    with pytest.raises(type(error), match=str(error)):
         Job(Script).run(batches_of([{"k": "a", "op": "look", "n": 0}], 5), source=Gone())
 
 
