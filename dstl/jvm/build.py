@@ -13,6 +13,8 @@ import tempfile
 import zipfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from io import BytesIO
 from pathlib import Path
 
@@ -122,13 +124,28 @@ def compiled_jar(release: str, options: Sequence[str] = ()) -> bytes:
             "newer (a JRE has no compiler), or run python -m dstl.jvm.build where the environment is made"
         )
     path = os.pathsep.join(str(each) for name in _NEEDED for each in sorted(spark_jars().glob(f"{name}.jar")))
-    sources = sorted(map(str, SOURCES.rglob("*.java")))
-    with tempfile.TemporaryDirectory() as classes:
-        command = [compiler, "--release", _RELEASE, "-encoding", "UTF-8", *options, "-cp", path, "-d", classes]
-        done = subprocess.run([*command, *sources], capture_output=True, text=True, check=False)
+    with tempfile.TemporaryDirectory() as work:
+        sources = {Path(work, "java", name): content for name, content in _sources()}
+        for each, content in sources.items():
+            each.parent.mkdir(parents=True, exist_ok=True)
+            each.write_bytes(content)
+        classes = Path(work, "classes")
+        command = [compiler, "--release", _RELEASE, "-encoding", "UTF-8", *options, "-cp", path, "-d", str(classes)]
+        done = subprocess.run([*command, *map(str, sources)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise Invalid(f"{compiler} does not compile the jar for Spark's JVM:\n{done.stdout}{done.stderr}")
-        return _packed(Path(classes), release)
+        return _packed(classes, release)
+
+
+def _sources(place: Traversable | None = None, inside: str = "") -> list[tuple[str, bytes]]:
+    """Return the sources by their places, sorted; of a package in a zip (``--py-files``), too."""
+    found = []
+    for each in sorted((place or files(__package__) / SOURCES.name).iterdir(), key=lambda each: each.name):
+        if each.is_dir():
+            found += _sources(each, f"{inside}{each.name}/")
+        elif each.name.endswith(".java"):
+            found.append((f"{inside}{each.name}", each.read_bytes()))
+    return found
 
 
 def _compiler() -> str | None:
@@ -140,9 +157,9 @@ def _compiler() -> str | None:
 def _digest(release: str) -> str:
     """Return what tells this jar from that of other sources."""
     digest = hashlib.blake2b(release.encode(), digest_size=8)
-    for source in sorted(SOURCES.rglob("*.java")):
-        digest.update(f"\0{source.relative_to(SOURCES)}\0".encode())
-        digest.update(source.read_bytes())
+    for name, content in _sources():
+        digest.update(f"\0{name}\0".encode())
+        digest.update(content)
     return digest.hexdigest()
 
 

@@ -7,12 +7,15 @@ Kill it at any moment and start it again: of each page the table has 1, 2, 3, ..
 import sys
 from pathlib import Path
 
+import kafka_source
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-from kafka_source import KafkaSource
+from pyspark import cloudpickle
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.spark import StateBackend, batch_stamp
+
+cloudpickle.register_pickle_by_value(kafka_source)  # Spark's processes for a source know no module beside this one
 
 
 class Visits(StatefulProcessor):
@@ -37,7 +40,7 @@ def append_once(table, rows, stamp, name="visits"):
 
 def visits(spark, backend, servers, most=50):
     """Return the stream of numbered visits, at most ``most`` offsets of each partition a batch."""
-    spark.dataSource.register(KafkaSource)
+    spark.dataSource.register(kafka_source.KafkaSource)
     options = {"servers": servers, "topic": "visits", "maxOffsetsPerTrigger": str(most)}
     clicks = spark.readStream.format("kafka-python").options(**options).load()
     clicks = clicks.selectExpr("value as page")

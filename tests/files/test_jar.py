@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -93,6 +94,29 @@ def test_the_compiler_of_java_home_is_taken_though_none_is_on_the_search_path(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(compiler.parents[1]))
     assert build.kept_jar(tmp_path).is_file()
+
+
+@needs_javac
+def test_a_package_in_a_zip_compiles_the_same_jar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``spark-submit --py-files`` brings it."""
+    root = Path(build.__file__).parents[2]
+    with zipfile.ZipFile(tmp_path / "dstl.zip", "w") as whole:
+        for package in ("dstl", "handles", "materializer"):
+            for each in (root / package).rglob("*"):
+                if each.suffix in (".py", ".java"):
+                    whole.write(each, each.relative_to(root))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'dstl.zip')!r}); from dstl.jvm import build as b"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(b.kept_jar())"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    jar = Path(done.stdout.strip())
+    assert jar.parent == tmp_path / "cache" / "dstl", done.stderr
+    assert jar.read_bytes() == build.kept_jar().read_bytes()
 
 
 def test_every_source_is_formatted_alike() -> None:

@@ -99,7 +99,9 @@ def test_each_state_says_in_a_word_how_the_job_is() -> None:
     assert f"4 partitions by aircraft, {NASTY} (string)" in running
     assert "A batch takes" in running
     assert "by the first 10 s" in shown("first").text
-    assert "A batch takes" not in shown("stored").text
+    stored = shown("stored").text
+    assert "A batch takes" not in stored
+    assert "Spark's batch" not in stored
 
 
 def _states(scene: str) -> list[str]:

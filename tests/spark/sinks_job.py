@@ -28,11 +28,9 @@ def main(servers: str, directory: str, total: int, batch_of_death: int, place: i
     os.chdir(directory)
     sys.path[:0] = [directory, str(Path(__file__).parents[2] / "examples" / "kafka_to_delta")]
     import job
-    import kafka_source
     import sinks  # type: ignore[import-not-found]
 
-    for module in (job, kafka_source):
-        cloudpickle.register_pickle_by_value(module)
+    cloudpickle.register_pickle_by_value(job)
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

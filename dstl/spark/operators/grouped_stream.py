@@ -70,7 +70,8 @@ class AggregateArguments(TypedDict, total=False):
             not with a watermark among the grouping columns, which ends groups itself.
         lateColumnName: A column that the result gets behind the others, for rows that came too late for all of their
             groups: such a row is one of the result, with the input's columns as a struct there, and null elsewhere. In
-            all other rows it is null. By default late rows are dropped. Needs a watermark among the grouping columns.
+            all other rows it is null. By default late rows are dropped. Needs a watermark among the grouping columns,
+            and brings each row whole to its task, not only what is aggregated.
         name: The operator's name, under which its state is found at a restart.
         parallelism: Partitions; by default the backend's.
     """
