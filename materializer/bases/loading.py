@@ -26,7 +26,6 @@ from materializer.bases.table_directory import FetchedFiles, FileBases, Unusable
 from materializer.tables import FileTable, HeapStateTable, StateTable
 
 _log = logging.getLogger(__name__)
-
 AHEAD_FETCHES = 16
 """Connections at once. One to S3 carries 25 to 90 MB/s and a core decodes 1 GB/s, so a restore is bound by connections:
 more would take memory, fewer would leave the core idle (``dstl/docs/decisions/restore-cost.md``)."""
