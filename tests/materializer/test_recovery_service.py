@@ -64,7 +64,7 @@ class SlowStore(MemoryStore):
 
 
 async def test_a_task_manager_that_is_lost_half_loaded_is_replaced_and_nothing_is_missing(seed: int) -> None:
-    """Batches whose keys are in the log go on without a base; a second loss, and the end of the run, find all as it was."""
+    """Batches whose keys are in the log go on without a base; another loss, and the run's end, find all as it was."""
     store, model, rng = SlowStore(clock=SystemClock()), {}, random.Random(seed)
     store.bases = asyncio.Event()
     async with Driver(store, seed=seed, operators=TWO, task_managers=2) as driver:
