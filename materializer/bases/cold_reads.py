@@ -27,7 +27,7 @@ Asked = tuple[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ReadSizes:
-    """When and how blocks are read in place (``dstl/docs/decisions/restore-cost.md``).
+    """Limits of reads in place (``dstl/docs/decisions/serve-while-restoring.md``).
 
     Attributes:
         share: Where more than this share of a key group's blocks is asked for, the key group is loaded instead: a
@@ -166,7 +166,7 @@ class ColdReads:
         end, size = base.offset + base.length, tail_bytes(base.length)
         while True:
             async with self._requests:
-                tail = await self._source.get(base, end - size, end, fills=False)
+                tail = await self._source.get(base, end - size, end)
             found = read_index(tail, base.length, base.key_group, name=f"base file {base.name}")
             if isinstance(found, KeyGroupIndex):
                 return found
@@ -181,7 +181,7 @@ class ColdReads:
 
         async def read() -> list[pa.RecordBatch]:
             async with self._requests:
-                data = await self._source.get(base, base.offset + start, base.offset + stop, fills=False)
+                data = await self._source.get(base, base.offset + start, base.offset + stop)
             return await call_in_thread(_rows, index, run, memoryview(data), wanted)
 
         return await self._retries.read(read)
