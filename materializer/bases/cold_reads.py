@@ -31,14 +31,14 @@ class ReadSizes:
 
     Attributes:
         share: Where more than this share of a key group's blocks is asked for, the key group is loaded instead: a
-            request for a block costs what the load of eight blocks does.
+            request for a block takes as long as the load of four blocks.
         block: Stored bytes of a block, about: more keys than twice the share of the blocks that a base has by that are
             not looked up in its index. Nor is a key group of so few blocks that each is above the share.
         gap: Stored bytes that are read and thrown away rather than asked for around: they cost as much as a request.
         requests: At once: connections that the load behind leaves.
     """
 
-    share: float = 0.125
+    share: float = 0.25
     block: int = key_group_file.BLOCK_BYTES // 2
     gap: int = 256 << 10
     requests: int = 48

@@ -46,7 +46,7 @@ MAGIC = b"DSTLBASE"
 END_MAGIC = MAGIC[::-1]
 FORMAT_VERSION = 1  # nothing has been released since the first
 
-BLOCK_BYTES = 128 << 10
+BLOCK_BYTES = 256 << 10
 """Raw bytes of a block, unless one row alone has more: what a lookup reads and unpacks for a key. Smaller ones make a
 load slower, by 10 us each; larger ones a lookup (``dstl/docs/decisions/serve-while-restoring.md``)."""
 
