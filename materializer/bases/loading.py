@@ -296,8 +296,8 @@ class BaseLoad:
         if self._lazy is not None:
             await self.begins.wait()
             unchanged = self._lazy.warm(group, source)
-            # Others are served between two of them.
-            await self._files.runtime.clock.sleep(0)
+            reach("R7")
+            await self._files.runtime.clock.sleep(0)  # others are served between two of them
         del self._left[group]
         self._urgent.pop(group, None)
         waiting = self._waiting.pop(group, None)
