@@ -11,6 +11,10 @@ are in the page cache for all of them alike) or over the same directory behind a
 ``no_changelog_restore_s``  a checkpoint of the same final state that is all base and no log
 
 ``cpu`` has the processor seconds of the same three, of all threads: comparable on a busy machine too.
+
+With ``--first-batch``, by megabytes of state, behind modelled reads of S3: seconds from the start of a TaskManager
+until it can be used (``open_s``), until a batch of ``--lookups`` keys is answered (``first_batch_s``), with the
+requests until then (``requests``), and until all is loaded (``all_loaded_s``).
 """
 
 import argparse
@@ -27,6 +31,7 @@ import numpy as np
 import zstandard
 
 from bench._figures import print_figures
+from bench._first_batch import measure as measure_first_batch
 from bench._state_job import (
     GROUPS,
     KEY_BYTES,
@@ -185,7 +190,16 @@ async def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench recovery", description=__doc__)
-    parser.add_argument("--state-mb", type=float, default=100.0, help="keys and values, MB of 1e6 bytes")
+    parser.add_argument(
+        "--state-mb",
+        type=float,
+        nargs="+",
+        default=[100.0],
+        help="keys and values, MB of 1e6 bytes; several are for --first-batch",
+    )
+    parser.add_argument("--first-batch", action="store_true", help="how soon a started TaskManager answers a batch")
+    parser.add_argument("--lookups", type=int, default=20_000, help="keys of that batch")
+    parser.add_argument("--log-mb", type=float, default=10.0, help="log behind its bases")
     parser.add_argument(
         "--log-share",
         type=float,
@@ -197,6 +211,12 @@ def main(argv: list[str]) -> int:
     add_store_arguments(parser, store="local")
     add_job_arguments(parser, value_bytes=1000)
     args = parser.parse_args(argv)
-    figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)
+    if args.first_batch:
+        figures = in_directory(lambda directory: measure_first_batch(args, directory), args.directory)
+    elif len(args.state_mb) > 1:
+        parser.error("several sizes are for --first-batch")
+    else:
+        args.state_mb = args.state_mb[0]
+        figures = in_directory(lambda directory: asyncio.run(measure(args, directory)), args.directory)
     print_figures(figures, as_json=args.json)
     return 0

@@ -60,6 +60,7 @@ POINTS: Mapping[str, str] = {
     "R4": "the tables can be used, and that was not reported",
     "R5": "a piece of the log has come to one operator's table, and is not counted",
     "R6": "a run is restored, and has made no checkpoint",
+    "R7": "a key group's base has come below its changes, while batches run",
     "S1": "a savepoint's files are stored, and its descriptor is not",
     "S2": "a savepoint's descriptor is stored, and its maker does not know",
 }

@@ -35,7 +35,7 @@ def test_every_point_is_reached_at_one_place_and_by_name() -> None:
                     assert isinstance(argument, ast.Constant)
                     found[argument.value] += 1
     assert found == dict.fromkeys(POINTS, 1)
-    assert len(POINTS) == 47
+    assert len(POINTS) == 48
 
 
 def test_nothing_happens_where_no_test_has_named_a_point() -> None:

@@ -83,7 +83,10 @@ class BackgroundLoad:
             DstlError: They cannot be had, for now or for good.
         """
         self._check()
-        await self._restore.bring(operator, asked)
+        try:
+            await self._restore.bring(operator, asked)
+        except Closed as error:
+            raise Unavailable("the tables are being replaced by those of another checkpoint: ask again") from error
 
     async def ended(self) -> None:
         """Wait until it has ended, well or not."""

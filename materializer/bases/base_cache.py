@@ -319,22 +319,18 @@ class BaseSource:
         store: Where the files are.
         runtime: Clock and jitter for repeated reads.
         cache: Looked at first, and filled with files that come whole.
+        fills: Each byte of a file comes once at most, so that the cache can be filled.
     """
 
-    def __init__(self, store: ObjectStore, runtime: Runtime, cache: BaseCache | None) -> None:
+    def __init__(self, store: ObjectStore, runtime: Runtime, cache: BaseCache | None, *, fills: bool = True) -> None:
+        self._fills = fills
         self.runtime = runtime
         self._store = store
         self._cache = cache
         self._opened: dict[str, asyncio.Task[CachedObject | CacheFill | None]] = {}
 
-    async def get(self, base: KeyGroupBase, start: int, stop: int, *, fills: bool = True) -> bytes:
+    async def get(self, base: KeyGroupBase, start: int, stop: int) -> bytes:
         """Return bytes ``[start, stop)`` of the object of a base; those of the cache are of a file checked whole.
-
-        Args:
-            base: The base.
-            start: First byte in the object.
-            stop: The one behind the last.
-            fills: These bytes come once, so that the cache is filled with them.
 
         Raises:
             CorruptData: The object ends before.
@@ -347,7 +343,7 @@ class BaseSource:
         data = await self._store.get(base.name, ByteRange(start, stop))
         if len(data) != stop - start:
             raise CorruptData(f"base file {base.name} ends at byte {start + len(data)}, before {stop}")
-        if fills and isinstance(found, CacheFill):
+        if isinstance(found, CacheFill):
             await call_in_thread(found.add, start, data)
         return data
 
@@ -360,14 +356,14 @@ class BaseSource:
 
     async def _open(self, cache: BaseCache, base: KeyGroupBase) -> CachedObject | CacheFill | None:
         if base.name not in self._opened:
-            work = call_in_thread(_cached_or_fill, cache, base)
+            work = call_in_thread(_cached_or_fill, cache, base, self._fills)
             self._opened[base.name] = asyncio.ensure_future(work)
         return await asyncio.shield(self._opened[base.name])
 
 
-def _cached_or_fill(cache: BaseCache, base: KeyGroupBase) -> CachedObject | CacheFill | None:
+def _cached_or_fill(cache: BaseCache, base: KeyGroupBase, fills: bool) -> CachedObject | CacheFill | None:
     what = (base.name, base.object_size, base.object_checksum)
-    return cache.open(*what) or cache.fill(*what)
+    return cache.open(*what) or (cache.fill(*what) if fills else None)
 
 
 def _read_cached(found: CachedObject, start: int, stop: int) -> bytes | None:

@@ -15,6 +15,7 @@ from dstl.runtime import Runtime, call_in_thread
 from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup
 from handles.materialized_handle import KeyGroupBase
+from materializer.bases import key_group_file
 from materializer.bases.base_cache import BaseSource
 from materializer.bases.key_group_file import KeyGroupIndex, read_index, tail_bytes
 from materializer.bases.loading import BaseLoad
@@ -26,18 +27,21 @@ Asked = tuple[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ReadSizes:
-    """Decides when and how blocks are read in place (``dstl/docs/decisions/restore-cost.md``).
+    """Limits of reads in place (``dstl/docs/decisions/serve-while-restoring.md``).
 
     Attributes:
         share: Where more than this share of a key group's blocks is asked for, the key group is loaded instead: a
-            request for a block costs what the load of eight blocks does.
+            request for a block takes as long as the load of four blocks.
+        block: Stored bytes of a block, about: more keys than twice the share of the blocks that a base has by that are
+            not looked up in its index. Nor is a key group of so few blocks that each is above the share.
         gap: Stored bytes that are read and thrown away rather than asked for around: they cost as much as a request.
-        requests: At once.
+        requests: At once: connections that the load behind leaves.
     """
 
-    share: float = 0.125
+    share: float = 0.25
+    block: int = key_group_file.BLOCK_BYTES // 2
     gap: int = 256 << 10
-    requests: int = 32
+    requests: int = 48
 
 
 READ_SIZES = ReadSizes()
@@ -128,7 +132,8 @@ class ColdReads:
     async def _read(self, group: KeyGroup, missing: set[Asked]) -> list[pa.RecordBatch] | None:
         """Return the rows of a base that are asked for; None where it is better loaded."""
         base = self._bases[group]
-        if base.files or READ_SIZES.share <= 0:
+        worthwhile = READ_SIZES.share * base.length / READ_SIZES.block
+        if base.files or worthwhile < 1 or len(missing) > 2 * worthwhile:
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -161,7 +166,7 @@ class ColdReads:
         end, size = base.offset + base.length, tail_bytes(base.length)
         while True:
             async with self._requests:
-                tail = await self._source.get(base, end - size, end, fills=False)
+                tail = await self._source.get(base, end - size, end)
             found = read_index(tail, base.length, base.key_group, name=f"base file {base.name}")
             if isinstance(found, KeyGroupIndex):
                 return found
@@ -176,7 +181,7 @@ class ColdReads:
 
         async def read() -> list[pa.RecordBatch]:
             async with self._requests:
-                data = await self._source.get(base, base.offset + start, base.offset + stop, fills=False)
+                data = await self._source.get(base, base.offset + start, base.offset + stop)
             return await call_in_thread(_rows, index, run, memoryview(data), wanted)
 
         return await self._retries.read(read)

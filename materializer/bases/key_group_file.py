@@ -46,9 +46,9 @@ MAGIC = b"DSTLBASE"
 END_MAGIC = MAGIC[::-1]
 FORMAT_VERSION = 1  # nothing has been released since the first
 
-BLOCK_BYTES = 128 << 10
+BLOCK_BYTES = 256 << 10
 """Raw bytes of a block, unless one row alone has more: what a lookup reads and unpacks for a key. Smaller ones make a
-load slower, by 10 us each; larger ones a lookup (``dstl/docs/decisions/restore-cost.md``)."""
+load slower, by 10 us each; larger ones a lookup (``dstl/docs/decisions/serve-while-restoring.md``)."""
 
 LOAD_PAGE_BYTES = 16 << 20
 """Raw bytes of the pages that a load gets: a heap keeps a page's values where they are, and copies those of further
@@ -60,7 +60,7 @@ MAX_BLOCK_BYTES = MAX_CHANGE_BYTES + _FIXED_ROW_BYTES * PAGE_ROWS
 
 MAX_INDEX_BYTES = 256 << 20  # above every index; a forged size must not be believed
 
-_NUMBERS = 7
+_NUMBERS = 7  # of a block: see the module
 _FIXED_ENTRY_BYTES = 4 * _NUMBERS + 6  # and the state, and a length
 _TRAILER = struct.Struct("<IIQQIIHHI8s")
 _CRC_AT = _TRAILER.size - 12

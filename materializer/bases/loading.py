@@ -26,7 +26,6 @@ from materializer.bases.table_directory import FetchedFiles, FileBases, Unusable
 from materializer.tables import FileTable, HeapStateTable, StateTable
 
 _log = logging.getLogger(__name__)
-
 AHEAD_FETCHES = 16
 """Connections at once. One to S3 carries 25 to 90 MB/s and a core decodes 1 GB/s, so a restore is bound by connections:
 more would take memory, fewer would leave the core idle (``dstl/docs/decisions/restore-cost.md``)."""
@@ -297,8 +296,8 @@ class BaseLoad:
         if self._lazy is not None:
             await self.begins.wait()
             unchanged = self._lazy.warm(group, source)
-            # Others are served between two of them.
-            await self._files.runtime.clock.sleep(0)
+            reach("R7")
+            await self._files.runtime.clock.sleep(0)  # others are served between two of them
         del self._left[group]
         self._urgent.pop(group, None)
         waiting = self._waiting.pop(group, None)

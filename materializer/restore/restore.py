@@ -248,6 +248,8 @@ class TableRestore:
 
     def _start(self, operator: str) -> None:
         load, task = self._loads[operator], self._running.get(operator)
+        if task is not None and task.done() and not task.cancelled():
+            task.exception()  # it may have failed before anybody waited for it
         if task is None or (task.done() and not load.is_done):
             self._running[operator] = asyncio.ensure_future(load.run())
 
@@ -312,7 +314,7 @@ class TableRestore:
             None if table.as_lazy is None else partial(self._older_log, operator),
         )
         if table.as_lazy is not None:
-            source = BaseSource(self._files.store, self._runtime, self._files.cache)
+            source = BaseSource(self._files.store, self._runtime, self._files.cache, fills=False)
             newest = {group: bases[0] for group, bases in groups.items()}
             self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime)
             # It fetches while the log is replayed, and waits with what it has.

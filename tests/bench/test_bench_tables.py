@@ -30,6 +30,20 @@ def test_recovery(capsys, table: str) -> None:
     assert found["segments"] >= 2
 
 
+def test_the_first_batch_behind_a_restore(capsys) -> None:
+    arguments = ["--first-batch", "--state-mb", "3", "30", "--log-mb", "0.5", "--value-bytes", "2000"]
+    assert recovery.main([*arguments, "--lookups", "5", "--json"]) == 0
+    found = _figures(capsys)
+    assert found["lookups"] == 5
+    for size in ("3", "30"):
+        opened, first, loaded = (found[name][size] for name in ("open_s", "first_batch_s", "all_loaded_s"))
+        assert 0.063 * 0.7 < opened < first <= loaded
+        # The log is a request, and so are the fetches that all is loaded by.
+        assert 2 <= found["requests"][size] < 40
+    with pytest.raises(SystemExit):
+        recovery.main(["--state-mb", "3", "30"])
+
+
 def test_checkpoint(capsys) -> None:
     arguments = ["--state-mb", "2", "4", "--changed-mb", "0.6", "--batches", "12", "--store", "local"]
     assert checkpoint.main([*arguments, "--materialize-s", "0.1", "--pause-s", "0.02", "--json"]) == 0

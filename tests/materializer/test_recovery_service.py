@@ -48,14 +48,52 @@ async def test_a_long_run_stays_short_and_restores_into_fewer(seed: int) -> None
 
 
 class SlowStore(MemoryStore):
-    """Answers reads of bases and segments after a while, once it is told to."""
+    """Answers reads of bases and segments after a while, once it is told to; of bases perhaps never."""
 
     delay_s = 0.0
+    bases = asyncio.Event()
+    bases_read = 0
 
     async def get(self, name: str, *rest: object) -> bytes:
         if not name.startswith("manifests"):
             await asyncio.sleep(self.delay_s)
+        if name.endswith(".base") and self.delay_s:
+            self.bases_read += 1
+            await self.bases.wait()
         return await super().get(name, *rest)  # type: ignore[arg-type]
+
+
+async def test_a_task_manager_that_is_lost_half_loaded_is_replaced_and_nothing_is_missing(seed: int) -> None:
+    """Batches whose keys are in the log go on without a base; another loss, and the run's end, find all as it was."""
+    store, model, rng = SlowStore(clock=SystemClock()), {}, random.Random(seed)
+    store.bases = asyncio.Event()
+    async with Driver(store, seed=seed, operators=TWO, task_managers=2) as driver:
+        for batch in range(12):
+            await driver.run_batch("run", batch, some_events(rng, batch), model)
+            await asyncio.sleep(0.01)
+    bases = {handle.name for handle in (await retained(store))[-1].materialized}
+    assert bases
+    store.delay_s = 0.001
+    logged = some_events(rng, 13, keys=5)
+    async with Driver(store, seed=seed + 1, operators=TWO, task_managers=2) as driver:
+        first = asyncio.ensure_future(driver.run_batch("run-2", 12, some_events(rng, 12), model))
+        done, _ = await asyncio.wait([first], timeout=1.0)
+        assert not done, "it did not wait for the bases that it reads"
+        store.bases.set()
+        await first
+        store.bases.clear()
+        for batch in range(13, 16):
+            victim = sorted(set(driver.members) - set(driver.lost))[0]
+            await driver.members[victim].kill()
+            running = asyncio.ensure_future(driver.run_batch("run-2", batch, logged, model))
+            # Half loaded, whether it waits for that or has found all of its keys in the log.
+            await asyncio.wait([running], timeout=0.3)
+            store.bases.set()
+            await running
+            store.bases.clear()
+        assert store.bases_read
+    store.delay_s = 0.0
+    await _check(store, model)
 
 
 async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +111,8 @@ async def test_the_driver_is_told_how_far_a_restore_has_come(seed: int, monkeypa
         told.append(status)
         raise RuntimeError("a listener's own fault")  # it must not harm the restore
 
+    store.bases = asyncio.Event()
+    store.bases.set()
     async with Driver(store, seed=seed + 1, operators=TWO, task_managers=2, on_progress=listen) as driver:
         await driver.run_batch("run-2", 12, some_events(rng, 12), model)
         await _check(store, model)

@@ -123,7 +123,7 @@ def test_a_key_group_of_many_pages_is_many_blocks(monkeypatch: pytest.MonkeyPatc
     rows = [put(1, 0, b"%06d" % i, b"", b"v" * 1000) for i in range(12_000)]
     file = _encoded(*rows)
     index = _index(file)
-    assert file.blocks == len(index.blocks) == 95
+    assert file.blocks == len(index.blocks) == 49
     assert max(index.raw_sizes) <= base_file.BLOCK_BYTES
     monkeypatch.setattr(base_file, "LOAD_PAGE_BYTES", 4 << 20)
     pages = list(decode_key_group(file.data, 1))
@@ -159,7 +159,7 @@ def test_every_truncation_and_every_addition_is_detected(seed: int) -> None:
 
 def test_blocks_cannot_be_lost_doubled_or_moved() -> None:
     """Each block is sound in itself; only the index tells where it belongs."""
-    file = _encoded(*[put(1, 0, b"%06d" % i, b"", bytes([i % 7]) * 1000) for i in range(300)])
+    file = _encoded(*[put(1, 0, b"%06d" % i, b"", bytes([i % 7]) * 1000) for i in range(700)])
     starts = _index(file).starts
     spans = [file.data[start:stop] for start, stop in itertools.pairwise(starts)]
     assert len(spans) == 3
@@ -231,7 +231,7 @@ def test_an_index_has_mostly_less_than_what_is_read_for_it() -> None:
 
 
 def test_a_damaged_block_is_found_without_the_others() -> None:
-    file = _encoded(*[put(1, 0, b"%06d" % i, b"", b"v" * 1000) for i in range(300)])
+    file = _encoded(*[put(1, 0, b"%06d" % i, b"", b"v" * 1000) for i in range(700)])
     index = _index(file)
     start, stop = index.starts[1:3]
     part = bytearray(file.data[start:stop])

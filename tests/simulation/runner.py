@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from dstl.changelog import segments_in_flight
 from dstl.taskmanager import memory_limit, state_client
+from materializer.bases import cold_reads, key_group_file, loading
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -111,16 +113,30 @@ def run_seed(
 @contextmanager
 def _small_thresholds(world: World) -> Iterator[None]:
     """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
-    changed = [(vars(memory_limit), "_LOOK_BYTES")]
+    changed: list[tuple[dict[str, Any], str, Any]] = [(vars(memory_limit), "_LOOK_BYTES", 0)]
     if world.rng("encoded-ahead").random() < 0.25:
-        changed += [(vars(module), "ENCODED_AHEAD_BYTES") for module in (segments_in_flight, state_client)]
-    before = [names[name] for names, name in changed]
+        changed += [(vars(module), "ENCODED_AHEAD_BYTES", 0) for module in (segments_in_flight, state_client)]
+    lazy = world.rng("lazy")
+    if lazy.random() < 0.5:
+        # A base of some rows has many blocks, and its key groups come one by one while batches run.
+        world.store.slow_bases_s = lazy.choice((0.0, 1.0, 6.0))
+        share = lazy.choice((0.0, 0.5, 1.0, 1.0))
+        changed += [
+            (vars(key_group_file), "BLOCK_BYTES", lazy.choice((1, 200))),
+            (vars(loading), "LOAD_SIZES", loading.LoadSizes(lazy.choice((300, 1 << 10)), lazy.choice((8, 16)))),
+            (
+                vars(cold_reads),
+                "READ_SIZES",
+                cold_reads.ReadSizes(share, 1, lazy.choice((0, 300)), lazy.choice((1, 4))),
+            ),
+        ]
+    before = [names[name] for names, name, _ in changed]
     try:
-        for names, name in changed:
-            names[name] = 0
+        for names, name, value in changed:
+            names[name] = value
         yield
     finally:
-        for (names, name), value in zip(changed, before, strict=True):
+        for (names, name, _), value in zip(changed, before, strict=True):
             names[name] = value
 
 

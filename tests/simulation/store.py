@@ -70,6 +70,9 @@ class SimulatedStore:
         count: Told the kind of each fault that happened.
         trace: Takes a line for each change.
         objects: Holds the objects, by name.
+
+    Attributes:
+        slow_bases_s: A base takes up to so many seconds more to come, as a large one does.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class SimulatedStore:
         self._requests = 0
         self._history: list[Change] = []
         self._median = rng.choice((0.005, 0.02, 0.06))
+        self.slow_bases_s = 0.0
         self.context = copy_context()
 
     def client(self, process: Process) -> ClientStore:
@@ -147,9 +151,12 @@ class SimulatedStore:
         self._requests += 1
         return self._requests
 
-    def latency(self) -> float:
-        """Seconds from request to answer: around the median, with a tail."""
-        return self._median * min(8.0, self._rng.lognormvariate(0.0, 0.5))
+    def latency(self, verb: str, name: str) -> float:
+        """Seconds from request to answer: around the median, with a tail; for a base long at times, until all heals."""
+        seconds = self._median * min(8.0, self._rng.lognormvariate(0.0, 0.5))
+        if self.slow_bases_s and not self.plan.healed and verb == "get" and name.endswith(".base"):
+            seconds += self._rng.choice((0.0, 0.0, self.slow_bases_s)) * self._rng.random()
+        return seconds
 
     def fault(self, verb: str, name: str) -> FaultKind | None:
         """Draw what happens to a request."""
@@ -311,7 +318,7 @@ class ClientStore:
         store = self._store
         if store.closed:
             raise Unavailable("the world has ended")
-        now, latency, kind = store.loop.time(), store.latency(), store.fault(verb, name)
+        now, latency, kind = store.loop.time(), store.latency(verb, name), store.fault(verb, name)
         request = _Request(store, self._process, store.chance(store.plan.survives_cancel))
         request.apply, request.drop = apply, drop
         reply = now + latency + (store.delay() if kind is FaultKind.SLOW else 0.0)
