@@ -81,6 +81,9 @@ class CheckpointDirectory:
         for batch in sorted(offsets):
             content = await self._directory.read(f"offsets/{batch}", run)
             self._found(run, batch, int(json.loads(content.splitlines()[-1])["logOffset"]))
+        if self._told is not None and not self._world.check.has_landed(*self._told[:2]):
+            # Of a run that is over: the commit of that number is another driver's.
+            self._told = None
         self._durable(newest + 1)
         return (newest + 1, logs.ends[last]) if last > newest else (newest + 1, None)
 
