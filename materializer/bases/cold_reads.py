@@ -120,11 +120,11 @@ class ColdReads:
         except (CorruptData, MissingState, Closed):
             # The load meets the same damage, and turns to an older base and more log; or all is loaded by now.
             found = None
-        if found is None:
-            await self._load.wait([group])
-            return
         known = self._known.get(group)
-        if known is not None and self._table.is_cold(group):
+        if found is None or (known is None and self._table.is_cold(group)):
+            # Closed before the rows came, they are not put any more: who has asked must not take what is there for all.
+            await self._load.wait([group])
+        elif known is not None and self._table.is_cold(group):
             for rows in found:
                 self._table.put_below(group, rows)
             known.there |= missing

@@ -232,8 +232,10 @@ class TableRestore:
             await self._loads[operator].wait(self._owned if groups is None else groups)
 
     async def close(self) -> None:
-        """End what runs; the tables stay as they are. Idempotent."""
+        """End what runs; the tables stay as they are, and who waits for more is told. Idempotent."""
         await self._stop()
+        for load in self._loads.values():
+            load.fail(Closed("the restore was given up"), for_good=True)
         for reads in self._reads.values():
             await reads.close()
 
