@@ -86,14 +86,16 @@ class BackgroundLoad:
         try:
             await self._restore.bring(operator, asked)
         except Closed as error:
-            raise Unavailable("the tables are being replaced by those of another checkpoint: ask again") from error
+            raise _replaced() from error
 
     async def ended(self) -> None:
         """Wait until it has ended, well or not."""
         await asyncio.shield(self._task)
 
     async def close(self) -> None:
-        """Give up what is not loaded yet. Idempotent."""
+        """Give up what is not loaded yet; reads that need it are refused from now on. Idempotent."""
+        if self.failure is None and not self._restore.is_loaded:
+            self.failure = _replaced()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -142,6 +144,10 @@ class BackgroundLoad:
                     (state, key) for key, value in zip(mine, found, strict=True) if value is None
                 )
         return left
+
+
+def _replaced() -> Unavailable:
+    return Unavailable("the tables are being replaced by those of another checkpoint: ask again")
 
 
 def _asked(call: AttemptCall[Any]) -> dict[int, list[Asked]]:

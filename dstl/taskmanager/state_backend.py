@@ -185,10 +185,11 @@ class TaskManagerStateBackend:
         return self.loading
 
     async def end_loading(self) -> None:
-        """Give up what is being loaded: the tables that are here lack it for good, and are to be replaced."""
-        loading, self.loading = self.loading, None
-        if loading is not None:
-            await loading.close()
+        """Give up what is being loaded: the tables that are here lack it for good, and are to be replaced at once."""
+        if self.loading is not None:
+            # It stays here until its end, so that nothing reads what is half loaded.
+            await self.loading.close()
+            self.loading = None
 
     async def bring(self, checkpoint: CheckpointId, operator: str, state: int, key_group: KeyGroup, key: bytes) -> None:
         """Have an operator's table show a key, for :meth:`look_up`.

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from dstl.errors import CorruptData, DstlError, Unavailable
+from dstl.rpc.fleet_messages import Restore, Resume
+from dstl.rpc.messages import FetchMany
+from dstl.rpc.protocol import Secret
+from dstl.taskmanager.service import TaskManagerService
 from materializer.tables import HeapStateTable
 from tests.materializer.test_cold_key_groups import Opened, small, some_world
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
@@ -102,3 +106,46 @@ async def test_reads_that_wait_are_told_when_the_load_is_given_up_in_its_pause(
             with pytest.raises(DstlError):
                 async with asyncio.timeout(100):
                     await opened.restore.wait(operator)
+
+
+@virtual
+async def test_no_read_is_answered_from_a_half_loaded_table_while_another_restore_takes_its_place(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of the run before asks at any moment of the restore that ends it: it is refused, or told what is true."""
+    small(monkeypatch)
+    async with some_world(seed) as world:
+        store = GatedStore(world.memory, clock=LoopClock())
+        member, gate, newest = world.members[0], asyncio.Event(), world.newest
+        service = TaskManagerService(lambda _: member.backend, store, world.runtime, Secret(b"s" * 32))
+        await service._resume(None, Resume("query", None, member.owned))  # type: ignore[arg-type]
+
+        async def stop(name: str, *_: Any) -> None:
+            if name.endswith(".base"):
+                await gate.wait()
+
+        store.gate = stop
+        restore = Restore(member.owned, newest.model_dump_json().encode())
+        await service._restore(None, restore)  # type: ignore[arg-type]
+        backend, truth = member.backend, world.models[newest.checkpoint_id]
+        operator = OPERATORS[0]
+        table = backend.table(operator)
+        held = [at for at in truth[operator] if at[1] == 0 and table.get_many(0, [at[0]], [at[2]]) == [None]]
+        backend.open_attempt((operator, 1), newest.batch_id + 1, newest.checkpoint_id, 1)
+
+        async def ask(group: int, key: bytes) -> None:
+            try:
+                found = await service._read(None, FetchMany(operator, 1, (0,), (group,), (key,)))  # type: ignore[arg-type]
+            except DstlError:
+                return
+            assert found.columns == ((truth[operator][group, 0, key, b""],),)
+
+        asks = [asyncio.ensure_future(ask(held[0][0], held[0][2]))]
+        await asyncio.sleep(1)
+        again = asyncio.ensure_future(service._restore(None, restore))  # type: ignore[arg-type]
+        while not again.done():
+            asks.append(asyncio.ensure_future(ask(held[-1][0], held[-1][2])))
+            await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(again, *asks)
+        await backend.end_loading()
