@@ -190,7 +190,7 @@ class BaseLoad:
 
     def fail(self, error: DstlError, *, for_good: bool) -> None:
         """Tell those that wait that the load has failed, and those that come if it was for good."""
-        self._failure = error if for_good else None
+        self._failure = self._failure or (error if for_good else None)
         waiting, self._waiting = list(self._waiting.values()), {}
         for each in waiting:
             each.set_exception(error)
@@ -289,6 +289,9 @@ class BaseLoad:
         self.result.loaded[base.key_group] = base
         if await self._taken(base.key_group, source) and is_newest:
             self.result.versions[base.key_group] = self._table.version(base.key_group)
+        if self._lazy is not None:
+            # Others are served between two of them. Whatever ends the load here finds this one taken down as loaded.
+            await self._files.runtime.clock.sleep(0)
 
     async def _taken(self, group: KeyGroup, source: StateTable) -> bool:
         """Record that a key group is there; returns whether it is what its base holds."""
@@ -297,7 +300,6 @@ class BaseLoad:
             await self.begins.wait()
             unchanged = self._lazy.warm(group, source)
             reach("R7")
-            await self._files.runtime.clock.sleep(0)  # others are served between two of them
         del self._left[group]
         self._urgent.pop(group, None)
         waiting = self._waiting.pop(group, None)

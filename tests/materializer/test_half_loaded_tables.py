@@ -12,6 +12,7 @@ from dstl.rpc.fleet_messages import Restore, Resume
 from dstl.rpc.messages import FetchMany
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
+from materializer.bases import loading
 from materializer.tables import HeapStateTable
 from tests.materializer.test_cold_key_groups import Opened, small, some_world
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
@@ -149,3 +150,34 @@ async def test_no_read_is_answered_from_a_half_loaded_table_while_another_restor
         gate.set()
         await asyncio.gather(again, *asks)
         await backend.end_loading()
+
+
+@pytest.mark.parametrize("stop_at", range(1, 8, 2))
+@virtual
+async def test_a_load_goes_on_from_wherever_another_operator_has_stopped_it(
+    stop_at: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One operator's store request fails at a moment of the other's load, and the load is called again."""
+    small(monkeypatch)
+    monkeypatch.setattr(loading, "LOAD_SIZES", loading.LoadSizes(1 << 20, 1))
+    failing, inner, taken = asyncio.Event(), HeapStateTable.warm, [0]
+
+    def warm(table: HeapStateTable, group: int, base: Any) -> bool:
+        taken[0] += 1
+        if taken[0] == stop_at:
+            failing.set()
+        return inner(table, group, base)
+
+    async def fail() -> None:
+        await failing.wait()
+        raise Unavailable("the store is away")
+
+    async with some_world(seed) as world, Opened(world, world.memory) as opened:
+        opened.restore._running.pop(OPERATORS[1]).cancel()
+        with monkeypatch.context() as patched:
+            patched.setattr(HeapStateTable, "warm", warm)
+            patched.setattr(opened.restore._loads[OPERATORS[1]], "run", fail)
+            with pytest.raises(Unavailable):
+                await opened.restore.load()
+        await opened.restore.load()
+        opened.check_whole()
