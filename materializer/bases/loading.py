@@ -289,9 +289,7 @@ class BaseLoad:
         self.result.loaded[base.key_group] = base
         if await self._taken(base.key_group, source) and is_newest:
             self.result.versions[base.key_group] = self._table.version(base.key_group)
-        if self._lazy is not None:
-            # Others are served between two of them. Whatever ends the load here finds this one taken down as loaded.
-            await self._files.runtime.clock.sleep(0)
+        await self._files.runtime.clock.sleep(0)  # others are served between two that are taken down as loaded
 
     async def _taken(self, group: KeyGroup, source: StateTable) -> bool:
         """Record that a key group is there; returns whether it is what its base holds."""

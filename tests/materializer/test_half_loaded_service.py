@@ -31,6 +31,7 @@ from dstl.rpc.protocol import Secret
 from dstl.taskmanager import reads
 from dstl.taskmanager.reads import TableSource
 from dstl.taskmanager.service import TaskManagerService
+from handles.checkpoint import CompletedCheckpoint
 from handles.materialized_handle import generations_of
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
@@ -74,6 +75,16 @@ def plain(reply: Any) -> Any:
     return tuple(
         bytes(v) if isinstance(v, memoryview) else v for v in (getattr(reply, n) for n in type(reply).__slots__)
     )
+
+
+async def damage_newest(world: World, checkpoint: CompletedCheckpoint, rng: random.Random) -> None:
+    """Flip a bit in the newest base of each key group."""
+    for groups in generations_of(checkpoint.materialized).values():
+        for base in (bases[0] for bases in groups.values()):
+            body = bytearray(await world.memory.get(base.name))
+            body[base.offset + rng.randrange(base.length)] ^= 1 << rng.randrange(8)
+            await world.memory.delete([base.name])
+            await world.memory.put(base.name, bytes(body))
 
 
 class Twin:
@@ -173,12 +184,7 @@ async def test_every_read_of_a_half_loaded_task_manager_is_answered_as_by_one_th
         newest = world.newest
         assert newest is not None
         if damage:
-            last = max(m.checkpoint for m in newest.materialized)
-            for name in sorted({h.name for h in newest.materialized if h.checkpoint == last}):
-                body = bytearray(await world.memory.get(name))
-                body[rng.randrange(len(body))] ^= 1 << rng.randrange(8)
-                await world.memory.delete([name])
-                await world.memory.put(name, bytes(body))
+            await damage_newest(world, newest, rng)
         for member in world.members:
             member.manager._options = EAGER
         rules = [FaultRule(Fault.UNAVAILABLE, "get", chance=0.05), FaultRule(Fault.SHORT_GET, "get", nth=(7, 30, 50))]
@@ -225,12 +231,7 @@ async def test_a_damaged_base_that_is_found_many_batches_later_still_has_its_old
         newest = world.newest
         assert newest is not None
         await world.start(2)
-        for groups in generations_of(newest.materialized).values():
-            for base in (bases[0] for bases in groups.values()):
-                body = bytearray(await world.memory.get(base.name))
-                body[base.offset + rng.randrange(base.length)] ^= 1 << rng.randrange(8)
-                await world.memory.delete([base.name])
-                await world.memory.put(base.name, bytes(body))
+        await damage_newest(world, newest, rng)
         gate = asyncio.Event()
 
         class Gated(FaultyStore):
