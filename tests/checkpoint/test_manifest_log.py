@@ -392,6 +392,20 @@ async def test_recovery_under_503_for_30_seconds(fault: Fault) -> None:
 
 
 @virtual
+@pytest.mark.parametrize("verb", ["get", "head", "list"])
+async def test_a_start_is_told_within_a_minute_that_the_store_is_away_whatever_it_still_answers(verb: str) -> None:
+    """The newest record is read within its list: attempts at both must not multiply to a quarter of an hour."""
+    inner = MemoryStore(clock=LoopClock())
+    before = driver(inner, 1)
+    await before.fence(QUERY)
+    await commit(before, 0)
+    store = faulty(inner, FaultRule(Fault.UNAVAILABLE, verb, chance=1.0))
+    async with asyncio.timeout(60):
+        with pytest.raises(Unavailable):
+            await ManifestLog(store, seeded_runtime(5)).scan()
+
+
+@virtual
 async def test_a_store_that_stays_away_is_reported_and_nothing_is_unknown() -> None:
     """It was never reached. Where it answered 503, something was: then a marker must be won first."""
     store = faulty(MemoryStore(clock=LoopClock()))

@@ -131,8 +131,11 @@ class ManifestReader:
             Invalid: A newer version wrote it.
             Unavailable: The store did not answer.
         """
+        return await self._repeat(partial(self._read_once, sequence))
+
+    async def _read_once(self, sequence: int) -> ManifestRecord:
         name = manifest_name(sequence)
-        record = decode_record(await self._repeat(partial(self.store.get, name)), name)
+        record = decode_record(await self.store.get(name), name)
         if record.sequence != sequence:
             raise CorruptData(
                 f"manifest {name} holds record {record.sequence}: two objects were swapped; restore both from a replica"
@@ -236,7 +239,8 @@ class ManifestReader:
                     if newest:
                         break
                     if len(found) == 1 and not self._floor:
-                        await self._find(sequence)
+                        # Once: what wraps this repeats it, and twenty times twenty attempts take a quarter of an hour.
+                        await self._find(sequence, self._read_once)
             return found
 
         listed = await self._repeat(names)
@@ -250,9 +254,11 @@ class ManifestReader:
                 if following != self._floor:
                     return listed
 
-    async def _find(self, sequence: int) -> ManifestRecord | DstlError | None:
+    async def _find(
+        self, sequence: int, read: Callable[[int], Awaitable[ManifestRecord]] | None = None
+    ) -> ManifestRecord | DstlError | None:
         try:
-            return await self.read(sequence)
+            return await (read or self.read)(sequence)
         except ObjectNotFound:
             return None
         except (CorruptData, Invalid) as error:
