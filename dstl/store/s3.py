@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from itertools import pairwise
 from typing import Any
 
 import google_crc32c
@@ -211,13 +212,25 @@ class S3Store:
         return ObjectInfo(name, answer["ContentLength"], answer["LastModified"].timestamp())
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order, a request per thousand; keys that are not of our grammar are passed over."""
+        """Yield objects in name order, a request per thousand; keys that are not of our grammar are passed over.
+
+        Raises:
+            Invalid: The server lists in another order: what is read first would be taken for the newest manifest.
+        """
         page: dict[str, Any] = {}
+        last = ""
         while True:
             with translating(f"ListObjectsV2 {self._url(prefix)}"):
                 answer = await self._client.call(
                     "list_objects_v2", Bucket=self._bucket, Prefix=self._prefix + prefix, MaxKeys=_PAGE, **page
                 )
+            keys = [last, *(found["Key"] for found in answer.get("Contents", ()))]
+            if any(above < below for below, above in pairwise(keys)):
+                raise Invalid(
+                    f"{self._url(prefix)} is not listed in the order of names, as in a directory bucket (S3 Express): "
+                    "use a general purpose bucket"
+                )
+            last = keys[-1]
             for found in answer.get("Contents", ()):
                 name = found["Key"][len(self._prefix) :]
                 try:

@@ -48,6 +48,24 @@ async def _uploads(bucket: str, options: S3Options) -> list[str]:
         await client.close()
 
 
+async def test_a_bucket_that_lists_in_no_order_is_refused_and_not_taken_for_an_older_state(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S3's directory buckets do: a driver would fence behind an old manifest, and commit where nobody looks."""
+    for number in range(3):
+        await store.put(f"manifests/{number}", b"a record")
+    call = store._client.call
+
+    async def unordered(operation: str, **arguments: object) -> dict[str, object]:
+        answer = await call(operation, **arguments)
+        return answer | {"Contents": answer["Contents"][::-1]}
+
+    assert [info.name async for info in store.list("manifests/")] == [f"manifests/{number}" for number in range(3)]
+    monkeypatch.setattr(store._client, "call", unordered)
+    with pytest.raises(Invalid, match="not listed in the order of names"):
+        await anext(store.list("manifests/"))
+
+
 async def test_a_lost_answer_is_unknown_and_never_repeated_behind_our_back(store: S3Store, s3_server: S3Server) -> None:
     # aiohttp repeats a PUT on its own when a kept connection breaks; a conditional one would then meet itself.
     await store.put("warm", b"the connection is kept")
