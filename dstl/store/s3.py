@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from itertools import pairwise
 from typing import Any
 
 import google_crc32c
@@ -117,6 +116,7 @@ class MultipartUploader:
 
 
 _PAGE = 1000  # S3's own limit of a list and of a deletion
+_DIRECTORY_BUCKET = "--x-s3"  # ends the name of every bucket of S3 Express, and of no other
 
 
 class S3Store:
@@ -214,23 +214,33 @@ class S3Store:
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
         """Yield objects in name order, a request per thousand; keys that are not of our grammar are passed over.
 
+        A directory bucket (S3 Express) lists in no order: all its pages are read before the first object.
+
         Raises:
-            Invalid: The server lists in another order: what is read first would be taken for the newest manifest.
+            Invalid: Another server lists in another order: what is read first would be taken for the newest manifest.
         """
-        page: dict[str, Any] = {}
+        if self._bucket.endswith(_DIRECTORY_BUCKET):
+            for info in sorted([info async for info in self._listed(prefix)], key=lambda info: info.name):
+                yield info
+            return
         last = ""
+        async for info in self._listed(prefix):
+            if info.name < last:
+                raise Invalid(
+                    f"{self._url(prefix)} is not listed in the order of names ({last!r} is before {info.name!r}): DSTL "
+                    "cannot be used on this server"
+                )
+            last = info.name
+            yield info
+
+    async def _listed(self, prefix: str) -> AsyncGenerator[ObjectInfo, None]:
+        """Yield objects as the server lists them."""
+        page: dict[str, Any] = {}
         while True:
             with translating(f"ListObjectsV2 {self._url(prefix)}"):
                 answer = await self._client.call(
                     "list_objects_v2", Bucket=self._bucket, Prefix=self._prefix + prefix, MaxKeys=_PAGE, **page
                 )
-            keys = [last, *(found["Key"] for found in answer.get("Contents", ()))]
-            if any(above < below for below, above in pairwise(keys)):
-                raise Invalid(
-                    f"{self._url(prefix)} is not listed in the order of names, as in a directory bucket (S3 Express): "
-                    "use a general purpose bucket"
-                )
-            last = keys[-1]
             for found in answer.get("Contents", ()):
                 name = found["Key"][len(self._prefix) :]
                 try:
