@@ -63,7 +63,7 @@ class RestoreReport:
         run_id: Spark's run id.
         checkpoint_id: What was restored; None for an empty state.
         seconds: From the first task's question until it could work.
-        bytes: Bytes read from the store.
+        bytes: Bytes read from the store until then; bases that are loaded behind the batches are not among them.
         changes: Change records replayed.
         lost_batches: Batches whose effects the restored state lacks: 0, except where ``restore="previous"`` has chosen
             an older checkpoint.

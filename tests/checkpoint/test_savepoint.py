@@ -205,7 +205,7 @@ async def test_files_of_a_descriptor_that_is_stored_and_cannot_be_read_back_are_
     states = await a_job(job, seed)
     lost = FaultRule(Fault.LOST_RESPONSE, "put", nth=(1,), only="savepoint.dstl")
     away = FaultRule(Fault.UNAVAILABLE, "get", chance=1.0, only="savepoint.dstl")
-    with pytest.raises(OutcomeUnknown, match=r"not reached \(injected\); look with list"):
+    with pytest.raises(OutcomeUnknown, match=r"unavailable \(injected\); look with list"):
         await create_savepoint(job, FaultyStore(inner, [lost, away]), a_runtime(), "mine")
     made = await SavepointObjects(inner, a_runtime()).descriptor("mine")
     assert set(made.objects()) <= set(await contents(inner))

@@ -83,7 +83,6 @@ async def test_a_new_query_goes_on_from_a_savepoint_with_another_parallelism(
             await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
             assert await newest_state(location) == without_empty(model)
         assert [report.batch_id for report in driver.checkpoints] == [0, 1, 2]
-        assert driver.restores[0].bytes > 0
 
 
 async def test_no_claim_is_self_contained_from_its_first_checkpoint_flink_38307(seed: int) -> None:
@@ -271,7 +270,7 @@ async def test_another_number_of_key_groups_is_refused_with_both_sides_named(see
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped"])
 async def test_a_damaged_file_is_refused_naming_savepoint_and_object(seed: int, mode: RestoreMode, harm: str) -> None:
     location = MemoryStore()
-    await saved(seed, location)
+    model, rng = await saved(seed, location), random.Random(seed)
     savepoint = await SavepointRestore(location, location, "mine", mode, a_runtime()).load(128)
     name = savepoint.object_name(savepoint.files[0])
     data = await location.get(name)
@@ -282,11 +281,17 @@ async def test_a_damaged_file_is_refused_naming_savepoint_and_object(seed: int, 
         await replace(
             location, name, data[:-3] if harm == "cut" else data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
         )
-    with pytest.raises((CorruptData, MissingState), match=name):
+
+    async def run_batches() -> None:
         async with a_query(location, mode=mode) as driver:
-            await driver.run_batch("run-1", 0, {}, {})
+            # No batch sees state that is not there: each task checks what it reads against the model.
+            for batch in range(50):
+                await driver.run_batch("run-1", batch, events(rng, batch + 10), model)
+
+    with pytest.raises((CorruptData, MissingState), match=name):
+        await run_batches()
     if mode == "no_claim" or harm != "flipped":
-        # A claim does not read the files; the TaskManagers do, before a batch can begin.
+        # A claim does not read the files; the TaskManagers do, behind the batches.
         assert not await retained(location)
 
 

@@ -449,7 +449,7 @@ async def test_a_commit_that_runs_out_of_time_says_what_the_store_answered(seed:
         await driver.run_batch("run-1", 0, some_events(rng, 0), model)
         await driver.plan("run-1", 1)
         store.rules = [FaultRule(Fault.UNAVAILABLE, "put", chance=1.0, only="manifests/")]
-        with pytest.raises(OutcomeUnknown, match=r"does not take it \(.*not reached \(injected\)\): restart the query"):
+        with pytest.raises(OutcomeUnknown, match=r"does not take it \(.*unavailable \(injected\)\): restart the query"):
             await driver.run_batch("run-1", 1, some_events(rng, 1), {uid: dict(v) for uid, v in model.items()})
         store.rules = []
 
@@ -504,7 +504,7 @@ async def test_no_record_behind_a_gateway_names_a_deleted_segment(is_tried_again
             FaultRule(Fault.STORED_SLOW_DOWN, "put", nth=(1,), only="manifests/"),
             FaultRule(Fault.SLOW_DOWN, "put", chance=1.0, only="manifests/"),
         ]
-        with pytest.raises(OutcomeUnknown, match=r"slow down \(injected\)"):
+        with pytest.raises(OutcomeUnknown, match=r"slow-down \(injected\)"):
             await driver.run_batch("run-1", 2, events, {uid: dict(values) for uid, values in model.items()})
         store.rules = []
         if is_tried_again:

@@ -44,7 +44,8 @@ class _Clock:
         ):
             if is_wrong:
                 self._count(kind)
-        return self._loop.time() + self.skew + self.years * _YEAR_S
+        # No clock is before 1970, where one begins that has lost its battery.
+        return max(0.0, self._loop.time() + self.skew + self.years * _YEAR_S)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

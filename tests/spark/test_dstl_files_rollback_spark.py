@@ -172,7 +172,7 @@ class Deduplicated:
     def crash_before_the_commit(self) -> None:
         """Take away the record of the last commit: the sink's is in its own log already."""
         manifests = Path(self.root.removeprefix("dstl://")) / "_dstl" / "manifests"
-        max(manifests.iterdir()).unlink()
+        min(manifests.iterdir()).unlink()  # the newest
 
     def check(self, spark: SparkSession) -> None:
         written = sorted(row[0] for row in spark.read.json(str(self.directory)).select("k").collect())
