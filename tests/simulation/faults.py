@@ -112,7 +112,7 @@ _LATER = (FaultKind.SECOND_ACTION_BESIDE, FaultKind.STAGE_RERUN, FaultKind.CHANG
 """Drawn last, so that the plans of seeds that were worth keeping stay what they were."""
 
 
-_LONG_LASTING = {FaultKind.CLOCK_YEAR: 0.25, FaultKind.HANG: 0.25, FaultKind.LEASE_PAUSE: 0.15}
+_LONG_LASTING = {FaultKind.CLOCK_YEAR: 0.6, FaultKind.HANG: 0.4, FaultKind.LEASE_PAUSE: 0.15}
 """With the share of the worlds that have them."""
 
 
