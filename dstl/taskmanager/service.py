@@ -252,9 +252,11 @@ class TaskManagerService:
         return Measured(self._metrics.sample())
 
     async def _look_up(self, peer: Peer, call: LookUp) -> Content:
+        backend = self._backend
+        if backend.loading is not None and call.key_group in backend.key_groups:
+            await backend.loading.bring(call.operator, {call.key_group: [(call.state, call.key)]})
         place = call.checkpoint, call.operator, call.state, call.key_group, call.key
-        await self._backend.bring(*place)
-        found = self._backend.look_up(*place, call.user_keys)
+        found = backend.look_up(*place, call.user_keys)
         ordered = sorted(found.items())
         return Content(tuple(user_key for user_key, _ in ordered), tuple(value for _, value in ordered))
 

@@ -191,15 +191,6 @@ class TaskManagerStateBackend:
             await self.loading.close()
             self.loading = None
 
-    async def bring(self, checkpoint: CheckpointId, operator: str, state: int, key_group: KeyGroup, key: bytes) -> None:
-        """Have an operator's table show a key, for :meth:`look_up`.
-
-        Raises:
-            DstlError: It cannot be had, for now or for good.
-        """
-        if self.loading is not None and key_group in self.key_groups:
-            await self.loading.bring(operator, {key_group: [(state, key)]})
-
     def open_attempt(self, key: AttemptKey, batch_id: int, parent: CheckpointId | None, parallelism: int) -> None:
         """Let an attempt read and write, on top of its parent checkpoint.
 
