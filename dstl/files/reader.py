@@ -8,7 +8,7 @@ from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from dstl.changelog.segment.reader import ReadSizes, SegmentReader
-from dstl.errors import CorruptData, MissingState
+from dstl.errors import CorruptData, MissingState, ObjectNotFound
 from dstl.files.file_cache import FileCache, Stretch
 from dstl.files.file_parts import PART, cut, key_groups_of, part_count, parts_of
 from dstl.files.namespace import OBJECTS, is_of_a_query
@@ -68,7 +68,8 @@ class FileReader:
 
         Raises:
             CorruptData: They are not what was written.
-            MissingState: The object is not there, or holds something else.
+            MissingState: The object that holds it is not there. Never ``ObjectNotFound``: Spark takes that for a
+                file which nobody has written, and goes on without it.
             Unavailable: The store did not answer.
         """
         if offset >= entry.size > 0:
@@ -107,9 +108,15 @@ class FileReader:
             if isinstance(found, Stretch) and found.holds(offset):
                 return found
             first, count = _parts_from(offset, entry.size, self._cache.stretch)
-            content = await self._retries.repeat(
-                lambda: self._fetch(entry, first, count), f"reading {entry.path} of {self.store.location}"
-            )
+            try:
+                content = await self._retries.repeat(
+                    lambda: self._fetch(entry, first, count), f"reading {entry.path} of {self.store.location}"
+                )
+            except ObjectNotFound as error:
+                raise MissingState(
+                    f"{self.store.location}: {entry.path} is lost, for its object {entry.segment.name} is not there; "
+                    "restore the object from a replica, or go back to an older batch with dstl files rollback"
+                ) from error
             stretch = Stretch(first * PART, content, entry.size > PART)
             self._cache.keep(key, stretch, len(content))
             return stretch

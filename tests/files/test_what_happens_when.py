@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from dstl.errors import AccessDenied, Fenced, OutcomeUnknown, TaskManagerLost, Unavailable
+from dstl.errors import AccessDenied, Fenced, MissingState, ObjectNotFound, OutcomeUnknown, TaskManagerLost, Unavailable
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.memory import MemoryStore
@@ -440,6 +440,27 @@ async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: di
         driver = await app.driver("next")
         assert await driver.names("sources/0") == ["0", "1", "2"]
         assert await driver.names("offsets") == ["1", "2", "3"]
+
+
+async def test_a_committed_file_whose_object_is_lost_is_not_taken_for_one_that_was_never_written(
+    stores: dict[str, ObjectStore],
+) -> None:
+    """Spark goes on without a file that is not there: without a batch's offsets, it would plan the batch again."""
+    path = "offsets/0"
+    async with application(stores) as app:
+        driver = await app.driver("run")
+        await driver.put(path, noise(BIG))
+        await driver.commit(0)
+    [store] = (store for location, store in stores.items() if location.endswith("_dstl"))
+    [lost] = [info.name async for info in store.list() if info.name.endswith(".seg")]
+    await store.delete([lost])
+    async with application(stores) as app:
+        driver = await app.driver("next")
+        with pytest.raises(MissingState, match=f"{path} is lost, for its object {lost}.*dstl files rollback") as raised:
+            await driver.read(path)
+        assert type(raised.value) is MissingState
+        with pytest.raises(ObjectNotFound):
+            await driver.read("offsets/7")
 
 
 class _Silent(FaultyStore):
