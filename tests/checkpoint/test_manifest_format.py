@@ -39,6 +39,32 @@ from worlds.manifest_samples import QUERY, record
 GOLDEN = Path(__file__).parents[1] / "golden"
 INLINED = (b"first inlined segment", b"second")
 
+HISTORY = (
+    HistoryEntry(kind="restore", at=10.5, checkpoint_id=7, batch_id=40, seconds=0.25, new_bytes=1000),
+    HistoryEntry(kind="failed", at=11.0, checkpoint_id=8, batch_id=40, seconds=3.0, error="Unavailable: <no answer>"),
+    HistoryEntry(
+        kind="checkpoint",
+        at=12.25,
+        checkpoint_id=8,
+        batch_id=40,
+        seconds=0.5,
+        persist_s=0.25,
+        assemble_s=0.0625,
+        commit_s=0.125,
+        notify_s=0.0625,
+        requests=3,
+        hedges=1,
+        new_bytes=500,
+        full_bytes=9000,
+        inlined=1,
+        materializations=2,
+        late_rows=4,
+        state_rows=600,
+        state_bytes=7000,
+    ),
+    HistoryEntry(kind="checkpoint", at=13.5, checkpoint_id=9, batch_id=41, persist_s=0.25, assemble_s=0.125),
+)
+
 
 def full_record() -> ManifestRecord:
     """Every field of the format, filled."""
@@ -69,7 +95,8 @@ def full_record() -> ManifestRecord:
                 name="bases/x",
                 size=900,
                 checksum=4294967295,
-                parts=((0, 0, 300), (1, 300, 600)),
+                parts=((0, 0, 450), (1, 450, 750)),
+                files=(TableFile("0123456789abcdef-000012.sst", "bases/y", 300, 77),),
             ),
         ),
         truncated=(TruncatedEntry(operator="flights", first_key_group=0, last_key_group=1, checkpoint=5),),
@@ -87,14 +114,16 @@ def full_record() -> ManifestRecord:
                 checkpoint=6,
             ),
             SegmentEntry(
-                segment=("manifests/00000000000000000009.dstl", 21, 2, 8),
+                segment=(manifest_name(9), 21, 2, 8),
                 first_key_group=2,
                 last_key_group=127,
                 ranges=((1, 2, 3), (0, 9, 10)),
                 checkpoint=9,
             ),
         ),
+        logged_at=((6, 1763639000), (9, 1763640000)),
     )
+    entry = FileEntry("commits/41", 29, 1_700_000_000_123, SegmentHandle(manifest_name(9), 214, 5, 70), "log-a", 3)
     return ManifestRecord(
         kind="checkpoint",
         sequence=9,
@@ -103,7 +132,9 @@ def full_record() -> ManifestRecord:
         put_id="0123456789abcdef0123456789abcdef",
         query_id=QUERY,
         created_at=1763640000.5,
+        history=HISTORY,
         checkpoint=body,
+        files=FileRecord.of("commits/41", "run-2", [entry], ["offsets/1"]),
     )
 
 
@@ -280,47 +311,6 @@ def test_what_no_reader_would_take_is_not_written() -> None:
         encode_record(record("fence", 2).model_copy(update={"kind": "checkpoint", "checkpoint": body}))
 
 
-def record_with_table_files() -> ManifestRecord:
-    """The record of version 1, and a base that is a table's own files."""
-    record = full_record()
-    assert record.checkpoint is not None
-    base = record.checkpoint.materialized[0].model_copy(
-        update={
-            "parts": ((0, 0, 450), (1, 450, 750)),
-            "files": (TableFile("0123456789abcdef-000012.sst", "bases/y", 300, 77),),
-        }
-    )
-    body = record.checkpoint.model_copy(update={"materialized": (base, *record.checkpoint.materialized[1:])})
-    return record.model_copy(update={"version": 2, "checkpoint": body})
-
-
-HISTORY = (
-    HistoryEntry(kind="restore", at=10.5, checkpoint_id=7, batch_id=40, seconds=0.25, new_bytes=1000),
-    HistoryEntry(kind="failed", at=11.0, checkpoint_id=8, batch_id=40, seconds=3.0, error="Unavailable: <no answer>"),
-    HistoryEntry(
-        kind="checkpoint",
-        at=12.25,
-        checkpoint_id=8,
-        batch_id=40,
-        seconds=0.5,
-        persist_s=0.25,
-        assemble_s=0.0625,
-        commit_s=0.125,
-        notify_s=0.0625,
-        requests=3,
-        hedges=1,
-        new_bytes=500,
-        full_bytes=9000,
-        inlined=1,
-        materializations=2,
-        late_rows=4,
-        state_rows=600,
-        state_bytes=7000,
-    ),
-    HistoryEntry(kind="checkpoint", at=13.5, checkpoint_id=9, batch_id=41, persist_s=0.25, assemble_s=0.125),
-)
-
-
 @pytest.mark.parametrize(
     "history",
     [
@@ -334,7 +324,7 @@ HISTORY = (
     ],
 )
 def test_a_history_that_is_none_is_damage(history: object) -> None:
-    plain = plain_of(full_record()) | {"version": 3, "history": history}
+    plain = plain_of(full_record()) | {"history": history}
     with pytest.raises(CorruptData, match="manifest m is damaged"):
         decode_record(framed(plain), "m")
 
@@ -358,7 +348,7 @@ def test_a_hundred_checkpoints_of_history_are_small(seed: int) -> None:
                 **counts,
             )
         )
-    bare = len(encode_record(full_record()))
+    bare = len(encode_record(full_record().model_copy(update={"history": ()})))
     assert len(encode_record(full_record().model_copy(update={"history": tuple(entries)}))) - bare < 5000
 
 
@@ -370,50 +360,29 @@ def record_of_files() -> ManifestRecord:
         FileEntry("metadata", 0, 2, SegmentHandle("plain:metadata", 0, 0), "", 0),
     )
     files = FileRecord.of("commits/7", "run-1", entries, ["offsets/1"], is_whole=True)
-    return record("fence", 9).model_copy(update={"version": 4, "kind": "files", "epoch": 2, "files": files})
-
-
-def record_of_both() -> ManifestRecord:
-    """A checkpoint, and Spark's own commit of its batch."""
-    entry = FileEntry("commits/41", 29, 1_700_000_000_123, SegmentHandle(manifest_name(9), 214, 5, 70), "log-a", 3)
-    files = FileRecord.of("commits/41", "run-2", [entry], ["offsets/1"])
-    return full_record().model_copy(update={"version": 5, "files": files})
-
-
-def record_with_history() -> ManifestRecord:
-    return record_with_table_files().model_copy(update={"version": 3, "history": HISTORY})
+    return record("fence", 9).model_copy(update={"kind": "files", "epoch": 2, "files": files})
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "made"),
+    ("name", "made"),
     [
-        ("manifest_v1", 1, full_record),
-        ("manifest_v1_fence", 1, lambda: record("fence", 1)),
-        ("manifest_v2", 2, record_with_table_files),
-        ("manifest_v3", 3, record_with_history),
-        ("manifest_v4", 4, record_of_files),
-        ("manifest_v5", 5, record_of_both),
+        ("manifest_v1", full_record),
+        ("manifest_v1_fence", lambda: record("fence", 1)),
+        ("manifest_v1_files", record_of_files),
     ],
 )
-def test_golden_manifests_stay_readable(name: str, version: int, made: Callable[[], ManifestRecord]) -> None:
-    """Never rewritten: a new version adds a file. A record is of a version only where it needs it."""
+def test_golden_manifests_stay_readable(name: str, made: Callable[[], ManifestRecord]) -> None:
+    """Never rewritten once their version is released: a new version adds a file."""
     data = (GOLDEN / f"{name}.dstl").read_bytes()
     assert decode_record(data, "golden") == made()
-    written = encode_record(made(), INLINED if version < 4 else ())
-    assert decode_record(written, "m") == made()
-    assert decode_record(written, "m").version == version
-    if name == "manifest_v1":
+    if made is full_record:
         offset, _ = inline_offsets([len(p) for p in INLINED])
         assert data[offset : offset + len(INLINED[0])] == INLINED[0]
 
 
-def test_what_a_version_adds_is_read_from_golden_records() -> None:
-    assert decode_record(encode_record(full_record().model_copy(update={"history": HISTORY})), "m").version == 3
-    files = decode_record((GOLDEN / "manifest_v4.dstl").read_bytes(), "golden").files
-    assert files is not None
-    assert [each.path for each in files.entries()] == ["commits/7", "state/0/1/8_é.changelog", "metadata"]
+def test_a_fence_has_no_files() -> None:
     with pytest.raises(CorruptData, match="a fence with the wrong body"):
-        decode_record(framed(plain_of(record_of_both()) | {"kind": "fence"}), "m")
+        decode_record(framed(plain_of(record_of_files()) | {"kind": "fence"}), "m")
 
 
 @pytest.mark.parametrize("place", [3, 4])

@@ -91,13 +91,7 @@ MANIFESTS = "manifests/"
 _LARGEST = 10**20 - 1  # of so many digits; a number has 63 bits
 
 
-MANIFEST_VERSION = 6
-"""The newest; a record is written with the oldest that can say what it says, so that an older DSTL reads it."""
-_TABLE_FILES = 2  # the first version whose bases may be files of a table
-_HISTORY = 3  # the first with a history
-_FILES = 4  # the first with files of a checkpoint directory
-_ONE_COMMIT = 5  # the first in which files and a checkpoint share a record
-_LOG_TIMES = 6  # the first that says when its log was written
+MANIFEST_VERSION = 1  # nothing has been released since the first
 FORGOTTEN_S = 86_400.0
 """A record below the cleanup boundary is deleted at this age, in seconds, and not before: its name, once free, refuses
 an older driver no more. A driver whose last record is half as old looks whether it still leads; the other half is a
@@ -133,7 +127,7 @@ class ManifestRecord(BaseModel):
     """One record of the manifest log.
 
     Attributes:
-        version: Format version of the body, at least the one that its checkpoint needs; a reader refuses a newer one.
+        version: Format version of the body; a reader refuses a newer one.
         kind: ``fence`` (a driver took over), ``checkpoint``, ``files`` (of a checkpoint directory), or ``abort`` (a
             commit at this number was given up).
         sequence: Its number in the log; also in its name.
@@ -152,7 +146,7 @@ class ManifestRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Annotated[int, Field(ge=1, strict=True)] = 1
+    version: Annotated[int, Field(ge=1, strict=True)] = MANIFEST_VERSION
     kind: Literal["fence", "checkpoint", "abort", "files"]
     sequence: Annotated[int, Field(ge=1)]
     epoch: Annotated[int, Field(ge=1)]
@@ -192,28 +186,15 @@ def encode_record(record: ManifestRecord, inlined: Sequence[bytes] = ()) -> byte
     )
     if record.history:
         plain["history"] = pack_history(record.history)
-        plain["version"] = max(plain["version"], _HISTORY)
     if record.files is None:
         del plain["files"]
     else:
         # Rows of plain values: tens of thousands, where the index is whole.
         plain["files"]["added"] = record.files.added
-        plain["version"] = _FILES
     if record.checkpoint is None:
         del plain["checkpoint"]
     else:
         plain["checkpoint"] |= pack_segments(record.checkpoint)
-        for base in plain["checkpoint"]["materialized"]:
-            if base["files"]:
-                plain["version"] = max(plain["version"], _TABLE_FILES)
-            else:
-                del base["files"]
-        if record.files is not None:
-            plain["version"] = _ONE_COMMIT
-        if record.checkpoint.logged_at:
-            plain["version"] = _LOG_TIMES
-        else:
-            del plain["checkpoint"]["logged_at"]
     return _FRAME.pack(plain, inlined)
 
 
