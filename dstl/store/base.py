@@ -112,7 +112,11 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects whose name starts with ``prefix``, in name order; it may be left early, and closed then."""
+        """Yield objects whose name starts with ``prefix``; it may be left early, and closed then.
+
+        Those of one folder come in the order of their names, whatever comes between them: SeaweedFS lists folder by
+        folder, S3 by the whole name.
+        """
         ...
 
     async def delete(self, names: Sequence[str]) -> None:

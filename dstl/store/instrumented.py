@@ -121,7 +121,7 @@ class InstrumentedStore:
             return await self.inner.head(name)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order. The seconds include the caller's between two objects."""
+        """Yield objects. The seconds include the caller's between two objects."""
         with self._measure("list") as done:
             async for info in self.inner.list(prefix):
                 done.bytes += 1

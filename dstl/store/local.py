@@ -91,7 +91,7 @@ class LocalStore:
         return await asyncio.to_thread(self._head, name)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order; files whose names are not of our grammar, and links, are passed over."""
+        """Yield objects; files whose names are not of our grammar, and links, are passed over."""
         self._check()
         found = self._walk("", prefix)
         while chunk := await asyncio.to_thread(lambda: list(islice(found, _LIST_CHUNK))):
@@ -236,7 +236,6 @@ class LocalStore:
         except ObjectNotFound:
             return
         base = f"{folder}/" if folder else ""
-        # "a/" sorts after "a-b": only with its slash does a directory stand where its objects stand.
         for key, status in sorted(entries.items()):
             path = base + key
             if key.endswith("/"):

@@ -155,7 +155,7 @@ class PrefixedStore:
         return replace(await self.inner.head(self._full(name)), name=name)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order."""
+        """Yield objects."""
         async for info in self.inner.list(self._prefix + prefix):
             yield replace(info, name=info.name[len(self._prefix) :])
 

@@ -212,12 +212,13 @@ class S3Store:
         return ObjectInfo(name, answer["ContentLength"], answer["LastModified"].timestamp())
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order, a request per thousand; keys that are not of our grammar are passed over.
+        """Yield objects, a request per thousand; keys that are not of our grammar are passed over.
 
         A directory bucket (S3 Express) lists in no order: all its pages are read before the first object.
 
         Raises:
-            Invalid: Another server lists in another order: what is read first would be taken for the newest manifest.
+            Invalid: Another server lists a folder in another order: what is read first would be taken for the newest
+                manifest.
         """
         if self._bucket.endswith(_DIRECTORY_BUCKET):
             for info in sorted([info async for info in self._listed(prefix)], key=lambda info: info.name):
@@ -225,7 +226,7 @@ class S3Store:
             return
         last = ""
         async for info in self._listed(prefix):
-            if info.name < last:
+            if info.name < last and info.name.rpartition("/")[0] == last.rpartition("/")[0]:
                 raise Invalid(
                     f"{self._url(prefix)} is not listed in the order of names ({last!r} is before {info.name!r}): DSTL "
                     "cannot be used on this server"

@@ -91,7 +91,7 @@ class SealedStore:
         return _plain(await self.inner.head(name))
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order, as the store says them."""
+        """Yield objects as the store says them."""
         async for info in self.inner.list(prefix):
             yield _plain(info)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from dstl.errors import Invalid
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore, check_name
@@ -70,27 +71,16 @@ class ShardedStore:
         return await self._of(name).head(name)
 
     async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield the objects of all locations in name order."""
-        if "/" in prefix:
-            only = _shard_of(prefix)
-            found = self.stores[only].list(prefix) if only < len(self.stores) else None
-            streams = [] if found is None else [self._own(only, found)]
-        else:
-            streams = [self._own(0, self.stores[0].list(prefix))]
-            for index, store in enumerate(self.stores[1:], 1):
-                own = f"s{index}/"
-                if own.startswith(prefix):
-                    streams.append(self._own(index, store.list(own)))
-        heads = await asyncio.gather(*(anext(stream, None) for stream in streams))
-        waiting = {stream: head for stream, head in zip(streams, heads, strict=True) if head is not None}
-        while waiting:
-            stream = min(waiting, key=lambda one: waiting[one].name)
-            yield waiting[stream]
-            following = await anext(stream, None)
-            if following is None:
-                del waiting[stream]
-            else:
-                waiting[stream] = following
+        """Yield the objects of all locations, one after the other: no folder is in two of them."""
+        for index, store in enumerate(self.stores):
+            own = f"s{index}/"
+            if index == _shard_of(prefix) or own.startswith(prefix):
+                # The first one has other folders, too.
+                listing = store.list(prefix if not index else max(own, prefix, key=len))
+                async with contextlib.aclosing(listing) as found:
+                    async for info in found:
+                        if _shard_of(info.name) == index:
+                            yield info
 
     async def delete(self, names: Sequence[str]) -> None:
         """Delete objects, in all locations at once; a name that is already gone is a success."""
@@ -107,11 +97,6 @@ class ShardedStore:
     async def close(self) -> None:
         """Close all stores. Idempotent."""
         await asyncio.gather(*(store.close() for store in self.stores))
-
-    async def _own(self, index: int, found: AsyncIterator[ObjectInfo]) -> AsyncIterator[ObjectInfo]:
-        async for info in found:
-            if _shard_of(info.name) == index:
-                yield info
 
     def _index(self, name: str) -> int:
         index = _shard_of(check_name(name))

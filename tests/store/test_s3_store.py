@@ -70,6 +70,23 @@ async def test_a_bucket_that_lists_in_no_order_is_refused_and_not_taken_for_an_o
     assert [info.name async for info in store.list("manifests/")] == names
 
 
+async def test_a_server_that_lists_folder_by_folder_is_not_refused_for_two_savepoints_of_like_names(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SeaweedFS does: ``before/`` comes before ``before-upgrade/`` there, and after it on S3."""
+    names = ["savepoints/before/a", "savepoints/before-upgrade/a", "savepoints/before-upgrade/b"]
+    for name in names:
+        await store.put(name, b"")
+    call = store._client.call
+
+    async def by_folder(operation: str, **arguments: object) -> dict[str, object]:
+        answer = await call(operation, **arguments)
+        return answer | {"Contents": sorted(answer["Contents"], key=lambda found: found["Key"].split("/"))}
+
+    monkeypatch.setattr(store._client, "call", by_folder)
+    assert [info.name async for info in store.list()] == names
+
+
 async def test_a_lost_answer_is_unknown_and_never_repeated_behind_our_back(store: S3Store, s3_server: S3Server) -> None:
     # aiohttp repeats a PUT on its own when a kept connection breaks; a conditional one would then meet itself.
     await store.put("warm", b"the connection is kept")

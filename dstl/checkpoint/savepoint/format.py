@@ -408,7 +408,7 @@ class SavepointObjects:
         return decode_marker(data, name, self.store.location)
 
     async def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """Return everything below ``savepoints/`` whose name goes on with ``prefix``, in name order."""
+        """Return everything below ``savepoints/`` whose name goes on with ``prefix``."""
 
         async def listed() -> list[ObjectInfo]:
             return [info async for info in self.store.list(SAVEPOINTS + prefix)]
