@@ -26,7 +26,7 @@ from dstl.checkpoint.run_opening import RunOpening
 from dstl.checkpoint.savepoint.format import Savepoint
 from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.spark_commit import SparkExecution, SparkWatermark, WatermarkReader
-from dstl.checkpoint.state_catalogue import Follows, Registry, StateCatalogue
+from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.checkpoint.upkeep.cleaner import LiveDriver, PeriodicCleaner
 from dstl.errors import Closed, Fenced, Invalid, MissingState, TaskManagerLost
 from dstl.metrics import NullRecorder, Recorder
@@ -234,29 +234,18 @@ class CoordinatorService:
         await self._cleaner.close()
         await self._objects.close()
 
-    def expect(
-        self,
-        operator: str,
-        parallelism: int,
-        key_types: str,
-        resolve: Callable[[Registry | None], Registry],
-        watermark_delay_ms: int | None = None,
-        key_columns: Sequence[str] = (),
-        follows: Follows | None = None,
-    ) -> None:
-        """Add a stateful operator: every batch has to run it whole.
-
-        The arguments are those of :meth:`StateCatalogue.expect`.
+    def expect(self, operator: ExpectedOperator) -> None:
+        """Add a stateful operator.
 
         Raises:
-            Invalid: The name is taken, or the query runs already.
+            Invalid: The name is taken, the query runs already, or it follows an operator that has not been added.
         """
-        if operator in self._operators:
-            raise Invalid(f"two operators are called {operator!r}: give each a name of its own")
+        if operator.uid in self._operators:
+            raise Invalid(f"two operators are called {operator.uid!r}: give each a name of its own")
         if self._query_id:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
-        self._operators[operator] = parallelism
-        self._catalogue.expect(operator, parallelism, key_types, resolve, watermark_delay_ms, key_columns, follows)
+        self._operators[operator.uid] = operator.parallelism
+        self._catalogue.expect(operator)
 
     async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
         """Let the query begin with a savepoint's state: see :meth:`RunOpening.start_from`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dstl.errors import Invalid
@@ -66,6 +67,30 @@ Registry = Mapping[str, Any]
 """The states of one operator as plain data; ``dstl.state`` owns its meaning."""
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedOperator:
+    """A stateful operator of the query: every batch has to run it whole.
+
+    Attributes:
+        uid: Its name.
+        parallelism: Its partitions.
+        key_types: Types of its grouping columns.
+        resolve: Returns its states, given those of the checkpoint that a run starts from, None where it has none;
+            raises ``Invalid`` where they contradict each other.
+        watermark_delay_ms: How far its own watermark stays behind the latest event time; None where it has none.
+        key_columns: Names of its grouping columns; without them only their types are compared with a checkpoint's.
+        follows: Whose watermark it goes by where it has event time and no watermark of its own.
+    """
+
+    uid: str
+    parallelism: int
+    key_types: str
+    resolve: Callable[[Registry | None], Registry]
+    watermark_delay_ms: int | None = None
+    key_columns: Sequence[str] = ()
+    follows: Follows | None = None
+
+
 class StateCatalogue:
     """The operators of a query and their states. Pure.
 
@@ -76,52 +101,29 @@ class StateCatalogue:
 
     def __init__(self, *, allow_non_restored_state: bool = False) -> None:
         self._allow_non_restored_state = allow_non_restored_state
-        self._expected: dict[str, OperatorEntry] = {}
-        self._key_columns: dict[str, Sequence[str]] = {}
+        self._expected: dict[str, ExpectedOperator] = {}
         self._registries: dict[str, Registry] = {}
         self._encoded: dict[str, bytes] = {}
-        self._resolvers: dict[str, Callable[[Registry | None], Registry]] = {}
-        self._delays: dict[str, int] = {}
-        self._follows: dict[str, Follows] = {}
         self._carried: tuple[OperatorEntry, ...] = ()
 
-    def expect(
-        self,
-        operator: str,
-        parallelism: int,
-        key_types: str,
-        resolve: Callable[[Registry | None], Registry],
-        watermark_delay_ms: int | None = None,
-        key_columns: Sequence[str] = (),
-        follows: Follows | None = None,
-    ) -> None:
-        """Add an operator of the query.
+    @property
+    def _delays(self) -> dict[str, int]:
+        """By operator with a watermark of its own, how far that stays behind."""
+        delays = {uid: each.watermark_delay_ms for uid, each in self._expected.items()}
+        return {uid: delay for uid, delay in delays.items() if delay is not None}
 
-        Args:
-            operator: Its uid.
-            parallelism: Its partitions.
-            key_types: Types of its grouping columns.
-            resolve: Returns its states, given those of the checkpoint that a run starts from, None where it has none;
-                raises ``Invalid`` where they contradict each other.
-            watermark_delay_ms: How far its own watermark stays behind the latest event time; None where it has none.
-            key_columns: Names of its grouping columns; without them only their types are compared with a checkpoint's.
-            follows: Whose watermark it goes by where it has event time and no watermark of its own.
+    def expect(self, operator: ExpectedOperator) -> None:
+        """Add an operator of the query.
 
         Raises:
             Invalid: It follows an operator that has not been added.
         """
-        if follows == "operator" and not self._delays:
+        if operator.follows == "operator" and not self._delays:
             raise Invalid(
-                f"operator {operator!r} goes by the watermark of an operator before it, which is not one of this "
+                f"operator {operator.uid!r} goes by the watermark of an operator before it, which is not one of this "
                 "backend's: define both with one StateBackend"
             )
-        if follows is not None:
-            self._follows[operator] = follows
-        self._key_columns[operator] = tuple(key_columns)
-        self._resolvers[operator] = resolve
-        if watermark_delay_ms is not None:
-            self._delays[operator] = watermark_delay_ms
-        self._expected[operator] = OperatorEntry(uid=operator, parallelism=parallelism, key_types=key_types)
+        self._expected[operator.uid] = operator
 
     def open(self, parent: CompletedCheckpoint | None) -> None:
         """Settle the states of a run, given the checkpoint that it starts from.
@@ -144,15 +146,15 @@ class StateCatalogue:
                     f"operator {uid!r} groups by ({expected.key_types}), but its checkpoint by "
                     f"({stored[uid].key_types}): group as before, or give the operator another name"
                 )
-        check_key_columns(self._key_columns, stored)
+        check_key_columns({uid: each.key_columns for uid, each in self._expected.items()}, stored)
         known = {uid: entry.registry for uid, entry in stored.items() if entry.registry}
-        self._registries = {uid: resolve(known.get(uid)) for uid, resolve in self._resolvers.items()}
+        self._registries = {uid: each.resolve(known.get(uid)) for uid, each in self._expected.items()}
         self._encoded = {uid: json.dumps(registry).encode() for uid, registry in self._registries.items()}
         self._carried = tuple(missing)
 
     def goes_by_spark(self, operator: str) -> bool:
         """Return True where the operator's watermark is Spark's."""
-        return self._follows.get(operator) == "spark"
+        return operator in self._expected and self._expected[operator].follows == "spark"
 
     def watermarks(self, ours_ms: int | None, sparks_ms: Mapping[str, int]) -> dict[str, int]:
         """Return, by operator with event time, the watermark that a batch goes by, Unix milliseconds.
@@ -161,8 +163,8 @@ class StateCatalogue:
             ours_ms: That of the checkpoint before; None where there is none.
             sparks_ms: Spark's for the batch, of the operators that go by it.
         """
-        timed = {**dict.fromkeys(self._delays, "operator"), **self._follows}
-        return {uid: (sparks_ms.get(uid) if whose == "spark" else ours_ms) or 0 for uid, whose in timed.items()}
+        timed = {uid for uid, each in self._expected.items() if each.follows is not None} | self._delays.keys()
+        return {uid: (sparks_ms.get(uid) if self.goes_by_spark(uid) else ours_ms) or 0 for uid in timed}
 
     def registry_of(self, operator: str) -> bytes:
         """Return the states of an operator in the run that was opened, as JSON: each of its tasks is told."""
@@ -190,8 +192,14 @@ class StateCatalogue:
             for uid, delay in self._delays.items()
         }
         own = (
-            entry.model_copy(update={"registry": dict(self._registries[uid]), "watermark_ms": watermarks.get(uid)})
-            for uid, entry in self._expected.items()
+            OperatorEntry(
+                uid=uid,
+                parallelism=each.parallelism,
+                key_types=each.key_types,
+                registry=dict(self._registries[uid]),
+                watermark_ms=watermarks.get(uid),
+            )
+            for uid, each in self._expected.items()
         )
         lowest = min(watermarks.values(), default=None)
         if parent is not None and parent.watermark_ms is not None:

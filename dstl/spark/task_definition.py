@@ -160,9 +160,15 @@ class TaskDefinition(ABC):
         Raises:
             Invalid: As :meth:`CoordinatorService.expect`.
         """
+        from dstl.checkpoint.state_catalogue import ExpectedOperator  # in the driver alone, not in workers
+
         time = self.event_time
         delay_ms, follows = (time.own_delay_ms, time.follows) if time else (None, None)
-        service.expect(self.uid, self.parallelism, self.key_types, self.resolve, delay_ms, self.by, follows)
+        service.expect(
+            ExpectedOperator(
+                self.uid, self.parallelism, self.key_types, self.resolve, delay_ms, key_columns=self.by, follows=follows
+            )
+        )
 
     def arrange(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows in the order in which its runner takes them: as they came."""

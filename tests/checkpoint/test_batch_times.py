@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator
-from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.files import barriers
 from dstl.files.options import FileOptions
 from dstl.rpc.client import AsyncConnection
@@ -25,7 +25,7 @@ KEYS = [b"k%d" % i for i in range(8)]
 def catalogue(*operators: str) -> StateCatalogue:
     made = StateCatalogue()
     for uid in operators:
-        made.expect(uid, 2, "string", resolve_states, DELAY_MS)
+        made.expect(ExpectedOperator(uid, 2, "string", resolve_states, DELAY_MS))
     made.open(None)
     return made
 
@@ -67,10 +67,10 @@ def test_a_new_operator_and_one_that_is_only_carried_along_leave_the_watermark_w
     known = OperatorEntry(uid="a", parallelism=2, key_types="string", watermark_ms=990)
     parent = child(None, [gone, known], 900)
     of = StateCatalogue(allow_non_restored_state=True)
-    of.expect("a", 2, "string", resolve_states, DELAY_MS)
+    of.expect(ExpectedOperator("a", 2, "string", resolve_states, DELAY_MS))
     of.open(parent)
     assert of.entries({"a": 2000}, parent)[1] == 1990
-    of.expect("new", 2, "string", resolve_states, DELAY_MS)
+    of.expect(ExpectedOperator("new", 2, "string", resolve_states, DELAY_MS))
     of.open(parent)
     assert of.entries({"a": 2000}, parent)[1] == 900
 
@@ -80,7 +80,7 @@ class Timed(Driver):
 
     async def start(self) -> "Timed":
         for uid, parallelism in self.operators.items():
-            self.service.expect(uid, parallelism, "string", resolve_states, DELAY_MS)
+            self.service.expect(ExpectedOperator(uid, parallelism, "string", resolve_states, DELAY_MS))
         await self.service.start()
         await self._launch()
         return self

@@ -13,6 +13,7 @@ import pytest
 
 from dstl.checkpoint.fleet.members import Member
 from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
+from dstl.checkpoint.state_catalogue import ExpectedOperator
 from dstl.errors import DstlError, TaskManagerLost
 from dstl.options import (
     BatchingOptions,
@@ -97,7 +98,7 @@ class ProcessDriver(Driver):
 @asynccontextmanager
 async def process_driver(where: Path, seed: int, retry_s: float) -> AsyncIterator[ProcessDriver]:
     driver = ProcessDriver(where, seed, retry_s)
-    driver.service.expect("op", 1, "string", resolve_states)
+    driver.service.expect(ExpectedOperator("op", 1, "string", resolve_states))
     await driver.service.start()
     driver.launch()
     try:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dstl.checkpoint.manifest.format import manifest_name
+from dstl.checkpoint.state_catalogue import ExpectedOperator
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import (
     CheckpointDeclined,
@@ -823,10 +824,10 @@ async def test_the_cleaner_leaves_what_a_long_savepoint_reads(seed: int) -> None
 async def test_an_operator_cannot_be_added_once_a_query_has_run(seed: int) -> None:
     async with open_driver(MemoryStore(), seed) as driver:
         with pytest.raises(Invalid, match="two operators"):
-            driver.service.expect("counts", 1, "string", resolve_states)
+            driver.service.expect(ExpectedOperator("counts", 1, "string", resolve_states))
         await driver.run_batch("run-1", 0, {}, {})
         with pytest.raises(Invalid, match="while the query runs"):
-            driver.service.expect("late", 1, "string", resolve_states)
+            driver.service.expect(ExpectedOperator("late", 1, "string", resolve_states))
 
 
 async def test_without_task_managers_a_query_fails_with_a_reason(seed: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.errors import Invalid
 from worlds.manifest_samples import checkpoint
 from worlds.service import resolve_states
@@ -14,10 +14,10 @@ from worlds.service import resolve_states
 
 def test_an_operator_that_groups_by_other_types_than_its_checkpoint_is_refused_with_both_named() -> None:
     catalogue = StateCatalogue()
-    catalogue.expect("op", 4, "string,bigint", resolve_states)
+    catalogue.expect(ExpectedOperator("op", 4, "string,bigint", resolve_states))
     with pytest.raises(Invalid, match=r"operator 'op' groups by \(string,bigint\), but its checkpoint by \(string\)"):
         catalogue.open(checkpoint(1, 0))
-    catalogue.expect("op", 2, "string", resolve_states)
+    catalogue.expect(ExpectedOperator("op", 2, "string", resolve_states))
     catalogue.open(checkpoint(1, 0))
 
 
@@ -29,7 +29,7 @@ def test_states_are_settled_when_a_run_opens_and_checkpoints_keep_what_its_tasks
         return {"number": len(asked)}
 
     catalogue = StateCatalogue()
-    catalogue.expect("op", 2, "string", resolve)
+    catalogue.expect(ExpectedOperator("op", 2, "string", resolve))
     parent = None
     for _ in range(3):
         catalogue.open(parent)

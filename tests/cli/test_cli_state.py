@@ -24,7 +24,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, SavepointObjects
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
-from dstl.checkpoint.state_catalogue import StateCatalogue
+from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.cli.savepoint import app as savepoint_app
 from dstl.cli.state import app
 from dstl.errors import CorruptData
@@ -365,7 +365,9 @@ def test_a_forged_schema_of_a_checkpoint_or_savepoint_runs_nothing(
         assert ("of an operator's key" if what == "the key" else "of state 'value'") in told
     # A driver that starts again from it hears the same, before any TaskManager is told to restore.
     catalogue = StateCatalogue()
-    catalogue.expect("op", 2, "string,int", resolve=lambda known: StateRegistry.from_wire(dict(known or {})).to_wire())
+    catalogue.expect(
+        ExpectedOperator("op", 2, "string,int", lambda known: StateRegistry.from_wire(dict(known or {})).to_wire())
+    )
     with pytest.raises(CorruptData, match="is not one that DSTL has stored"):
         asyncio.run(opened(catalogue, location))
     assert "dstl_forged_module" not in sys.modules

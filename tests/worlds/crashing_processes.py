@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dstl.checkpoint.state_catalogue import ExpectedOperator
 from dstl.errors import DstlError
 from dstl.options import (
     BatchingOptions,
@@ -104,7 +105,8 @@ async def drive(config: dict[str, Any]) -> None:
     )
     for uid, parallelism in OPERATORS.items():
         definition = operator(uid, parallelism)
-        service.expect(uid, parallelism, definition.key_types, definition.resolve, None, definition.by)
+        expected = ExpectedOperator(uid, parallelism, definition.key_types, definition.resolve, None, definition.by)
+        service.expect(expected)
     root = backend_root(location)
     plain = open_store(plain_location_of(root))
     # Spark's files ride in the records, though the segments of the tables do not.

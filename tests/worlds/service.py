@@ -17,6 +17,7 @@ from dstl.checkpoint.manifest.reader import ATTEMPTS
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.checkpoint.spark_commit import SparkExecution
+from dstl.checkpoint.state_catalogue import ExpectedOperator
 from dstl.errors import DstlError
 from dstl.files.file_log import FileLog
 from dstl.files.options import FileOptions
@@ -220,7 +221,7 @@ class Driver:
 
     async def start(self) -> "Driver":
         for uid, parallelism in self.operators.items():
-            self.service.expect(uid, parallelism, "string", resolve_states)
+            self.service.expect(ExpectedOperator(uid, parallelism, "string", resolve_states))
         await self.service.start()
         for _ in range(self._size):
             await self._launch()
