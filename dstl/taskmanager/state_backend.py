@@ -102,8 +102,7 @@ class TaskManagerStateBackend:
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._writers: dict[tuple[str, int], StateChangelogWriter] = {}
         self._persisted: _Persisted | None = None
-        self._completed: tuple[CheckpointId, list[AttemptKey]] | None = None
-        self._pending: tuple[PendingBases, int | None] | None = None
+        self._completed: tuple[CheckpointId, list[AttemptKey], PendingBases, int | None] | None = None
         self.tracker = BaseTracker(runtime)
         self.key_groups = KeyGroupRange.all(max_parallelism)
         self.base: CheckpointId | None = None
@@ -293,7 +292,7 @@ class TaskManagerStateBackend:
             Unavailable: The tables hold another checkpoint.
             Invalid: They are too much for one reply.
         """
-        completed, winners = self._completed or (self.base, [])
+        completed, winners = self._completed[:2] if self._completed else (self.base, [])
         if key_group not in self.key_groups or checkpoint not in (self.base, completed):
             raise Unavailable(
                 f"this TaskManager holds key groups {self.key_groups} of checkpoint {completed}, not key group "
@@ -371,8 +370,7 @@ class TaskManagerStateBackend:
             attempt = self._attempts[key]
             if attempt.writer is not None and attempt.partition is not None:
                 self._writers[attempt.operator, attempt.partition] = attempt.writer
-        self._completed = (checkpoint_id, keys)
-        self._pending = (persisted.pending, time_ms)
+        self._completed = (checkpoint_id, keys, persisted.pending, time_ms)
         self.tracker.named(persisted.pending)
 
     def abort(self) -> None:
@@ -392,17 +390,16 @@ class TaskManagerStateBackend:
     def _advance(self, parent: CheckpointId | None) -> None:
         """Hand the completed overlays to the tables if the parent contains them."""
         if self._completed is not None and parent == self._completed[0]:
-            for key in self._completed[1]:
+            self.base, keys, pending, time_ms = self._completed
+            self._completed = None
+            for key in keys:
                 attempt = self._attempts.pop(key)
                 self.committed.add(attempt.operator, attempt.overlay)
                 if attempt.writer is not None:
                     # The coordinator's from now on; it is not asked for here again.
                     attempt.writer.truncate(attempt.to_sqn)
                     reach("T9")
-            self.base, self._completed = self._completed[0], None
-            if self._pending is not None:
-                self.tracker.followed(self.base, *self._pending)
-                self._pending = None
+            self.tracker.followed(self.base, pending, time_ms)
         if parent != self.base:
             raise Unavailable(
                 f"this TaskManager holds the state of checkpoint {self.base}, not of {parent}: restore it"
