@@ -51,7 +51,7 @@ from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, generations_of
-from materializer.bases.key_group_file import KeyGroupIndex, read_index
+from materializer.bases.key_group_index import KeyGroupIndex, read_index
 from materializer.restore.log_replay import replay_steps
 from materializer.restore.restore import restore_tables
 
@@ -97,8 +97,9 @@ async def raw_read(checkpoint: CompletedCheckpoint, store: ObjectStore, near: Pa
         for name, held in parts.items():
             data = memoryview(await store.get(name))
             for part in held:
-                for frame, size in base_frames(data[part.offset : part.offset + part.length], part.key_group):
-                    decompressor.decompress(frame, max_output_size=size)
+                for frames, size in base_frames(data[part.offset : part.offset + part.length], part.key_group):
+                    with decompressor.stream_reader(frames, read_across_frames=True) as reader:
+                        reader.readinto(bytearray(size))
         for handle in segments:
             data = memoryview(await store.get(handle.name))[handle.offset : handle.offset + handle.size]
             for log in parse_index(bytes(data), handle.name).logs:
@@ -115,7 +116,7 @@ def copy(directory: str, name: str, data: bytes) -> None:
 
 
 def base_frames(part: memoryview, key_group: int) -> Iterator[tuple[memoryview, int]]:
-    """The zstd frames of one key group in a base file, and their sizes once decompressed."""
+    """The zstd frames of one key group in a base file, those of a block's values together, and their sizes unpacked."""
     index = read_index(part, len(part), key_group, name="a base")
     assert isinstance(index, KeyGroupIndex)
     for start, block in zip(index.starts, index.blocks, strict=False):

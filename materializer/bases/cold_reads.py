@@ -3,48 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dstl.errors import Closed, CorruptData, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup
 from handles.materialized_handle import KeyGroupBase
-from materializer.bases import key_group_file
 from materializer.bases.base_cache import BaseSource
-from materializer.bases.key_group_file import KeyGroupIndex, read_index, tail_bytes
+from materializer.bases.key_group_block import Row
+from materializer.bases.key_group_index import KeyGroupIndex, read_index, tail_bytes
 from materializer.bases.loading import BaseLoad
-from materializer.tables import LazyTable
+from materializer.tables import ENTRY_SCHEMA, LazyTable
 
 Asked = tuple[int, bytes | None]
 """A state and a key; without a key all of the state."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSizes:
-    """Limits of reads in place (``dstl/docs/decisions/serve-while-restoring.md``).
+class ReadCosts:
+    """What reading in place and loading cost, in seconds of a core (``dstl/docs/decisions/serve-while-restoring.md``).
 
     Attributes:
-        share: Where more than this share of a key group's blocks is asked for, the key group is loaded instead: a
-            request for a block takes as long as the load of four blocks.
-        block: Stored bytes of a block, about: more keys than twice the share of the blocks that a base has by that are
-            not looked up in its index. Nor is a key group of so few blocks that each is above the share.
-        gap: Stored bytes that are read and thrown away rather than asked for around: they cost as much as a request.
-        requests: At once: connections that the load behind leaves.
+        request: A request for bytes through aiobotocore.
+        stored: A byte of it. So what is left out between two blocks is read and thrown away where that is cheaper.
+        block: To check a block and search it.
+        key: To look a key up, and put it below what the table has.
+        raw: A byte of a base, before compression, that is decoded and put into a table.
+        run: Most bytes of a request.
+        requests: At once; so many runs may be in memory.
     """
 
-    share: float = 0.25
-    block: int = key_group_file.BLOCK_BYTES // 2
-    gap: int = 256 << 10
-    requests: int = 48
+    request: float = 1e-3
+    stored: float = 1.1e-9
+    block: float = 60e-6
+    key: float = 10e-6
+    raw: float = 2.3e-9
+    run: int = 8 << 20
+    requests: int = 60
 
 
-READ_SIZES = ReadSizes()
+READ_COSTS = ReadCosts()
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class ColdReads:
         self._bases = bases
         self._source = source
         self._retries = RetryPolicy(runtime)
-        self._requests = asyncio.Semaphore(READ_SIZES.requests)
+        self._requests = asyncio.Semaphore(READ_COSTS.requests)
         self._known: dict[KeyGroup, _Known] = {}
 
     async def bring(self, asked: Mapping[KeyGroup, Iterable[Asked]]) -> None:
@@ -131,9 +136,10 @@ class ColdReads:
 
     async def _read(self, group: KeyGroup, missing: set[Asked]) -> list[pa.RecordBatch] | None:
         """Return the rows of a base that are asked for; None where it is better loaded."""
-        base = self._bases[group]
-        worthwhile = READ_SIZES.share * base.length / READ_SIZES.block
-        if base.files or worthwhile < 1 or len(missing) > 2 * worthwhile:
+        base, costs = self._bases[group], READ_COSTS
+        least = 2 * costs.request + costs.block + len(missing) * costs.key
+        # Nothing is known of it yet, and no base is stored in more bytes than it has.
+        if base.files or least > base.length * (costs.stored + costs.raw):
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -141,9 +147,9 @@ class ColdReads:
             blocks = index.blocks_of_state(state) if key is None else index.blocks_of(state, key)
             for at in blocks:
                 wanted.setdefault(at, []).append((state, key))
-        if len(wanted) > READ_SIZES.share * len(index.blocks):
-            return None
         runs = _runs(sorted(wanted), index)
+        if _seconds(index, runs, wanted) > base.length * costs.stored + sum(index.raw_sizes) * costs.raw:
+            return None
         works = [asyncio.ensure_future(self._read_run(base, index, run, wanted)) for run in runs]
         try:
             return [rows for found in await asyncio.gather(*works) for rows in found]
@@ -182,37 +188,60 @@ class ColdReads:
         async def read() -> list[pa.RecordBatch]:
             async with self._requests:
                 data = await self._source.get(base, base.offset + start, base.offset + stop)
-            return await call_in_thread(_rows, index, run, memoryview(data), wanted)
+                return await call_in_thread(_rows, index, run, memoryview(data), wanted)
 
         return await self._retries.read(read)
 
 
 def _runs(blocks: Sequence[int], index: KeyGroupIndex) -> list[list[int]]:
     """Return blocks, in order, that are read with one request each."""
+    costs = READ_COSTS
     runs: list[list[int]] = []
     for at in blocks:
-        if runs and index.starts[at] - index.starts[runs[-1][-1] + 1] <= READ_SIZES.gap:
+        if (
+            runs
+            and (index.starts[at] - index.starts[runs[-1][-1] + 1]) * costs.stored <= costs.request
+            and index.starts[at + 1] - index.starts[runs[-1][0]] <= costs.run
+        ):
             runs[-1].append(at)
         else:
             runs.append([at])
     return runs
 
 
+def _seconds(index: KeyGroupIndex, runs: Sequence[Sequence[int]], wanted: Mapping[int, list[Asked]]) -> float:
+    """Return what it costs to read runs in place."""
+    costs = READ_COSTS
+    found = sum(costs.request + (index.starts[run[-1] + 1] - index.starts[run[0]]) * costs.stored for run in runs)
+    for at, asked in wanted.items():
+        is_whole = any(key is None for _, key in asked)
+        found += index.raw_sizes[at] * costs.raw if is_whole else costs.block + len(asked) * costs.key
+    return found
+
+
 def _rows(
     index: KeyGroupIndex, run: Sequence[int], data: memoryview, wanted: Mapping[int, list[Asked]]
 ) -> list[pa.RecordBatch]:
-    """Return the rows of blocks that are asked for. Runs in a thread."""
+    """Return the rows of blocks that are asked for, each batch of one state. Runs in a thread."""
     first = index.starts[run[0]]
-    found = []
+    found: list[pa.RecordBatch] = []
+    rows: list[Row] = []
     for at in run:
         blocks, part = range(at, at + 1), data[index.starts[at] - first : index.starts[at + 1] - first]
         index.check(blocks, part)
-        page = index.page(blocks, part)
-        states = np.asarray(page.column("state"))
-        for state in dict.fromkeys(state for state, _ in wanted[at]):
-            mine = pa.array(states == state)
-            keys = [key for of, key in wanted[at] if of == state]
-            if None not in keys:
-                mine = pc.and_(mine, pc.is_in(page.column("key"), pa.array(keys, pa.binary())))
-            found.append(page.filter(mine))
+        whole = {state for state, key in wanted[at] if key is None}
+        if whole:
+            page = index.page(blocks, part)
+            states = np.asarray(page.column("state"))
+            found += [page.filter(pa.array(states == state)) for state in whole]
+        keys = [(state, key) for state, key in wanted[at] if key is not None and state not in whole]
+        if keys:
+            rows += index.blocks[at].find(part, keys, index.name)
+    for _, same in itertools.groupby(rows, key=itemgetter(0)):
+        columns = zip(*same, strict=True)
+        found.append(
+            pa.RecordBatch.from_arrays(
+                [pa.array(c, t) for c, t in zip(columns, ENTRY_SCHEMA.types, strict=True)], schema=ENTRY_SCHEMA
+            )
+        )
     return found

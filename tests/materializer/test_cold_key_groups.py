@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
+from math import inf
 
 import pyarrow as pa
 import pytest
 
 from dstl.errors import CorruptData, Invalid, StateTooLarge, Unavailable
-from materializer.bases import cold_reads, key_group_file, loading
+from materializer.bases import cold_reads, key_group_block, key_group_file, loading
 from materializer.bases.table_directory import FileBases
 from materializer.restore.progress import RestoreStatus
 from materializer.restore.restore import TableRestore
@@ -102,11 +103,12 @@ def test_a_key_group_with_entries_cannot_be_cold_and_one_that_is_not_takes_no_ro
     assert not table.is_cold(2)
 
 
-def small(monkeypatch: pytest.MonkeyPatch, share: float = 1.0, block_bytes: int = 1, gap: int = 0) -> None:
+def small(monkeypatch: pytest.MonkeyPatch, raw: float = inf, block_bytes: int = 1, gap: int = 0) -> None:
     """Let a base of some rows have many blocks, and its key groups come one by one."""
     monkeypatch.setattr(key_group_file, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(loading, "LOAD_SIZES", loading.LoadSizes(300, 1))
-    monkeypatch.setattr(cold_reads, "READ_SIZES", cold_reads.ReadSizes(share, 1, gap, 2))
+    monkeypatch.setattr(cold_reads, "READ_COSTS", cold_reads.ReadCosts(gap, 1, 0, 0, raw, run=400, requests=2))
+    monkeypatch.setattr(key_group_block, "FRAME_BYTES", 3)
 
 
 @asynccontextmanager
@@ -182,12 +184,12 @@ class Opened:
 
 
 @virtual
-@pytest.mark.parametrize(("share", "block_bytes", "gap"), [(1.0, 1, 0), (0.5, 100, 0), (1.0, 60, 500), (0.0, 1, 0)])
+@pytest.mark.parametrize(("raw", "block_bytes", "gap"), [(inf, 1, 0), (2.0, 100, 0), (inf, 60, 500), (-1, 1, 0)])
 async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
-    share: float, block_bytes: int, gap: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    raw: float, block_bytes: int, gap: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reads of keys and of whole states, and changes, from the first moment on; the store answers when it likes."""
-    small(monkeypatch, share, block_bytes, gap)
+    small(monkeypatch, raw, block_bytes, gap)
     rng = random.Random(seed)
     async with some_world(seed) as world:
         rules = [FaultRule(Fault.UNAVAILABLE, "get", nth=tuple(range(9, 999, 9)))]
@@ -303,7 +305,7 @@ async def test_without_a_usable_base_the_load_fails_for_good_and_says_why(
 async def test_a_store_that_is_away_fails_those_that_wait_and_the_load_goes_on_later(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small(monkeypatch, share=0.0)
+    small(monkeypatch, raw=-1)
     async with some_world(seed) as world:
         store = FaultyStore(world.memory, clock=LoopClock(), latency=lambda *_: 0.01)
         async with Opened(world, store) as opened:
