@@ -103,9 +103,11 @@ class ColdReads:
             missing = {each for each in wanted if each not in there and (each[0], None) not in there}
             if missing:
                 works.append(asyncio.ensure_future(self._bring(group, missing)))
+        self._load.reading += 1
         try:
             await asyncio.gather(*works)
         finally:
+            self._load.reading -= 1
             for each in works:
                 each.cancel()
             await asyncio.gather(*works, return_exceptions=True)

@@ -8,7 +8,7 @@ loaded before the log. Either way a restore ends when all is loaded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,12 +28,19 @@ from materializer.bases.cold_reads import Asked, ColdReads
 from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
-from materializer.restore.log_replay import LogPiece, ReplayStep, decoding_turn, join_segments, replay, replay_steps
+from materializer.restore.log_replay import (
+    LogPiece,
+    ReplayStep,
+    decoding_turn,
+    join_batches,
+    join_segments,
+    replay,
+    replay_steps,
+)
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import FileTable, StagedChanges, StateTable
 
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
-_TOGETHER_ROWS = 1 << 16  # a table's own cost of a batch is small beside so many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,24 +435,10 @@ def _resume(table: StateTable) -> None:
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
     """Runs in a thread."""
-    for batch in _join_batches(batches):
+    for batch in join_batches(batches):
         table.apply(batch)
 
 
 def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
     """Runs in a thread."""
-    return table.stage(list(_join_batches(batches)))
-
-
-def _join_batches(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield many small batches, which the blocks of segments are cut into, as few larger ones."""
-    few: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        few.append(batch)
-        rows += batch.num_rows
-        if rows >= _TOGETHER_ROWS:
-            yield pa.concat_batches(few)
-            few, rows = [], 0
-    if few:
-        yield pa.concat_batches(few)
+    return table.stage(list(join_batches(batches)))
