@@ -325,7 +325,7 @@ class TableRestore:
         if table.as_lazy is not None:
             source = BaseSource(self._files.store, self._runtime, self._files.cache, fills=False)
             newest = {group: bases[0] for group, bases in groups.items()}
-            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime)
+            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime, self._turn)
             # It fetches while the log is replayed, and waits with what it has.
             self._start(operator)
 
