@@ -24,6 +24,7 @@ from bench._state_job import DIGITS, GROUPS, KEY_BYTES, OPERATOR, fixed_width, m
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.options import MaterializationOptions, S3Options
+from dstl.process.lifecycle import SWITCH_INTERVAL_S
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.fleet_messages import ReadRestoreStatus, Restore, Resume
 from dstl.rpc.handshake import Role
@@ -212,6 +213,7 @@ async def start(args: argparse.Namespace, directory: Path, state_mb: float) -> d
 
 def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Return the figures of all sizes, each a map by megabytes of state."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as a TaskManager process does
     found = {f"{size:g}": asyncio.run(start(args, directory, size)) for size in args.state_mb}
     names = next(iter(found.values()))
     return {name: {size: each[name] for size, each in found.items()} for name in names} | {

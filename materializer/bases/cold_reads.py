@@ -115,6 +115,12 @@ class ColdReads:
                 each.cancel()
             await asyncio.gather(*works, return_exceptions=True)
 
+    def prepare(self) -> None:
+        """Begin to read the indexes of those bases of which keys may be read in place."""
+        for group, base in self._bases.items():
+            if not base.files and _least(1) <= _load_seconds(base, base.length):
+                self._begin_index(self._known.setdefault(group, _Known()), base)
+
     async def close(self) -> None:
         """End what reads. Idempotent."""
         tasks = [known.index for known in self._known.values() if known.index is not None]
@@ -141,10 +147,9 @@ class ColdReads:
 
     async def _read(self, group: KeyGroup, missing: set[Asked]) -> list[pa.RecordBatch] | None:
         """Return the rows of a base that are asked for; None where it is better loaded."""
-        base, costs = self._bases[group], READ_COSTS
-        least = 2 * costs.request + costs.block + len(missing) * costs.key
+        base = self._bases[group]
         # Nothing is known of it yet, and no base is stored in more bytes than it has.
-        if base.files or least > base.length * (costs.stored + costs.raw):
+        if base.files or _least(len(missing)) > _load_seconds(base, base.length):
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -153,7 +158,7 @@ class ColdReads:
             for at in blocks:
                 wanted.setdefault(at, []).append((state, key))
         runs = _runs(sorted(wanted), index)
-        if _seconds(index, runs, wanted) > base.length * costs.stored + sum(index.raw_sizes) * costs.raw:
+        if _seconds(index, runs, wanted) > _load_seconds(base, sum(index.raw_sizes)):
             return None
         works = [asyncio.ensure_future(self._read_run(base, index, run, wanted)) for run in runs]
         try:
@@ -166,12 +171,18 @@ class ColdReads:
     async def _index(self, base: KeyGroupBase) -> KeyGroupIndex:
         known = self._known.setdefault(base.key_group, _Known())
         if known.index is None or (known.index.done() and (known.index.cancelled() or known.index.exception())):
-            known.index = asyncio.ensure_future(self._retries.read(lambda: self._read_index(base)))
+            self._begin_index(known, base)
+        assert known.index is not None
         # Not awaited itself: others wait for it too, and its end by close() is not the end of this task.
         await asyncio.wait([known.index])
         if known.index.cancelled():
             raise Closed("the restore has ended")
         return known.index.result()
+
+    def _begin_index(self, known: _Known, base: KeyGroupBase) -> None:
+        known.index = asyncio.ensure_future(self._retries.read(lambda: self._read_index(base)))
+        # Perhaps nobody asks for it.
+        known.index.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _read_index(self, base: KeyGroupBase) -> KeyGroupIndex:
         end, size = base.offset + base.length, tail_bytes(base.length)
@@ -213,6 +224,16 @@ def _runs(blocks: Sequence[int], index: KeyGroupIndex) -> list[list[int]]:
         else:
             runs.append([at])
     return runs
+
+
+def _least(keys: int) -> float:
+    """Return what it costs at least to read so many keys of a base in place."""
+    return 2 * READ_COSTS.request + READ_COSTS.block + keys * READ_COSTS.key
+
+
+def _load_seconds(base: KeyGroupBase, raw_bytes: int) -> float:
+    """Return what it costs to load a base."""
+    return base.length * READ_COSTS.stored + raw_bytes * READ_COSTS.raw
 
 
 def _seconds(index: KeyGroupIndex, runs: Sequence[Sequence[int]], wanted: Mapping[int, list[Asked]]) -> float:

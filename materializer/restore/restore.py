@@ -178,8 +178,11 @@ class TableRestore:
         """True once nothing is missing."""
         return all(load.is_done for load in self._loads.values())
 
-    async def open(self) -> None:
+    async def open(self, *, serves: bool = False) -> None:
         """Replay the log; lazy tables can be used then, and the others have their bases.
+
+        Args:
+            serves: Keys will be asked for before all is loaded, so indexes of bases come beside the log.
 
         Raises:
             DstlError: As :func:`restore_tables`.
@@ -187,7 +190,7 @@ class TableRestore:
         if self._checkpoint is None:
             return
         try:
-            await self._open(self._checkpoint)
+            await self._open(self._checkpoint, serves)
         except DstlError as error:
             raise self._explain(error) from error
 
@@ -268,7 +271,7 @@ class TableRestore:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _open(self, checkpoint: CompletedCheckpoint) -> None:
+    async def _open(self, checkpoint: CompletedCheckpoint, serves: bool) -> None:
         generations = {
             operator: {group: bases for group, bases in groups.items() if group in self._owned}
             for operator, groups in generations_of(checkpoint.materialized).items()
@@ -286,6 +289,9 @@ class TableRestore:
             for operator, groups in generations.items():
                 if groups:
                     self._begin(operator, groups)
+            if serves:
+                for reads in self._reads.values():
+                    reads.prepare()
             first = {operator: load for operator, load in self._loads.items() if not load.is_lazy}
             for operator, load in first.items():
                 await load.run()
