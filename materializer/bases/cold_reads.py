@@ -36,6 +36,7 @@ class ReadCosts:
         block: To check a block and search it.
         key: To look a key up, and put it below what the table has.
         raw: A byte of a base, before compression, that is decoded and put into a table.
+        share: The load comes all the same, so what costs more than this share of it is loaded instead.
         run: Most bytes of a request.
         requests: At once; so many runs may be in memory.
     """
@@ -45,6 +46,7 @@ class ReadCosts:
     block: float = 60e-6
     key: float = 10e-6
     raw: float = 2.3e-9
+    share: float = 1 / 3
     run: int = 8 << 20
     requests: int = 60
 
@@ -118,7 +120,7 @@ class ColdReads:
     def prepare(self) -> None:
         """Begin to read the indexes of those bases of which keys may be read in place."""
         for group, base in self._bases.items():
-            if not base.files and _least(1) <= _load_seconds(base, base.length):
+            if not base.files and _least(1) <= _worthwhile(base, base.length):
                 self._begin_index(self._known.setdefault(group, _Known()), base)
 
     async def close(self) -> None:
@@ -149,7 +151,7 @@ class ColdReads:
         """Return the rows of a base that are asked for; None where it is better loaded."""
         base = self._bases[group]
         # Nothing is known of it yet, and no base is stored in more bytes than it has.
-        if base.files or _least(len(missing)) > _load_seconds(base, base.length):
+        if base.files or _least(len(missing)) > _worthwhile(base, base.length):
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -158,7 +160,7 @@ class ColdReads:
             for at in blocks:
                 wanted.setdefault(at, []).append((state, key))
         runs = _runs(sorted(wanted), index)
-        if _seconds(index, runs, wanted) > _load_seconds(base, sum(index.raw_sizes)):
+        if _seconds(index, runs, wanted) > _worthwhile(base, sum(index.raw_sizes)):
             return None
         works = [asyncio.ensure_future(self._read_run(base, index, run, wanted)) for run in runs]
         try:
@@ -231,9 +233,9 @@ def _least(keys: int) -> float:
     return 2 * READ_COSTS.request + READ_COSTS.block + keys * READ_COSTS.key
 
 
-def _load_seconds(base: KeyGroupBase, raw_bytes: int) -> float:
-    """Return what it costs to load a base."""
-    return base.length * READ_COSTS.stored + raw_bytes * READ_COSTS.raw
+def _worthwhile(base: KeyGroupBase, raw_bytes: int) -> float:
+    """Return what reading keys of a base in place may cost, instead of loading it."""
+    return READ_COSTS.share * (base.length * READ_COSTS.stored + raw_bytes * READ_COSTS.raw)
 
 
 def _seconds(index: KeyGroupIndex, runs: Sequence[Sequence[int]], wanted: Mapping[int, list[Asked]]) -> float:
