@@ -14,7 +14,8 @@ are in the page cache for all of them alike) or over the same directory behind a
 
 With ``--first-batch``, by megabytes of state, behind modelled reads of S3: seconds from the start of a TaskManager
 until it can be used (``open_s``), until a batch of ``--lookups`` keys is answered (``first_batch_s``), with the
-requests until then (``requests``), and until all is loaded (``all_loaded_s``).
+requests until then (``requests``), and until all is loaded (``all_loaded_s``). With ``--task-managers 4`` one of four
+is lost and takes its share again, as each does when the parallelism is changed.
 """
 
 import argparse
@@ -200,6 +201,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--first-batch", action="store_true", help="how soon a started TaskManager answers a batch")
     parser.add_argument("--lookups", type=int, default=20_000, help="keys of that batch")
+    parser.add_argument(
+        "--task-managers", type=int, default=1, help="of so many, each with a share of the state, one is started"
+    )
     parser.add_argument("--log-mb", type=float, default=10.0, help="log behind its bases")
     parser.add_argument(
         "--log-share",

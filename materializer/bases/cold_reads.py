@@ -36,7 +36,8 @@ class ReadCosts:
         block: To check a block and search it.
         key: To look a key up, and put it below what the table has.
         raw: A byte of a base, before compression, that is decoded and put into a table.
-        share: The load comes all the same, so what costs more than this share of it is loaded instead.
+        share: The load comes all the same, so what costs more than this share of it is loaded instead,
+        soon: unless the load of all that is asked for takes longer: then, above twice the share.
         run: Most bytes of a request.
         requests: At once; so many runs may be in memory.
     """
@@ -47,6 +48,7 @@ class ReadCosts:
     key: float = 10e-6
     raw: float = 2.3e-9
     share: float = 1 / 3
+    soon: float = 2.0
     run: int = 8 << 20
     requests: int = 60
 
@@ -99,15 +101,18 @@ class ColdReads:
             Unavailable: The store did not answer several times in a row.
             CorruptData, MissingState: What they need is in no object that can be read.
         """
-        works = []
+        missing: dict[KeyGroup, set[Asked]] = {}
         for group, wanted in asked.items():
             if not self._table.is_cold(group):
                 self._known.pop(group, None)
                 continue
             there = self._known.setdefault(group, _Known()).there
-            missing = {each for each in wanted if each not in there and (each[0], None) not in there}
-            if missing:
-                works.append(asyncio.ensure_future(self._bring(group, missing)))
+            lacking = {each for each in wanted if each not in there and (each[0], None) not in there}
+            if lacking:
+                missing[group] = lacking
+        is_soon = sum(_load_seconds(self._bases[group]) for group in missing) <= READ_COSTS.soon
+        share = READ_COSTS.share * (1 if is_soon else 2)
+        works = [asyncio.ensure_future(self._bring(group, each, share)) for group, each in missing.items()]
         self._load.reading += 1
         try:
             await asyncio.gather(*works)
@@ -120,7 +125,7 @@ class ColdReads:
     def prepare(self) -> None:
         """Begin to read the indexes of those bases of which keys may be read in place."""
         for group, base in self._bases.items():
-            if not base.files and _least(1) <= _worthwhile(base, base.length):
+            if not base.files and _least(1) <= READ_COSTS.share * _load_seconds(base):
                 self._begin_index(self._known.setdefault(group, _Known()), base)
 
     async def close(self) -> None:
@@ -132,9 +137,9 @@ class ColdReads:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._source.close()
 
-    async def _bring(self, group: KeyGroup, missing: set[Asked]) -> None:
+    async def _bring(self, group: KeyGroup, missing: set[Asked], share: float) -> None:
         try:
-            found = await self._read(group, missing)
+            found = await self._read(group, missing, share)
         except (CorruptData, MissingState, Closed):
             # The load meets the same damage, and turns to an older base and more log; or all is loaded by now.
             found = None
@@ -147,11 +152,10 @@ class ColdReads:
                 self._table.put_below(group, rows)
             known.there |= missing
 
-    async def _read(self, group: KeyGroup, missing: set[Asked]) -> list[pa.RecordBatch] | None:
+    async def _read(self, group: KeyGroup, missing: set[Asked], share: float) -> list[pa.RecordBatch] | None:
         """Return the rows of a base that are asked for; None where it is better loaded."""
         base = self._bases[group]
-        # Nothing is known of it yet, and no base is stored in more bytes than it has.
-        if base.files or _least(len(missing)) > _worthwhile(base, base.length):
+        if base.files or _least(len(missing)) > share * _load_seconds(base):
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -160,7 +164,7 @@ class ColdReads:
             for at in blocks:
                 wanted.setdefault(at, []).append((state, key))
         runs = _runs(sorted(wanted), index)
-        if _seconds(index, runs, wanted) > _worthwhile(base, sum(index.raw_sizes)):
+        if _seconds(index, runs, wanted) > share * _load_seconds(base, sum(index.raw_sizes)):
             return None
         works = [asyncio.ensure_future(self._read_run(base, index, run, wanted)) for run in runs]
         try:
@@ -233,9 +237,9 @@ def _least(keys: int) -> float:
     return 2 * READ_COSTS.request + READ_COSTS.block + keys * READ_COSTS.key
 
 
-def _worthwhile(base: KeyGroupBase, raw_bytes: int) -> float:
-    """Return what reading keys of a base in place may cost, instead of loading it."""
-    return READ_COSTS.share * (base.length * READ_COSTS.stored + raw_bytes * READ_COSTS.raw)
+def _load_seconds(base: KeyGroupBase, raw_bytes: int | None = None) -> float:
+    """Return what it costs to load a base; at least, where its raw bytes are not known, which are mostly more."""
+    return base.length * READ_COSTS.stored + (base.length if raw_bytes is None else raw_bytes) * READ_COSTS.raw
 
 
 def _seconds(index: KeyGroupIndex, runs: Sequence[Sequence[int]], wanted: Mapping[int, list[Asked]]) -> float:

@@ -109,7 +109,7 @@ def small(monkeypatch: pytest.MonkeyPatch, raw: float = inf, block_bytes: int = 
     """Let a base of some rows have many blocks, and its key groups come one by one."""
     monkeypatch.setattr(key_group_file, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(300, 1))
-    monkeypatch.setattr(cold_reads, "READ_COSTS", cold_reads.ReadCosts(gap, 1, 0, 0, raw, 1, run=400, requests=2))
+    monkeypatch.setattr(cold_reads, "READ_COSTS", cold_reads.ReadCosts(gap, 1, 0, 0, raw, 1, inf, run=400, requests=2))
     monkeypatch.setattr(key_group_block, "FRAME_BYTES", 3)
 
 

@@ -130,7 +130,7 @@ def _small_thresholds(world: World) -> Iterator[None]:
                 vars(cold_reads),
                 "READ_COSTS",
                 cold_reads.ReadCosts(
-                    lazy.choice((0, 300)), 1, 0, 0, raw, 1, lazy.choice((1, 400)), lazy.choice((1, 4))
+                    lazy.choice((0, 300)), 1, 0, 0, raw, 1, math.inf, lazy.choice((1, 400)), lazy.choice((1, 4))
                 ),
             ),
         ]
