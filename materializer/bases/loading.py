@@ -27,7 +27,7 @@ PATIENCE_S = 3.0
 """So long in all nothing is put into a table while reads in place go on: each would take twice as long beside it, and a
 load that always gave way might never end."""
 
-_PAUSE_S = 0.005
+_PAUSE_S = 0.005  # a part of a load takes ten times as long
 OlderLog = Callable[[KeyGroup, CheckpointId], Awaitable[list[pa.RecordBatch]]]
 """Returns a key group's changes between a base of it, or the beginning, and the checkpoint that is restored."""
 
