@@ -28,7 +28,7 @@ Asked = tuple[int, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class ReadCosts:
-    """Prices of reading in place and of loading, in seconds of a core (``dstl/docs/decisions/serve-while-restoring.md``).
+    """Prices of reading in place and of loading in seconds of a core: ``dstl/docs/decisions/serve-while-restoring.md``.
 
     Attributes:
         request: A request for bytes through aiobotocore.
