@@ -24,6 +24,7 @@ from bench._state_job import DIGITS, GROUPS, KEY_BYTES, OPERATOR, fixed_width, m
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.options import MaterializationOptions, S3Options
+from dstl.process.lifecycle import SWITCH_INTERVAL_S
 from dstl.rpc.client import Address, AsyncConnection
 from dstl.rpc.fleet_messages import ReadRestoreStatus, Restore, Resume
 from dstl.rpc.handshake import Role
@@ -41,7 +42,6 @@ from materializer.bases.key_group_file import encode_in_pieces
 from materializer.tables import ENTRY_SCHEMA
 from tests.simulation.latency import LatencyModel, LatencyParameters
 
-ALL = KeyGroupRange.all(GROUPS)
 _PAGE_ROWS = 4000
 _READS = {"body_med": 63.0, "body_sig": 0.0918, "bw_med": 90.0, "bw_sig": 0.0}
 _PATIENCE_S = 3600.0
@@ -155,14 +155,16 @@ async def write_state(store: LocalStore, keys: int, args: argparse.Namespace) ->
 
 
 async def start(args: argparse.Namespace, directory: Path, state_mb: float) -> dict[str, Any]:
-    """Start a TaskManager on a state; return the seconds until a batch is answered and until all is loaded."""
+    """Start a TaskManager on its share of a state; return the seconds until it answers and has loaded all."""
     keys = max(args.lookups, int(state_mb * 1e6) // (args.value_bytes + KEY_BYTES))
     location = str(directory / f"objects-{state_mb:g}")
     writing = LocalStore(location)
     checkpoint = await write_state(writing, keys, args)
     await writing.close()
     print(f"{keys:,} keys written", file=sys.stderr)
-    ids = np.random.default_rng(args.seed + 1).choice(keys, args.lookups, replace=False)
+    owned = KeyGroupRange(0, max(1, GROUPS // args.task_managers) - 1)
+    mine = np.flatnonzero(np.arange(keys) % GROUPS <= owned.end)
+    ids = np.random.default_rng(args.seed + 1).choice(mine, min(len(mine), args.lookups), replace=False)
     ids = ids[np.argsort(ids % GROUPS, kind="stable")]
     wanted = tuple((ids % GROUPS).tolist()), tuple(keys_of(ids).to_pylist())
     body, store, secret = checkpoint.model_dump_json().encode(), ModelledStore(location, args.seed), Secret(bytes(16))
@@ -176,13 +178,13 @@ async def start(args: argparse.Namespace, directory: Path, state_mb: float) -> d
     try:
         address = Address("127.0.0.1", await task_manager.service.server.listen_tcp("127.0.0.1"), "")
         coordinator = await AsyncConnection.open(address, secret, role=Role.COORDINATOR)
-        await coordinator.call(Resume("bench", checkpoint.checkpoint_id, ALL))
-        await coordinator.call(Restore(ALL, body))
+        await coordinator.call(Resume("bench", checkpoint.checkpoint_id, owned))
+        await coordinator.call(Restore(owned, body))
         opened = time.perf_counter() - began
         worker = await AsyncConnection.open(address, secret, role=Role.WORKER)
         await worker.call(OpenAttempt(OPERATOR, 1, batch=2, parent=checkpoint.checkpoint_id, parallelism=1))
         found: list[bytes | None] = []
-        while len(found) < args.lookups:
+        while len(found) < len(ids):
             at = len(found)
             reply = await worker.call(FetchMany(OPERATOR, 1, (0,), wanted[0][at:], wanted[1][at:]))
             found += reply.columns[0]
@@ -212,6 +214,7 @@ async def start(args: argparse.Namespace, directory: Path, state_mb: float) -> d
 
 def measure(args: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Return the figures of all sizes, each a map by megabytes of state."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)  # as a TaskManager process does
     found = {f"{size:g}": asyncio.run(start(args, directory, size)) for size in args.state_mb}
     names = next(iter(found.values()))
     return {name: {size: each[name] for size, each in found.items()} for name in names} | {

@@ -14,7 +14,8 @@ are in the page cache for all of them alike) or over the same directory behind a
 
 With ``--first-batch``, by megabytes of state, behind modelled reads of S3: seconds from the start of a TaskManager
 until it can be used (``open_s``), until a batch of ``--lookups`` keys is answered (``first_batch_s``), with the
-requests until then (``requests``), and until all is loaded (``all_loaded_s``).
+requests until then (``requests``), and until all is loaded (``all_loaded_s``). With ``--task-managers 4`` one of four
+is lost and takes its share again, as each does when the parallelism is changed.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from dstl.store.base import ObjectStore
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, generations_of
-from materializer.bases.key_group_file import KeyGroupIndex, read_index
+from materializer.bases.key_group_index import KeyGroupIndex, read_index
 from materializer.restore.log_replay import replay_steps
 from materializer.restore.restore import restore_tables
 
@@ -97,8 +98,9 @@ async def raw_read(checkpoint: CompletedCheckpoint, store: ObjectStore, near: Pa
         for name, held in parts.items():
             data = memoryview(await store.get(name))
             for part in held:
-                for frame, size in base_frames(data[part.offset : part.offset + part.length], part.key_group):
-                    decompressor.decompress(frame, max_output_size=size)
+                for frames, size in base_frames(data[part.offset : part.offset + part.length], part.key_group):
+                    with decompressor.stream_reader(frames, read_across_frames=True) as reader:
+                        reader.readinto(bytearray(size))
         for handle in segments:
             data = memoryview(await store.get(handle.name))[handle.offset : handle.offset + handle.size]
             for log in parse_index(bytes(data), handle.name).logs:
@@ -115,7 +117,7 @@ def copy(directory: str, name: str, data: bytes) -> None:
 
 
 def base_frames(part: memoryview, key_group: int) -> Iterator[tuple[memoryview, int]]:
-    """The zstd frames of one key group in a base file, and their sizes once decompressed."""
+    """The zstd frames of one key group in a base file, those of a block's values together, and their sizes unpacked."""
     index = read_index(part, len(part), key_group, name="a base")
     assert isinstance(index, KeyGroupIndex)
     for start, block in zip(index.starts, index.blocks, strict=False):
@@ -199,6 +201,9 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--first-batch", action="store_true", help="how soon a started TaskManager answers a batch")
     parser.add_argument("--lookups", type=int, default=20_000, help="keys of that batch")
+    parser.add_argument(
+        "--task-managers", type=int, default=1, help="of so many, each with a share of the state, one is started"
+    )
     parser.add_argument("--log-mb", type=float, default=10.0, help="log behind its bases")
     parser.add_argument(
         "--log-share",

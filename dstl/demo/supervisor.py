@@ -35,14 +35,15 @@ class RunFigures:
         restores: Every restore's.
         restarts: Restarts of the query inside a driver, and starts of a new driver after the first.
         kills: ``(what, pid)`` of every process that was killed.
-        recoveries_s: For each kill, seconds until the next checkpoint completed.
+        recoveries_s: For each kill, seconds until the next checkpoint completed: in all, and of them until the query
+            started again (``spark``), until tables were there (``restore``), and the batch.
     """
 
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     restores: list[dict[str, Any]] = field(default_factory=list)
     restarts: int = 0
     kills: list[tuple[str, int]] = field(default_factory=list)
-    recoveries_s: list[float] = field(default_factory=list)
+    recoveries_s: list[dict[str, float]] = field(default_factory=list)
 
 
 def supervise(
@@ -75,6 +76,7 @@ def supervise(
     deadline = time.monotonic() + _MOST_SECONDS
     log = Path(config.work) / "driver.log"
     killed_at: float | None = None
+    reached: dict[str, float] = {}
     for start in range(_MOST_STARTS):
         figures.restarts += 1 if start else 0
         with open(log, "ab") as stderr:
@@ -97,12 +99,16 @@ def supervise(
                     on_restore(event["done"], event["total"], event["line"])
                 if event["event"] == "restore":
                     figures.restores.append(event)
+                if event["event"] in ("started", "restart"):
+                    reached = {"spark": time.monotonic()}
+                if event["event"] == "restore":
+                    reached["restore"] = time.monotonic()
                 if event["event"] != "checkpoint":
                     continue
                 figures.checkpoints.append(event)
                 on_batch(event["batch_id"])
                 if killed_at is not None:
-                    figures.recoveries_s.append(time.monotonic() - killed_at)
+                    figures.recoveries_s.append(_parts(killed_at, reached))
                     killed_at = None
                 what = due.pop(event["batch_id"], None)
                 if what is not None:
@@ -110,13 +116,22 @@ def supervise(
                     pid = _kill(what, driver, event)
                     if pid is not None:
                         figures.kills.append((what, pid))
-                        killed_at = time.monotonic()
+                        killed_at, reached = time.monotonic(), {}
         finally:
             if driver.poll() is None:
                 driver.kill()
             driver.wait()
     last = log.read_text(errors="replace")[-4000:]
     raise Unavailable(f"the demo's driver ended {_MOST_STARTS} times without finishing; its last messages:\n{last}")
+
+
+def _parts(killed_at: float, reached: dict[str, float]) -> dict[str, float]:
+    """Return how long each part of a recovery has taken that ends now, in their order; one may not have been there."""
+    found, before = {}, killed_at
+    for part in ("spark", "restore", "batch"):
+        end = reached.get(part, time.monotonic() if part == "batch" else before)
+        found[part], before = end - before, end
+    return {"all": before - killed_at, **found}
 
 
 def _events(driver: subprocess.Popen[str], deadline: float) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -9,13 +10,29 @@ from typing import TypeVar
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, ObjectExists, OutcomeUnknown, SlowDown, Unavailable
 from dstl.runtime import Backoff, Runtime
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 # Of the pause behind the first attempt: a store that has lost one request has mostly recovered by then.
 _FIRST_S = 0.1
+
+STALL_S = 120.0
+"""A read, and a restore, that comes no further for so long is given up: a file system may not answer for ever."""
+
+
+async def read_range(store: ObjectStore, name: str, byte_range: ByteRange | None = None) -> bytes:
+    """Return an object's bytes, or a range of them, of a store that answers.
+
+    Raises:
+        Unavailable: It does not, or not within :data:`STALL_S`.
+    """
+    try:
+        async with asyncio.timeout(STALL_S):
+            return await store.get(name, byte_range)
+    except TimeoutError:
+        raise Unavailable(f"{store.location} has not given {name} within {STALL_S:g} s") from None
 
 
 class RetryPolicy:

@@ -33,18 +33,23 @@ def decompress(stored: bytes | memoryview, size: int, *, max_size: int) -> bytes
     return raw
 
 
-def decompress_into(stored: bytes | memoryview, raw: npt.NDArray[np.uint8]) -> None:
-    """Fill an array with what one zstd frame holds, which must be as much. Any thread.
+def decompress_frames_into(stored: bytes | memoryview, raw: npt.NDArray[np.uint8], frame: int) -> None:
+    """Fill an array with what zstd frames back to back hold. Any thread.
 
-    What stands behind the frame is not looked at, so the caller has a checksum of the whole.
+    What stands behind the last one is not looked at, so the caller has a checksum of the whole.
+
+    Args:
+        stored: The frames.
+        raw: Must be filled.
+        frame: Bytes of each, except that the last has fewer.
 
     Raises:
-        ValueError: It is not such a frame.
+        ValueError: They are not such frames.
     """
-    _check_frame(stored, len(raw), len(raw))
+    _check_frame(stored, min(frame, len(raw)), frame)
     try:
-        # There is room for the whole frame, so the library writes it there in one pass.
-        with _decompressor().stream_reader(stored) as reader:
+        # There is room for a whole frame each time, so the library writes it there in one pass.
+        with _decompressor().stream_reader(stored, read_across_frames=True) as reader:
             length = reader.readinto(raw)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
@@ -69,5 +74,5 @@ def _check_frame(stored: bytes | memoryview, size: int, max_size: int) -> None:
 def _decompressor() -> zstandard.ZstdDecompressor:
     decompressor: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
     if decompressor is None:
-        decompressor = _local.decompressor = zstandard.ZstdDecompressor()
+        decompressor = _local.decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
     return decompressor

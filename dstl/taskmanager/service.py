@@ -174,7 +174,7 @@ class TaskManagerService:
                 checkpoint, files, owned, self._backend.committed.open_table, self._progress_listener()
             )
             try:
-                await restore.open()
+                await restore.open(serves=True)
             except BaseException:
                 await restore.close()
                 restore.close_tables()

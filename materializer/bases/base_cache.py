@@ -24,6 +24,7 @@ from dstl.options import MaterializationOptions
 from dstl.private_file import make_private_directory
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
+from dstl.store.retry_policy import read_range
 from handles.materialized_handle import KeyGroupBase
 from materializer.local_disk import access
 
@@ -334,13 +335,14 @@ class BaseSource:
 
         Raises:
             CorruptData: The object ends before.
+            Unavailable: The store does not answer.
         """
         found = await self._open(self._cache, base) if self._cache is not None else None
         if isinstance(found, CachedObject):
             cached = await call_in_thread(_read_cached, found, start, stop)
             if cached is not None:
                 return cached
-        data = await self._store.get(base.name, ByteRange(start, stop))
+        data = await read_range(self._store, base.name, ByteRange(start, stop))
         if len(data) != stop - start:
             raise CorruptData(f"base file {base.name} ends at byte {start + len(data)}, before {stop}")
         if isinstance(found, CacheFill):

@@ -3,48 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dstl.errors import Closed, CorruptData, MissingState
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup
 from handles.materialized_handle import KeyGroupBase
-from materializer.bases import key_group_file
 from materializer.bases.base_cache import BaseSource
-from materializer.bases.key_group_file import KeyGroupIndex, read_index, tail_bytes
+from materializer.bases.key_group_block import Row
+from materializer.bases.key_group_index import KeyGroupIndex, read_index, tail_bytes
 from materializer.bases.loading import BaseLoad
-from materializer.tables import LazyTable
+from materializer.tables import ENTRY_SCHEMA, LazyTable
 
 Asked = tuple[int, bytes | None]
 """A state and a key; without a key all of the state."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSizes:
-    """Limits of reads in place (``dstl/docs/decisions/serve-while-restoring.md``).
+class ReadCosts:
+    """Prices of reading in place and of loading in seconds of a core: ``dstl/docs/decisions/serve-while-restoring.md``.
 
     Attributes:
-        share: Where more than this share of a key group's blocks is asked for, the key group is loaded instead: a
-            request for a block takes as long as the load of four blocks.
-        block: Stored bytes of a block, about: more keys than twice the share of the blocks that a base has by that are
-            not looked up in its index. Nor is a key group of so few blocks that each is above the share.
-        gap: Stored bytes that are read and thrown away rather than asked for around: they cost as much as a request.
-        requests: At once: connections that the load behind leaves.
+        request: A request for bytes through aiobotocore.
+        stored: A byte of it. So what is left out between two blocks is read and thrown away where that is cheaper.
+        block: To check a block and search it.
+        key: To look a key up, and put it below what the table has.
+        raw: A byte of a base, before compression, that is decoded and put into a table.
+        share: The load comes all the same, so what costs more than this share of it is loaded instead,
+        soon: unless the load of all that is asked for takes longer: then, above twice the share.
+        run: Most bytes of a request.
+        requests: At once; so many runs may be in memory.
     """
 
-    share: float = 0.25
-    block: int = key_group_file.BLOCK_BYTES // 2
-    gap: int = 256 << 10
-    requests: int = 48
+    request: float = 1e-3
+    stored: float = 1.1e-9
+    block: float = 60e-6
+    key: float = 10e-6
+    raw: float = 2.3e-9
+    share: float = 1 / 3
+    soon: float = 2.0
+    run: int = 8 << 20
+    requests: int = 60
 
 
-READ_SIZES = ReadSizes()
+READ_COSTS = ReadCosts()
 
 
 @dataclass(slots=True)
@@ -64,6 +73,7 @@ class ColdReads:
         bases: The newest base of each key group.
         source: Reads them.
         runtime: Clock and jitter for repeated reads.
+        turn: Held while blocks are searched: threads that take turns at the interpreter are three times as slow.
     """
 
     def __init__(
@@ -73,13 +83,15 @@ class ColdReads:
         bases: Mapping[KeyGroup, KeyGroupBase],
         source: BaseSource,
         runtime: Runtime,
+        turn: asyncio.Semaphore,
     ) -> None:
         self._load = load
         self._table = table
         self._bases = bases
         self._source = source
         self._retries = RetryPolicy(runtime)
-        self._requests = asyncio.Semaphore(READ_SIZES.requests)
+        self._requests = asyncio.Semaphore(READ_COSTS.requests)
+        self._turn = turn
         self._known: dict[KeyGroup, _Known] = {}
 
     async def bring(self, asked: Mapping[KeyGroup, Iterable[Asked]]) -> None:
@@ -89,21 +101,32 @@ class ColdReads:
             Unavailable: The store did not answer several times in a row.
             CorruptData, MissingState: What they need is in no object that can be read.
         """
-        works = []
+        missing: dict[KeyGroup, set[Asked]] = {}
         for group, wanted in asked.items():
             if not self._table.is_cold(group):
                 self._known.pop(group, None)
                 continue
             there = self._known.setdefault(group, _Known()).there
-            missing = {each for each in wanted if each not in there and (each[0], None) not in there}
-            if missing:
-                works.append(asyncio.ensure_future(self._bring(group, missing)))
+            lacking = {each for each in wanted if each not in there and (each[0], None) not in there}
+            if lacking:
+                missing[group] = lacking
+        is_soon = sum(_load_seconds(self._bases[group]) for group in missing) <= READ_COSTS.soon
+        share = READ_COSTS.share * (1 if is_soon else 2)
+        works = [asyncio.ensure_future(self._bring(group, each, share)) for group, each in missing.items()]
+        self._load.reading += 1
         try:
             await asyncio.gather(*works)
         finally:
+            self._load.reading -= 1
             for each in works:
                 each.cancel()
             await asyncio.gather(*works, return_exceptions=True)
+
+    def prepare(self) -> None:
+        """Begin to read the indexes of those bases of which keys may be read in place."""
+        for group, base in self._bases.items():
+            if not base.files and _least(1) <= READ_COSTS.share * _load_seconds(base):
+                self._begin_index(self._known.setdefault(group, _Known()), base)
 
     async def close(self) -> None:
         """End what reads. Idempotent."""
@@ -114,9 +137,9 @@ class ColdReads:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._source.close()
 
-    async def _bring(self, group: KeyGroup, missing: set[Asked]) -> None:
+    async def _bring(self, group: KeyGroup, missing: set[Asked], share: float) -> None:
         try:
-            found = await self._read(group, missing)
+            found = await self._read(group, missing, share)
         except (CorruptData, MissingState, Closed):
             # The load meets the same damage, and turns to an older base and more log; or all is loaded by now.
             found = None
@@ -129,11 +152,10 @@ class ColdReads:
                 self._table.put_below(group, rows)
             known.there |= missing
 
-    async def _read(self, group: KeyGroup, missing: set[Asked]) -> list[pa.RecordBatch] | None:
+    async def _read(self, group: KeyGroup, missing: set[Asked], share: float) -> list[pa.RecordBatch] | None:
         """Return the rows of a base that are asked for; None where it is better loaded."""
         base = self._bases[group]
-        worthwhile = READ_SIZES.share * base.length / READ_SIZES.block
-        if base.files or worthwhile < 1 or len(missing) > 2 * worthwhile:
+        if base.files or _least(len(missing)) > share * _load_seconds(base):
             return None
         index = await self._index(base)
         wanted: dict[int, list[Asked]] = {}
@@ -141,9 +163,9 @@ class ColdReads:
             blocks = index.blocks_of_state(state) if key is None else index.blocks_of(state, key)
             for at in blocks:
                 wanted.setdefault(at, []).append((state, key))
-        if len(wanted) > READ_SIZES.share * len(index.blocks):
-            return None
         runs = _runs(sorted(wanted), index)
+        if _seconds(index, runs, wanted) > share * _load_seconds(base, sum(index.raw_sizes)):
+            return None
         works = [asyncio.ensure_future(self._read_run(base, index, run, wanted)) for run in runs]
         try:
             return [rows for found in await asyncio.gather(*works) for rows in found]
@@ -155,12 +177,18 @@ class ColdReads:
     async def _index(self, base: KeyGroupBase) -> KeyGroupIndex:
         known = self._known.setdefault(base.key_group, _Known())
         if known.index is None or (known.index.done() and (known.index.cancelled() or known.index.exception())):
-            known.index = asyncio.ensure_future(self._retries.read(lambda: self._read_index(base)))
+            self._begin_index(known, base)
+        assert known.index is not None
         # Not awaited itself: others wait for it too, and its end by close() is not the end of this task.
         await asyncio.wait([known.index])
         if known.index.cancelled():
             raise Closed("the restore has ended")
         return known.index.result()
+
+    def _begin_index(self, known: _Known, base: KeyGroupBase) -> None:
+        known.index = asyncio.ensure_future(self._retries.read(lambda: self._read_index(base)))
+        # Perhaps nobody asks for it.
+        known.index.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _read_index(self, base: KeyGroupBase) -> KeyGroupIndex:
         end, size = base.offset + base.length, tail_bytes(base.length)
@@ -182,37 +210,71 @@ class ColdReads:
         async def read() -> list[pa.RecordBatch]:
             async with self._requests:
                 data = await self._source.get(base, base.offset + start, base.offset + stop)
-            return await call_in_thread(_rows, index, run, memoryview(data), wanted)
+                async with self._turn:
+                    return await call_in_thread(_rows, index, run, memoryview(data), wanted)
 
         return await self._retries.read(read)
 
 
 def _runs(blocks: Sequence[int], index: KeyGroupIndex) -> list[list[int]]:
     """Return blocks, in order, that are read with one request each."""
+    costs = READ_COSTS
     runs: list[list[int]] = []
     for at in blocks:
-        if runs and index.starts[at] - index.starts[runs[-1][-1] + 1] <= READ_SIZES.gap:
+        if (
+            runs
+            and (index.starts[at] - index.starts[runs[-1][-1] + 1]) * costs.stored <= costs.request
+            and index.starts[at + 1] - index.starts[runs[-1][0]] <= costs.run
+        ):
             runs[-1].append(at)
         else:
             runs.append([at])
     return runs
 
 
+def _least(keys: int) -> float:
+    """Return what it costs at least to read so many keys of a base in place."""
+    return 2 * READ_COSTS.request + READ_COSTS.block + keys * READ_COSTS.key
+
+
+def _load_seconds(base: KeyGroupBase, raw_bytes: int | None = None) -> float:
+    """Return what it costs to load a base; at least, where its raw bytes are not known, which are mostly more."""
+    return base.length * READ_COSTS.stored + (base.length if raw_bytes is None else raw_bytes) * READ_COSTS.raw
+
+
+def _seconds(index: KeyGroupIndex, runs: Sequence[Sequence[int]], wanted: Mapping[int, list[Asked]]) -> float:
+    """Return what it costs to read runs in place."""
+    costs = READ_COSTS
+    found = sum(costs.request + (index.starts[run[-1] + 1] - index.starts[run[0]]) * costs.stored for run in runs)
+    for at, asked in wanted.items():
+        is_whole = any(key is None for _, key in asked)
+        found += index.raw_sizes[at] * costs.raw if is_whole else costs.block + len(asked) * costs.key
+    return found
+
+
 def _rows(
     index: KeyGroupIndex, run: Sequence[int], data: memoryview, wanted: Mapping[int, list[Asked]]
 ) -> list[pa.RecordBatch]:
-    """Return the rows of blocks that are asked for. Runs in a thread."""
+    """Return the rows of blocks that are asked for, each batch of one state. Runs in a thread."""
     first = index.starts[run[0]]
-    found = []
+    found: list[pa.RecordBatch] = []
+    rows: list[Row] = []
     for at in run:
         blocks, part = range(at, at + 1), data[index.starts[at] - first : index.starts[at + 1] - first]
         index.check(blocks, part)
-        page = index.page(blocks, part)
-        states = np.asarray(page.column("state"))
-        for state in dict.fromkeys(state for state, _ in wanted[at]):
-            mine = pa.array(states == state)
-            keys = [key for of, key in wanted[at] if of == state]
-            if None not in keys:
-                mine = pc.and_(mine, pc.is_in(page.column("key"), pa.array(keys, pa.binary())))
-            found.append(page.filter(mine))
+        whole = {state for state, key in wanted[at] if key is None}
+        if whole:
+            page = index.page(blocks, part)
+            states = np.asarray(page.column("state"))
+            found += [page.filter(pa.array(states == state)) for state in whole]
+        keys = [(state, key) for state, key in wanted[at] if key is not None and state not in whole]
+        if keys:
+            rows += index.blocks[at].find(part, keys, index.name)
+    for _, same in itertools.groupby(rows, key=itemgetter(0)):
+        columns = zip(*same, strict=True)
+        found.append(
+            pa.RecordBatch.from_arrays(
+                [pa.array(c, t) for c, t in zip(columns, ENTRY_SCHEMA.types, strict=True)], schema=ENTRY_SCHEMA
+            )
+        )
     return found

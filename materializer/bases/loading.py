@@ -4,55 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState
 from dstl.runtime import call_in_thread
-from dstl.store.prefetcher import BudgetLease, Prefetcher
-from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import Generations, KeyGroupBase
 from materializer.bases.base_cache import BaseSource
+from materializer.bases.base_fetch import BaseFetch, Parts, decode_ahead, join_fetches
 from materializer.bases.file_reader import TableFileReader
-from materializer.bases.key_group_file import open_key_group
 from materializer.bases.table_directory import FetchedFiles, FileBases, UnusableObject
 from materializer.tables import FileTable, HeapStateTable, StateTable
 
 _log = logging.getLogger(__name__)
-AHEAD_FETCHES = 16
-"""Connections at once. One to S3 carries 25 to 90 MB/s and a core decodes 1 GB/s, so a restore is bound by connections:
-more would take memory, fewer would leave the core idle (``dstl/docs/decisions/restore-cost.md``)."""
+PATIENCE_S = 3.0
+"""So long in all nothing is put into a table while reads in place go on: each would take twice as long beside it, and a
+load that always gave way might never end."""
 
-
-@dataclass(frozen=True, slots=True)
-class LoadSizes:
-    """Sizes by which bases are loaded.
-
-    Attributes:
-        fetch: Bytes of a fetch. Smaller ones cost a tenth more of a core where the store is quick.
-        fetches: At once.
-    """
-
-    fetch: int = 8 << 20
-    fetches: int = AHEAD_FETCHES
-
-
-LOAD_SIZES = LoadSizes()
-
-AHEAD_BYTES = LOAD_SIZES.fetches * LOAD_SIZES.fetch
-"""Stored bytes that a restore may hold before their turn, of bases and of log each."""
-
-DECODED_AHEAD_BYTES = 64 << 20
-"""Decoded bytes that may wait for the table. A part for which there is no room is decoded page by page while it is
-loaded: what is stored as some kilobytes may be gigabytes."""
-
+_PAUSE_S = 0.005  # a part of a load takes ten times as long
 OlderLog = Callable[[KeyGroup, CheckpointId], Awaitable[list[pa.RecordBatch]]]
 """Returns a key group's changes between a base of it, or the beginning, and the checkpoint that is restored."""
 
@@ -72,14 +47,6 @@ class LoadedBases:
     versions: dict[KeyGroup, int] = field(default_factory=dict)
     damaged: set[str] = field(default_factory=set)
     lost: list[KeyGroup] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Fetch:
-    name: str
-    start: int
-    stop: int
-    bases: list[KeyGroupBase] = field(default_factory=list)
 
 
 class BaseLoad:
@@ -107,6 +74,7 @@ class BaseLoad:
 
     Attributes:
         result: What has been loaded so far.
+        reading: Reads in place that go on.
         begins: Set once a lazy table may take key groups in; what is fetched waits for it.
     """
 
@@ -130,7 +98,10 @@ class BaseLoad:
         self._age = dict.fromkeys(self._left, 0)
         self._urgent: dict[KeyGroup, None] = {}
         self._waiting: dict[KeyGroup, asyncio.Future[None]] = {}
+        self._pending: dict[KeyGroup, BaseFetch] = {}
+        self._patience_s = PATIENCE_S
         self._failure: DstlError | None = None
+        self.reading = 0
         self.result = LoadedBases()
         self.begins = asyncio.Event()
         if self._lazy is not None:
@@ -167,8 +138,9 @@ class BaseLoad:
             for bases in sorted(in_files.values(), key=len, reverse=True):
                 await self._load_files(bases)
             source = BaseSource(self._files.store, self._files.runtime, self._files.cache)
-            fetches = self._by_need(_fetches(base for base in chosen if not base.files))
-            async with aclosing(_decode(fetches, source, self.begins)) as found:
+            self._pending.clear()
+            self._expect(base for base in chosen if not base.files)
+            async with aclosing(decode_ahead(self._by_need(), source, self.begins)) as found:
                 async for parts in found:
                     await self._load_parts(parts)
 
@@ -196,9 +168,12 @@ class BaseLoad:
             each.set_exception(error)
             each.exception()  # perhaps nobody waits any more
 
-    def _by_need(self, fetches: list[_Fetch]) -> Iterator[_Fetch]:
+    def _expect(self, bases: Iterable[KeyGroupBase]) -> None:
+        self._pending |= {base.key_group: fetch for fetch in join_fetches(bases) for base in fetch.bases}
+
+    def _by_need(self) -> Iterator[BaseFetch]:
         """Yield fetches, each time the one that is waited for longest, if there is one."""
-        pending = {base.key_group: fetch for fetch in fetches for base in fetch.bases}
+        pending = self._pending
         while pending:
             group = next((group for group in self._urgent if group in pending), next(iter(pending)))
             fetch = pending[group]
@@ -206,18 +181,18 @@ class BaseLoad:
                 del pending[base.key_group]
             yield fetch
 
-    async def _load_parts(self, parts: _Parts) -> None:
+    async def _load_parts(self, parts: Parts) -> None:
         """Load key groups from pages. One call of a thread for all, for each costs a turn of the interpreter."""
         into: StateTable = self._table if self._lazy is None else HeapStateTable()
         older = {base.key_group: await self._changes_since(base) for base, _ in parts}
+        await self._give_way()
         async with self._turn:
             unusable = await call_in_thread(_restore_all, into, parts, older)
         reach("R2")
         for base, _ in parts:
-            if base.key_group in unusable:
-                self._unusable(base)
-            else:
+            if base.key_group not in unusable:
                 await self._loaded(base, into)
+        await self._unusable([base for base, _ in parts if base.key_group in unusable])
         self._advance(sum(base.length for base, _ in parts if base.key_group not in unusable))
 
     async def _load_files(self, bases: Sequence[KeyGroupBase]) -> None:
@@ -227,8 +202,7 @@ class BaseLoad:
             fetched = await self._files.fetch(bases[0], progress)
         except UnusableObject as error:
             _log.warning("%s", error)
-            for base in bases:
-                self._unusable(base, error.name)
+            await self._unusable(bases, error.name)
             return
         await self.begins.wait()
         table = self._table.as_files
@@ -243,8 +217,7 @@ class BaseLoad:
         try:
             await call_in_thread(table.adopt, fetched.path, groups, fetched.known, fetched.row_bytes)
         except CorruptData:
-            for base in bases:
-                self._unusable(base)
+            await self._unusable(bases)
             return
         for base in bases:
             await self._loaded(base, self._table)
@@ -253,12 +226,12 @@ class BaseLoad:
         with closing(TableFileReader(fetched.path, bases[0].name)) as reader:
             for base in sorted(bases, key=lambda each: each.key_group not in self._urgent):
                 into: StateTable = self._table if self._lazy is None else HeapStateTable()
-                parts: _Parts = [(base, reader.entries(base.key_group))]
+                parts: Parts = [(base, reader.entries(base.key_group))]
                 older = {base.key_group: await self._changes_since(base)}
                 async with self._turn:
                     unusable = await call_in_thread(_restore_all, into, parts, older)
                 if unusable:
-                    self._unusable(base)
+                    await self._unusable([base])
                 else:
                     await self._loaded(base, into)
 
@@ -268,10 +241,25 @@ class BaseLoad:
             return []
         return await self._older_log(base.key_group, base.checkpoint)
 
-    def _unusable(self, base: KeyGroupBase, name: str = "") -> None:
-        """Turn to the next older base of a key group."""
-        self.result.damaged.add(name or base.name)
-        self._age[base.key_group] += 1
+    async def _unusable(self, bases: Iterable[KeyGroupBase], name: str = "") -> None:
+        """Turn to the next older bases of key groups: who waits for one of them does not wait for all others before."""
+        older = []
+        for base in bases:
+            group = base.key_group
+            self.result.damaged.add(name or base.name)
+            self._age[group] += 1
+            if self._age[group] == len(self._left[group]):
+                await self._load_nothing(group)
+            else:
+                older.append(self._left[group][self._age[group]])
+        self._expect(base for base in older if not base.files)
+
+    async def _give_way(self) -> None:
+        """Let reads in place have the processor, for a while: their batches wait, and nobody for what is loaded."""
+        clock = self._files.runtime.clock
+        while self.reading and not self._urgent and self._patience_s > 0:
+            await clock.sleep(_PAUSE_S)
+            self._patience_s -= _PAUSE_S
 
     async def _load_nothing(self, group: KeyGroup) -> None:
         """Go on without a base: all that the key group has is in the log."""
@@ -327,27 +315,7 @@ class _Share:
         self(self._total)
 
 
-def _fetches(bases: Iterable[KeyGroupBase]) -> list[_Fetch]:
-    """Join parts that lie side by side in one file into one request."""
-    fetches: list[_Fetch] = []
-    for base in sorted(bases, key=lambda each: (each.name, each.offset)):
-        last = fetches[-1] if fetches else None
-        end = base.offset + base.length
-        if last and last.name == base.name and last.stop == base.offset and end - last.start <= LOAD_SIZES.fetch:
-            last.stop = end
-            last.bases.append(base)
-        else:
-            fetches.append(_Fetch(base.name, base.offset, end, [base]))
-    return fetches
-
-
-_Pages = Iterable[pa.RecordBatch] | DstlError
-_Parts = list[tuple[KeyGroupBase, _Pages]]
-
-
-def _restore_all(
-    table: StateTable, parts: Iterable[tuple[KeyGroupBase, _Pages]], older: Mapping[KeyGroup, list[pa.RecordBatch]]
-) -> list[KeyGroup]:
+def _restore_all(table: StateTable, parts: Parts, older: Mapping[KeyGroup, list[pa.RecordBatch]]) -> list[KeyGroup]:
     """Restore each key group that has pages, and return the others and those whose pages end in damage."""
     failed = []
     for base, pages in parts:
@@ -360,91 +328,3 @@ def _restore_all(
         except (CorruptData, MissingState):
             failed.append(base.key_group)
     return failed
-
-
-async def _decode(fetches: Iterator[_Fetch], source: BaseSource, begins: asyncio.Event) -> AsyncGenerator[_Parts]:
-    """Yield the parts of each fetch with their pages, or with the error instead; a bounded number ahead."""
-
-    async def load(fetch: _Fetch, lease: BudgetLease) -> _Parts:
-        return await _load(fetch, source, lease, begins)
-
-    ahead = Prefetcher(
-        fetches,
-        load,
-        cost=lambda fetch: fetch.stop - fetch.start,
-        max_bytes=AHEAD_BYTES,
-        max_count=LOAD_SIZES.fetches,
-        max_taken=DECODED_AHEAD_BYTES,
-    )
-    try:
-        async with aclosing(ahead):
-            async for parts in ahead:
-                yield parts
-    finally:
-        await source.close()
-
-
-async def _load(fetch: _Fetch, source: BaseSource, lease: BudgetLease, begins: asyncio.Event) -> _Parts:
-    async def read() -> _Parts:
-        data = await _get(fetch, source)
-        await begins.wait()
-        opened = await call_in_thread(_open, fetch, data)
-        # What there is no room for is decoded page by page while it is loaded.
-        room = [lease.try_take(raw) for _, raw, _ in opened]
-        try:
-            return await call_in_thread(_decode_pages, opened, room)
-        except BaseException:
-            lease.give_back(sum(raw for (_, raw, _), has_room in zip(opened, room, strict=True) if has_room))
-            raise
-
-    try:
-        return await RetryPolicy(source.runtime).read(read)
-    except (CorruptData, MissingState) as error:
-        if len(fetch.bases) == 1:
-            return [(fetch.bases[0], error)]
-    # One of them is damaged: each by itself, so that the others are not lost with it.
-    alone = [_Fetch(fetch.name, base.offset, base.offset + base.length, [base]) for base in fetch.bases]
-    return [part for each in alone for part in await _load(each, source, lease, begins)]
-
-
-async def _get(fetch: _Fetch, source: BaseSource) -> bytes | memoryview:
-    """Return a fetch's bytes: those of a large key group by several requests, for each connection has its own pace."""
-    size = LOAD_SIZES.fetch
-    starts = range(fetch.start, fetch.stop, size)
-    if len(starts) == 1:
-        return await source.get(fetch.bases[0], fetch.start, fetch.stop)
-    turn = asyncio.Semaphore(LOAD_SIZES.fetches)
-    whole = np.empty(fetch.stop - fetch.start, np.uint8)
-
-    async def piece(start: int) -> None:
-        async with turn:
-            data = await source.get(fetch.bases[0], start, min(fetch.stop, start + size))
-        whole[start - fetch.start : start - fetch.start + len(data)] = np.frombuffer(data, np.uint8)
-
-    pieces = [asyncio.ensure_future(piece(start)) for start in starts]
-    try:
-        await asyncio.gather(*pieces)
-    finally:
-        for each in pieces:
-            each.cancel()
-        await asyncio.gather(*pieces, return_exceptions=True)
-    return whole.data
-
-
-_Opened = list[tuple[KeyGroupBase, int, Iterator[pa.RecordBatch]]]
-
-
-def _open(fetch: _Fetch, data: bytes | memoryview) -> _Opened:
-    """Check the parts of a fetch; returns each with the bytes that its pages will take. Runs in a thread."""
-    view = memoryview(data)
-    opened = []
-    for base in fetch.bases:
-        at = base.offset - fetch.start
-        part = open_key_group(view[at : at + base.length], base.key_group, name=f"base file {fetch.name}")
-        opened.append((base, *part))
-    return opened
-
-
-def _decode_pages(opened: _Opened, room: list[bool]) -> _Parts:
-    """Decode the pages of those parts that there is room for. Runs in a thread."""
-    return [(base, list(pages) if has_room else pages) for (base, _, pages), has_room in zip(opened, room, strict=True)]

@@ -32,7 +32,7 @@ from pydantic_core import from_json
 from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
 from dstl.runtime import Runtime, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
-from dstl.store.retry_policy import RetryPolicy
+from dstl.store.retry_policy import RetryPolicy, read_range
 from dstl.store.sealed import is_sealed
 from dstl.store.zstd_frame import decompress
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile
@@ -339,7 +339,7 @@ class FileBases:
         stop = min(file.size, at + _PIECE)
 
         async def read() -> bytes:
-            data = await self.store.get(file.name, ByteRange(at, stop))
+            data = await read_range(self.store, file.name, ByteRange(at, stop))
             if len(data) != stop - at:
                 raise CorruptData(f"{file.name} ends at byte {at + len(data)}, before {stop}")
             return data
@@ -351,7 +351,7 @@ class FileBases:
 
     async def _get(self, name: str, size: int, checksum: int) -> bytes:
         async def read() -> bytes:
-            data = await self.store.get(name)
+            data = await read_range(self.store, name)
             if len(data) != size or await call_in_thread(google_crc32c.value, data) != checksum:
                 raise CorruptData(f"{name} has {len(data)} bytes that are not the {size} which its handle names")
             return data

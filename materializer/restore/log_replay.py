@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -18,9 +18,10 @@ from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, SegmentEntry
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SequenceNumberRange
-from materializer.bases.loading import AHEAD_BYTES, AHEAD_FETCHES, DECODED_AHEAD_BYTES
+from materializer.bases.base_fetch import AHEAD_BYTES, AHEAD_FETCHES, DECODED_AHEAD_BYTES
 from materializer.tables import StagedChanges
 
+_TOGETHER_ROWS = 1 << 16  # a table's own cost of a batch is small beside so many rows
 _SIZES = ReadSizes(unit=4 << 20)
 """All that is decoded waits for its turn to be applied, so small units would save no memory: each costs a turn of the
 loop and of a thread, 0.5 ms of processor time."""
@@ -185,3 +186,17 @@ async def join_segments(
                 piece = LogPiece()
         if piece.steps:
             yield piece
+
+
+def join_batches(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield many small batches, which the blocks of segments are cut into, as few larger ones."""
+    few: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        few.append(batch)
+        rows += batch.num_rows
+        if rows >= _TOGETHER_ROWS:
+            yield pa.concat_batches(few)
+            few, rows = [], 0
+    if few:
+        yield pa.concat_batches(few)

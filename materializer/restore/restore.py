@@ -8,7 +8,7 @@ loaded before the log. Either way a restore ends when all is loaded.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,12 +28,19 @@ from materializer.bases.cold_reads import Asked, ColdReads
 from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
-from materializer.restore.log_replay import LogPiece, ReplayStep, decoding_turn, join_segments, replay, replay_steps
+from materializer.restore.log_replay import (
+    LogPiece,
+    ReplayStep,
+    decoding_turn,
+    join_batches,
+    join_segments,
+    replay,
+    replay_steps,
+)
 from materializer.restore.progress import LogLine, ProgressListener, RestoreProgress
 from materializer.tables import FileTable, StagedChanges, StateTable
 
 MEASURABLE_BYTES = 4 << 20  # of fewer, latency is the larger part
-_TOGETHER_ROWS = 1 << 16  # a table's own cost of a batch is small beside so many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +178,11 @@ class TableRestore:
         """True once nothing is missing."""
         return all(load.is_done for load in self._loads.values())
 
-    async def open(self) -> None:
+    async def open(self, *, serves: bool = False) -> None:
         """Replay the log; lazy tables can be used then, and the others have their bases.
+
+        Args:
+            serves: Keys will be asked for before all is loaded, so indexes of bases come beside the log.
 
         Raises:
             DstlError: As :func:`restore_tables`.
@@ -180,7 +190,7 @@ class TableRestore:
         if self._checkpoint is None:
             return
         try:
-            await self._open(self._checkpoint)
+            await self._open(self._checkpoint, serves)
         except DstlError as error:
             raise self._explain(error) from error
 
@@ -261,7 +271,7 @@ class TableRestore:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _open(self, checkpoint: CompletedCheckpoint) -> None:
+    async def _open(self, checkpoint: CompletedCheckpoint, serves: bool) -> None:
         generations = {
             operator: {group: bases for group, bases in groups.items() if group in self._owned}
             for operator, groups in generations_of(checkpoint.materialized).items()
@@ -279,6 +289,9 @@ class TableRestore:
             for operator, groups in generations.items():
                 if groups:
                     self._begin(operator, groups)
+            if serves:
+                for reads in self._reads.values():
+                    reads.prepare()
             first = {operator: load for operator, load in self._loads.items() if not load.is_lazy}
             for operator, load in first.items():
                 await load.run()
@@ -318,7 +331,7 @@ class TableRestore:
         if table.as_lazy is not None:
             source = BaseSource(self._files.store, self._runtime, self._files.cache, fills=False)
             newest = {group: bases[0] for group, bases in groups.items()}
-            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime)
+            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime, self._turn)
             # It fetches while the log is replayed, and waits with what it has.
             self._start(operator)
 
@@ -428,24 +441,10 @@ def _resume(table: StateTable) -> None:
 
 def _apply(table: StateTable, batches: Sequence[pa.RecordBatch]) -> None:
     """Runs in a thread."""
-    for batch in _join_batches(batches):
+    for batch in join_batches(batches):
         table.apply(batch)
 
 
 def _stage(table: FileTable, batches: Sequence[pa.RecordBatch]) -> StagedChanges | None:
     """Runs in a thread."""
-    return table.stage(list(_join_batches(batches)))
-
-
-def _join_batches(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield many small batches, which the blocks of segments are cut into, as few larger ones."""
-    few: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        few.append(batch)
-        rows += batch.num_rows
-        if rows >= _TOGETHER_ROWS:
-            yield pa.concat_batches(few)
-            few, rows = [], 0
-    if few:
-        yield pa.concat_batches(few)
+    return table.stage(list(join_batches(batches)))

@@ -23,7 +23,7 @@ from dstl.docs.references import command_reference, metric_reference, option_ref
 from dstl.option_sources import SECTIONS
 from dstl.rpc.protocol import PROTOCOL_VERSION
 from materializer.bases import table_directory
-from materializer.bases.key_group_file import FORMAT_VERSION
+from materializer.bases.key_group_index import FORMAT_VERSION
 from worlds.pages import DOCS, PAGES, ROOT, RUN, Reader, blocks
 
 PROCESSOR = "dstl.state.handle.ProcessorHandle"

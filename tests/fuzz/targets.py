@@ -62,6 +62,8 @@ from handles.file_record import FileEntry, FileRecord, elsewhere, foreign_object
 from handles.segment_handle import SegmentHandle
 from materializer.bases import key_group_file as base_file
 from materializer.bases import table_directory as base_index
+from materializer.bases.key_group_block import FRAME_BYTES, Block
+from materializer.bases.key_group_index import MAGIC, KeyGroupIndex, raw_index, read_index, seal_index
 from materializer.bases.table_directory import decode_index
 from worlds.ddl import parse_ddl
 
@@ -233,7 +235,6 @@ def _savepoint() -> Target:
 
 def _base() -> Target:
     samples = _golden("savepoint_v1.base")
-    crc = struct.Struct("<I")
 
     def sealed(rng: random.Random) -> bytes:
         """Mutate a page below its compression, and tell the truth of its lengths; sometimes not of its rows.
@@ -241,32 +242,37 @@ def _base() -> Target:
         One in ten lies in its values alone: what all others are refused for is not the end of the way.
         """
         rows, is_true = rng.choice((1, 2, 3)), rng.random() < 0.1
-        lengths = [rng.choice((0, 1, 2, 200) if is_true else (0, 1, 2, 200, 0xFFFFFFFF)) for _ in range(3 * rows)]
-        head = struct.pack(f"<{rows}H", *range(rows)) + struct.pack(f"<{3 * rows}I", *lengths)
-        head += b"x" * min(5000, sum(lengths[: 2 * rows]))
+        lies = () if is_true else (40_000, 0xFFFFFFFF)
+        lengths = [rng.choice((0, 1, 2, 200, *lies)) for _ in range(2 * rows)]
+        lengths += [rng.choice((0, 1, 200, 40_000, *lies)) for _ in range(rows)]
+        values = mutate(rng, b"y" * min(99_999, sum(lengths[2 * rows :])), samples)
+        frames = [zstandard.compress(values[at : at + FRAME_BYTES], 1) for at in range(0, len(values), FRAME_BYTES)]
+        before = struct.pack(f"<{rows}H{3 * rows}I", *range(rows), *lengths)
+        before += struct.pack(f"<{len(frames[:-1])}I", *map(len, frames[:-1]))
+        head = before + b"x" * min(5000, sum(lengths[: 2 * rows]))
         head = head if is_true else mutate(rng, head, samples)
-        values = mutate(rng, b"y" * min(5000, sum(lengths[2 * rows :])), samples)
-        stored = [zstandard.compress(head, 1), zstandard.compress(values, 1) if values else b""]
+        stored = [zstandard.compress(head, 1), b"".join(frames)]
 
         def told(truth: int) -> int:
             return truth if is_true or rng.random() < 0.9 else rng.choice((0, 1, 14, 1 << 26, 0xFFFFFFFF))
 
-        sizes = sum(lengths[:rows]), len(head) - 14 * rows - sum(lengths[:rows]), len(values)
+        sizes = sum(lengths[:rows]), len(head) - len(before) - sum(lengths[:rows]), len(values)
         numbers = [told(rows), *map(told, (*(max(0, size) & 0xFFFFFFFF for size in sizes), *map(len, stored)))]
-        block = base_file._Block(*numbers, google_crc32c.value(b"".join(stored)))
+        block = Block(*numbers, google_crc32c.value(b"".join(stored)))
         blocks = [block] * rng.choice((1, 1, 1, 2))
-        raw = base_file._raw_index(blocks, [(rng.choice((0, 0, 1)), b"k" * rng.randrange(3)) for _ in blocks])
+        raw = raw_index(blocks, [(rng.choice((0, 0, 1)), b"k" * rng.randrange(3)) for _ in blocks])
         raw = raw if is_true or rng.random() < 0.7 else mutate(rng, raw, samples)
-        index = zstandard.compress(raw, 1)
-        totals = sum(b.rows for b in blocks), sum(b.head + b.values for b in blocks), told(len(raw)), len(index)
-        fields = (0, told(len(blocks)), *totals, base_file.FORMAT_VERSION, 0)
-        front = base_file._TRAILER.pack(*fields, 0, b"")[: base_file._CRC_AT]
-        end = crc.pack(google_crc32c.value(index + front)) + base_file.END_MAGIC
-        return base_file.MAGIC + b"".join(stored) * len(blocks) + index + front + end
+        totals = sum(b.rows for b in blocks), sum(b.head + b.values for b in blocks), told(len(raw))
+        end = seal_index(zstandard.compress(raw, 1), 0, told(len(blocks)), *totals)
+        return b"".join((MAGIC, *stored * len(blocks), *end))
 
     def decode(data: bytes) -> None:
+        index = read_index(data, len(data), 0, name="b")
+        assert isinstance(index, KeyGroupIndex)
         for page in base_file.open_key_group(data, 0)[1]:
             page.validate(full=True)
+        for block, start in zip(index.blocks, index.starts, strict=False):
+            list(block.find(memoryview(data)[start:], [(0, b""), (0, b"x"), (1, b"xx")], "b"))
 
     return Target("base", decode, samples, sealed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from dstl.rpc.fleet_messages import Restore, Resume
 from dstl.rpc.messages import FetchMany
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
-from materializer.bases import loading
+from materializer.bases import base_fetch
 from materializer.tables import HeapStateTable
 from tests.materializer.test_cold_key_groups import Opened, small, some_world
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
@@ -90,7 +91,7 @@ async def test_reads_that_wait_are_told_when_the_load_is_given_up_in_its_pause(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store that is away lets the load pause: a waiter of then, or of after, must not wait for ever."""
-    small(monkeypatch, share=0.0)
+    small(monkeypatch, raw=-inf)
     async with some_world(seed) as world:
         store = FaultyStore(world.memory, clock=LoopClock())
         async with Opened(world, store) as opened:
@@ -159,7 +160,7 @@ async def test_a_load_goes_on_from_wherever_another_operator_has_stopped_it(
 ) -> None:
     """One operator's store request fails at a moment of the other's load, and the load is called again."""
     small(monkeypatch)
-    monkeypatch.setattr(loading, "LOAD_SIZES", loading.LoadSizes(1 << 20, 1))
+    monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(1 << 20, 1))
     failing, inner, taken = asyncio.Event(), HeapStateTable.warm, [0]
 
     def warm(table: HeapStateTable, group: int, base: Any) -> bool:

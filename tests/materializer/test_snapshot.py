@@ -14,12 +14,16 @@ from hypothesis import given, settings
 
 import materializer.bases.key_group_file as base_file
 from dstl.errors import Closed, CorruptData, Invalid
-from materializer.bases.key_group_file import (
-    KeyGroupFile,
+from materializer.bases import key_group_block, key_group_index
+from materializer.bases.key_group_block import Block
+from materializer.bases.key_group_file import KeyGroupFile, decode_key_group, encode_key_group
+from materializer.bases.key_group_index import (
+    FORMAT_VERSION,
+    MAGIC,
     KeyGroupIndex,
-    decode_key_group,
-    encode_key_group,
+    raw_index,
     read_index,
+    seal_index,
     tail_bytes,
 )
 from materializer.tables import ENTRY_SCHEMA, HeapStateTable, RocksDBOptions, StateTable, open_table
@@ -124,8 +128,8 @@ def test_a_key_group_of_many_pages_is_many_blocks(monkeypatch: pytest.MonkeyPatc
     file = _encoded(*rows)
     index = _index(file)
     assert file.blocks == len(index.blocks) == 49
-    assert max(index.raw_sizes) <= base_file.BLOCK_BYTES
-    monkeypatch.setattr(base_file, "LOAD_PAGE_BYTES", 4 << 20)
+    assert max(index.raw_sizes) <= base_file.BLOCK_BYTES + 4 * 7  # and lengths of frames
+    monkeypatch.setattr(key_group_index, "LOAD_PAGE_BYTES", 16 * max(index.raw_sizes))
     pages = list(decode_key_group(file.data, 1))
     assert len(pages) == 3
     assert sum(page.num_rows for page in pages) == 12_000
@@ -136,8 +140,10 @@ def test_a_key_group_of_many_pages_is_many_blocks(monkeypatch: pytest.MonkeyPatc
     assert [row for page in pages for row in page.column("key").to_pylist()] == [b"%06d" % i for i in range(12_000)]
 
 
-def test_every_flipped_bit_is_detected(seed: int) -> None:
+@pytest.mark.parametrize("frame_bytes", [16, key_group_block.FRAME_BYTES])
+def test_every_flipped_bit_is_detected(frame_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first row is given out."""
+    monkeypatch.setattr(key_group_block, "FRAME_BYTES", frame_bytes)
     file = _encoded(*_rows(seed, 12))
     for at in range(len(file.data)):
         for bit in range(8):
@@ -170,16 +176,20 @@ def test_blocks_cannot_be_lost_doubled_or_moved() -> None:
             decode_key_group(start + b"".join(spans[i] for i in picked) + end, 1)
 
 
+@pytest.mark.parametrize("frame_bytes", [5, 64, key_group_block.FRAME_BYTES])
 @pytest.mark.parametrize("block_bytes", [1, 200, 1000])
 def test_the_blocks_of_a_key_hold_all_of_it_and_few_others(
-    block_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
+    block_bytes: int, frame_bytes: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever the cuts fall: a key of many blocks, keys that begin alike, an empty key, keys that are not there."""
     monkeypatch.setattr(base_file, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(key_group_block, "FRAME_BYTES", frame_bytes)
     rng = random.Random(seed)
+    prefixes = [b"", b"\0", b"a", b"ab"]
     truth = {
-        (rng.choice([0, 3, 4, 65535]), rng.choice([b"", b"\0", b"a", b"ab"]) * rng.randrange(4), rng.randbytes(2)): b"v"
-        * 9
+        (rng.choice([0, 3, 4, 65535]), rng.choice(prefixes) * rng.randrange(4), rng.randbytes(2)): rng.randbytes(
+            rng.choice((0, 9, 9, 30))
+        )
         for _ in range(300)
     }
     truth |= {(3, b"many", b"%04d" % i): b"v" * 40 for i in range(60)}
@@ -201,6 +211,10 @@ def test_the_blocks_of_a_key_hold_all_of_it_and_few_others(
         for key in {*(k for _, k, _ in truth), b"\xff", b"aba", b"b"}:
             blocks = index.blocks_of(state, key)
             of_key = [each for each in of_state if each[1] == key]
+            found = []
+            for at in blocks:
+                found += index.blocks[at].find(data[index.starts[at] : index.starts[at + 1]], [(state, key)], "base-7")
+            assert found == [(*each, truth[each]) for each in of_key]
             assert [each for each in rows(blocks) if each[:2] == (state, key)] == of_key
             holding = {
                 at for at in range(len(index.blocks)) if any(e[:2] == (state, key) for e in rows(range(at, at + 1)))
@@ -247,15 +261,12 @@ def test_another_key_group_is_refused() -> None:
         decode_key_group(file.data, 2, name="base-7")
 
 
-def _forged(rows: int, raw_size: int, stored: bytes, version: int = base_file.FORMAT_VERSION) -> bytes:
+def _forged(rows: int, raw_size: int, stored: bytes, version: int = FORMAT_VERSION) -> bytes:
     """Return a file whose checksums are right and whose one block, all of it keys, lies."""
-    block = base_file._Block(rows, max(0, raw_size - 14 * rows), 0, 0, len(stored), 0, google_crc32c.value(stored))
-    raw = base_file._raw_index([block], [(0, b"")])
-    index = zstandard.ZstdCompressor().compress(raw)
-    fields = (1, 1, rows, block.head, len(raw), len(index), version, 0)
-    front = base_file._TRAILER.pack(*fields, 0, b"")[: base_file._CRC_AT]
-    crc = google_crc32c.value(index + front)
-    return base_file.MAGIC + stored + index + front + struct.pack("<I", crc) + base_file.END_MAGIC
+    block = Block(rows, max(0, raw_size - 14 * rows), 0, 0, len(stored), 0, google_crc32c.value(stored))
+    raw = raw_index([block], [(0, b"")])
+    end = seal_index(zstandard.ZstdCompressor().compress(raw), 1, 1, rows, block.head, len(raw), version=version)
+    return b"".join((MAGIC, stored, *end))
 
 
 def test_a_decompression_bomb_is_refused_before_it_is_unpacked() -> None:
@@ -332,7 +343,7 @@ def test_a_closed_snapshot_is_not_encoded() -> None:
 def test_the_largest_change_fits_and_a_larger_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = 1 << 16
     monkeypatch.setattr(base_file, "MAX_CHANGE_BYTES", largest)
-    monkeypatch.setattr(base_file, "MAX_BLOCK_BYTES", largest + 14)
+    monkeypatch.setattr(base_file, "MAX_BLOCK_BYTES", largest + 14 + 4)
     file = _encoded(put(1, 0, b"k", b"", bytes(largest - 1)))
     assert file.raw_bytes == base_file.MAX_BLOCK_BYTES
     assert next(decode_key_group(file.data, 1)).num_rows == 1

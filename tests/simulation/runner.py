@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 
 from dstl.changelog import segments_in_flight
 from dstl.taskmanager import memory_limit, state_client
-from materializer.bases import cold_reads, key_group_file, loading
+from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -120,14 +121,17 @@ def _small_thresholds(world: World) -> Iterator[None]:
     if lazy.random() < 0.5:
         # A base of some rows has many blocks, and its key groups come one by one while batches run.
         world.store.slow_bases_s = lazy.choice((0.0, 1.0, 6.0))
-        share = lazy.choice((0.0, 0.5, 1.0, 1.0))
+        raw = lazy.choice((-math.inf, 2.0, math.inf, math.inf))
         changed += [
             (vars(key_group_file), "BLOCK_BYTES", lazy.choice((1, 200))),
-            (vars(loading), "LOAD_SIZES", loading.LoadSizes(lazy.choice((300, 1 << 10)), lazy.choice((8, 16)))),
+            (vars(key_group_block), "FRAME_BYTES", lazy.choice((7, key_group_block.FRAME_BYTES))),
+            (vars(base_fetch), "LOAD_SIZES", base_fetch.LoadSizes(lazy.choice((300, 1 << 10)), lazy.choice((8, 16)))),
             (
                 vars(cold_reads),
-                "READ_SIZES",
-                cold_reads.ReadSizes(share, 1, lazy.choice((0, 300)), lazy.choice((1, 4))),
+                "READ_COSTS",
+                cold_reads.ReadCosts(
+                    lazy.choice((0, 300)), 1, 0, 0, raw, 1, math.inf, lazy.choice((1, 400)), lazy.choice((1, 4))
+                ),
             ),
         ]
     before = [names[name] for names, name, _ in changed]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from dstl.store.zstd_frame import decompress, decompress_into
+from dstl.store.zstd_frame import decompress, decompress_frames_into
 
 
 def packed(raw: bytes, **options: bool) -> bytes:
@@ -60,15 +60,17 @@ def test_nothing_is_allocated_for_a_size_that_is_refused() -> None:
         tracemalloc.stop()
 
 
-def test_what_was_packed_fills_an_array_and_nothing_beside_it(seed: int) -> None:
+@pytest.mark.parametrize("size", [70_000, 30_000, 35_000])
+def test_what_was_packed_fills_an_array_and_nothing_beside_it(size: int, seed: int) -> None:
     raw = random.Random(seed).randbytes(70_000)
-    frame = packed(raw)
+    frames = b"".join(packed(raw[at : at + size]) for at in range(0, len(raw), size))
     found = np.zeros(len(raw) + 2, np.uint8)
-    decompress_into(memoryview(frame), found[1:-1])
+    decompress_frames_into(memoryview(frames), found[1:-1], size)
     assert found.tobytes() == b"\0" + raw + b"\0"
-    for wrong in (frame[:-1], frame[:50], b"\0" + frame, b""):
+    for wrong in (frames[:-1], frames[:50], b"\0" + frames, b""):
         with pytest.raises(ValueError):  # noqa: PT011  (the library's own words)
-            decompress_into(wrong, found[1:-1])
-    for size in (len(raw) - 1, len(raw) + 1):
-        with pytest.raises(ValueError, match="bytes"):
-            decompress_into(frame, np.zeros(size, np.uint8))
+            decompress_frames_into(wrong, found[1:-1], size)
+    for room in (len(raw) - 1, len(raw) + 1):
+        if room > len(raw) or size == len(raw):
+            with pytest.raises(ValueError, match="bytes"):
+                decompress_frames_into(frames, np.zeros(room, np.uint8), size)

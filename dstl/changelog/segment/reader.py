@@ -27,6 +27,7 @@ from dstl.changelog.segment.index import (
 from dstl.errors import CorruptData, MissingState
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.prefetcher import BudgetLease, Prefetcher
+from dstl.store.retry_policy import read_range
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.segment_handle import SegmentHandle, SequenceNumber, SequenceNumberRange
 
@@ -356,7 +357,7 @@ class SegmentReader:
 
     async def _get(self, start: int, stop: int) -> bytes:
         base = self._handle.offset
-        data = await self._store.get(self._handle.name, ByteRange(base + start, base + stop))
+        data = await read_range(self._store, self._handle.name, ByteRange(base + start, base + stop))
         if len(data) != stop - start:
             raise CorruptData(
                 f"{self._where} is truncated: {len(data)} of {stop - start} bytes at {start}; restore it from a replica"

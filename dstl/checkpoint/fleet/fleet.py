@@ -31,6 +31,7 @@ from dstl.rpc.fleet_messages import (
 )
 from dstl.rpc.messages import Assignment
 from dstl.rpc.protocol import Secret
+from dstl.store.retry_policy import STALL_S
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.segment_handle import SegmentHandle
@@ -83,7 +84,7 @@ class Fleet(Members):
         on_lost: Callable[[str], None],
         host: str = "",
         on_progress: ProgressListener | None = None,
-        restore_stall_s: float = 120.0,
+        restore_stall_s: float = STALL_S,
     ) -> None:
         super().__init__(secret, on_lost, host)
         self._on_progress = on_progress
