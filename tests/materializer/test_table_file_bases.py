@@ -13,7 +13,6 @@ import pytest
 from fuzz import rocksdb_files
 from fuzz.targets import CORPUS
 
-from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
 from dstl.checkpoint.savepoint import creation
 from dstl.checkpoint.savepoint.creation import save_checkpoint
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
@@ -345,21 +344,6 @@ async def test_when_one_file_is_not_taken_the_upload_of_the_others_has_ended_too
         assert at_most == 2
         assert not under_way
     table.close()
-
-
-async def test_a_manifest_says_that_it_names_table_files_and_others_stay_as_they_were(
-    seed: int, tmp_path: Path
-) -> None:
-    """Prevents that an older DSTL takes a table's index for a base file, or refuses a manifest without any."""
-    async with rocksdb_world(seed, tmp_path) as world:
-        await world.start(1)
-        await world.batches(3)
-        fields = {"kind": "checkpoint", "epoch": 1, "put_id": "p", "query_id": "query", "created_at": 0.0}
-        newest = world.newest.model_copy(update={"logged_at": ()})
-        with_files = ManifestRecord(sequence=newest.checkpoint_id, checkpoint=newest, **fields)
-        without = ManifestRecord(sequence=1, checkpoint=None, **{**fields, "kind": "fence"})
-        assert decode_record(encode_record(with_files), "m").version == 2
-        assert decode_record(encode_record(without), "m").version == 1
 
 
 async def test_verification_reads_index_and_files_once_each(seed: int, tmp_path: Path) -> None:
