@@ -385,6 +385,25 @@ async def test_a_driver_that_was_paused_for_days_is_fenced_by_a_fence_that_is_go
     await world.commit(3)
 
 
+async def test_a_driver_that_sleeps_for_days_behind_a_fence_whose_answer_was_lost_is_fenced(world: World) -> None:
+    """It knows no moment at which a record of its own was stored, and looked at the log when it fenced, days ago."""
+    lost = FaultyStore(world.store, [FaultRule(Fault.LOST_RESPONSE, "put", nth=(1,))], clock=world.clock)
+    asleep = ManifestLog(lost, seeded_runtime(4, world.clock), attempts=2)
+    fencing = asyncio.ensure_future(asleep.fence(QUERY))
+    while not fencing.done():
+        await world.clock.advance(1.0)
+    free = asleep.next_sequence
+    await world.log.fence(QUERY)
+    await world.log.fence(QUERY)
+    for batch in (0, 1, 2):
+        await world.commit(batch, oldest=world.log.next_sequence - 1)
+    await world.clock.advance(FORGOTTEN_S)
+    await world.clean()
+    assert free not in await kinds(world.store)
+    with pytest.raises(Fenced, match="was taken over"):
+        await commit(asleep, 0)
+
+
 async def test_a_driver_with_a_batch_a_day_looks_once_whether_it_leads(world: World) -> None:
     store = InstrumentedStore(world.store)
     log = ManifestLog(store, world.runtime, attempts=2)

@@ -71,7 +71,7 @@ class ManifestLog(ManifestReader):
         super().__init__(store, runtime, attempts=attempts)
         self.skips_damaged = skip_damaged
         self._puts = ConditionalPut(store, self._retries)
-        # Of our last record that was stored at once, by the store's clock and by ours; a fence looks by itself.
+        # Of our last record, by the store's clock and by ours; a fence looks by itself.
         self._stored_at = math.inf, math.inf
         self.epoch = 0
         self.next_sequence = 1
@@ -254,6 +254,8 @@ class ManifestLog(ManifestReader):
             if max(at[0] - self._stored_at[0], at[1] - self._stored_at[1]) > FORGOTTEN_S / 2:
                 await or_unknown(what, check_valid, Fenced)
             self._stored_at = at
+        else:
+            self._stored_at = -math.inf, -math.inf  # when that was is not known: the next one looks
 
     async def _check_ours(self, record: ManifestRecord) -> None:
         """Raise where the record's name is another driver's."""
