@@ -576,7 +576,6 @@ async def test_a_task_manager_that_misses_a_completed_checkpoint_is_restored_fro
         assert forgetful == []
         await driver.run_batch("run-1", 2, some_events(rng, 2), model)
         await check_durable(store, model)
-        print("HOLDS", [m.holds for m in driver.service._fleet._members.values()])
         assert len(driver.restores) == 1, "the run was not restarted"
 
 

@@ -201,11 +201,11 @@ def _summary(table: Sequence[Detection]) -> dict[str, object]:
 def _page(table: Sequence[Detection], mutants: dict[str, Mutant]) -> str:
     summary = _summary(table)
     lines = [_INTRODUCTION]
-    missed = len(summary["not_found"])  # type: ignore[arg-type]
+    missed = len([each for each in table if each.is_missed])
     lines += [
-        f"{summary['known_bugs']} bugs: {summary['found_by_their_tests']} are found by their tests, {summary['found_by_seeds']} "
-        f"by seeds, after {summary['median_seeds_of_those']} in the median and {summary['most_seeds_of_those']} at most, "
-        f"and {missed} by nothing.\n",
+        f"{summary['known_bugs']} bugs: {summary['found_by_their_tests']} are found by their tests, "
+        f"{summary['found_by_seeds']} by seeds, after {summary['median_seeds_of_those']} in the median and "
+        f"{summary['most_seeds_of_those']} at most, and {missed} by nothing.\n",
         "| bug | what it does | seeds | seen by |",
         "|---|---|---|---|",
     ]
