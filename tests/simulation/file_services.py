@@ -90,6 +90,7 @@ class FileWorld:
         self.own_rng = self.rng("world")
         self.secret = Secret(self.own_rng.randbytes(32))
         self.processes: list[Process] = []
+        self.lines: list[list[AsyncConnection]] = []
         self.violations: list[str] = []
         self.leaves = plan is None and self.rng("leaving").random() < 0.6
         self.handed_over = 0
@@ -134,6 +135,7 @@ class JvmFiles:
         self._world = world
         self._address = address
         self._idle: list[AsyncConnection] = []
+        world.lines.append(self._idle)  # kept, as tasks are: none is collected before the world has ended
 
     async def put(self, path: str, run: str, attempt: int, content: bytes, *, overwrite: bool = True) -> None:
         """Write a file; a large one in parts."""
