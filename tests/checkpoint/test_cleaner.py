@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dstl.changelog.object_names import SegmentNames
+from dstl.changelog.object_names import SegmentName, SegmentNames
 from dstl.checkpoint.assembly import assemble
 from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.manifest.format import FORGOTTEN_S, encode_record, manifest_name, manifest_sequence
@@ -24,6 +24,7 @@ from dstl.runtime import Runtime, SystemClock
 from dstl.store import LocalStore, MemoryStore, ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
+from handles.file_record import FILES_OWNER
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
@@ -451,6 +452,30 @@ async def test_a_living_writers_losers_go_once_their_batch_is_over(world: World)
     await world.clock.advance(2 * GRACE)
     assert (await world.clean(live={"alive"})).deleted == 1, "the loser; the record of batch 0 stays for a day"
     assert not await world.has(loser)
+
+
+async def test_what_is_older_by_seconds_alone_stays_for_servers_of_one_store_disagree(world: World) -> None:
+    await world.commit(0)
+    pending = await world.put(writer="alive")
+    await world.clock.advance(30)
+    await world.commit(1)
+    await world.commit(2, oldest=world.log.next_sequence - 1)
+    await world.clock.advance(2 * GRACE)
+    assert (await world.clean(live={"alive"})).deleted == 0
+    assert await world.has(pending)
+
+
+async def test_files_of_sparks_stay_from_the_newest_fence_on(world: World) -> None:
+    """The driver at work has stored them, and names them with its next commit, which may take days to come."""
+    names = [str(SegmentName("", "0000", FILES_OWNER, "driver", f"{at:032x}", "seg")) for at in range(2)]
+    await world.commit(0)
+    await world.store.put(names[0], b"of an older driver")
+    await world.clock.advance(100)
+    await world.log.fence(QUERY)
+    await world.store.put(names[1], b"of the driver at work")
+    await world.clock.advance(30 * DAY)
+    await world.clean(live=None)
+    assert [await world.has(name) for name in names] == [False, True]
 
 
 async def test_nobody_asked_means_everybody_may_live(world: World) -> None:

@@ -186,6 +186,20 @@ async def test_an_unknown_commit_is_neither_reported_failed_nor_built_upon() -> 
 
 
 @virtual
+async def test_a_commit_that_was_stored_and_cannot_be_read_back_is_unknown() -> None:
+    """A read that fails says nothing about the record: its segments must stay."""
+    inner = MemoryStore(clock=LoopClock())
+    store = faulty(
+        inner, FaultRule(Fault.LOST_RESPONSE, "put", nth=(2,)), FaultRule(Fault.SHORT_GET, "get", chance=1.0)
+    )
+    log = driver(store, 1, attempts=2)
+    await log.fence(QUERY)
+    with pytest.raises(OutcomeUnknown):
+        await commit(log, 0)
+    assert await kinds(inner) == {1: "fence", 2: "checkpoint"}
+
+
+@virtual
 async def test_a_commit_that_a_deadline_cancels_is_unknown() -> None:
     inner = MemoryStore(clock=LoopClock())
     store = faulty(inner, FaultRule(Fault.STUCK, "put", nth=(2,), delay_s=5))

@@ -307,6 +307,42 @@ async def test_two_drivers_of_one_location_do_not_mix(seed: int, place: Path) ->
             await check_durable(store, model, 2)
 
 
+async def test_an_older_driver_commits_nothing_once_a_task_of_the_newer_one_has_begun(seed: int, place: Path) -> None:
+    """Also where the newer one writes nothing before: the batch is planned already."""
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as old:
+        await old.start("run-1")
+        await old.run_batch(0, some_events(rng, 0), model)
+        await old.plan(1)
+        events, seen = some_events(rng, 1), [{uid: dict(values) for uid, values in model.items()} for _ in range(2)]
+        await old.driver.run_tasks("run-1", 1, events, seen[0])
+        async with open_query(store, TWO, place, 2) as new:
+            assert await new.start("run-2") == 1
+            await new.driver.run_tasks("run-2", 1, events, seen[1])
+            with pytest.raises(Fenced):
+                await old.jvm.commit(1)
+            await new.jvm.commit(1)
+            await check_durable(store, seen[1], 1)
+
+
+async def test_a_small_file_is_read_back_beside_small_changes_in_one_record(seed: int, place: Path) -> None:
+    rng, store, model = random.Random(seed), MemoryStore(), Model()
+    async with open_query(store, TWO, place) as query:
+        await query.start("run-1")
+        for batch in range(3):
+            await query.plan(batch)
+            await query.driver.run_tasks("run-1", batch, events := some_events(rng, batch), model)
+            await query.jvm.put(f"sources/0/{batch}", b"rows of %d" % batch)
+            await query.jvm.commit(batch)
+            for uid, written in events.items():
+                apply(model.setdefault(uid, {}), written)
+    async with open_query(store, TWO, place, 2) as query:
+        assert await query.start("run-2") == 3
+        assert [await query.jvm.read(f"sources/0/{batch}") for batch in range(3)] == [
+            b"rows of %d" % batch for batch in range(3)
+        ]
+
+
 async def test_retained_objects_are_what_either_half_needs(seed: int, place: Path) -> None:
     clock = LaterClock()
     rng, store, model = random.Random(seed), MemoryStore(clock=clock), Model()

@@ -186,6 +186,32 @@ async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(s
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
+async def test_files_that_a_host_has_of_no_run_outlive_a_record_that_failed(stores: dict[str, ObjectStore]) -> None:
+    class Refusing(FaultyStore):
+        refuses = False
+
+        async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
+            if self.refuses:
+                raise AccessDenied("the bucket policy has changed")
+            return await super().put(name, data, if_absent=if_absent)
+
+    async with application(stores, Refusing) as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "")
+        await driver.batch(0, {changelog(1, 1): b"a"})
+        await far.put("state/0/0/2.zip", b"of no run")
+        await driver.offsets(1)
+        await driver.put(changelog(1, 2), b"b")
+        Refusing.refuses = True
+        with pytest.raises(AccessDenied):
+            await driver.commit(1)
+        Refusing.refuses = False
+        again = await app.driver("next")
+        await again.put(changelog(1, 2), b"c")
+        await again.commit(1)
+    async with application(stores) as app:
+        assert await (await app.driver("last")).read("state/0/0/2.zip") == b"of no run"
+
+
 async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleaner_may_have_taken_them_for_orphans(
     stores: dict[str, ObjectStore],
 ) -> None:

@@ -83,7 +83,8 @@ class Auditor:
         self._digests: dict[str, int] = {}
         self._put_ids: dict[int, str] = {}
         self._epochs: dict[int, int] = {}
-        self._deleted: dict[int, None] = {}
+        self._deleted: dict[int, float] = {}
+        """Records, and how many seconds old they were."""
         self._fences: list[int] = []
         self._checked: dict[tuple[str, int, int], int] = {}
         self._checking: list[asyncio.Task[None]] = []
@@ -134,9 +135,10 @@ class Auditor:
 
     def _record_landed(self, sequence: int, record: ManifestRecord, size: int) -> None:
         known = self._put_ids.setdefault(sequence, record.put_id)
-        # A fence or an abort marker may land at a number whose checkpoint was cleaned away; it holds nothing, and is
-        # void, for there are records above it.
-        if known != record.put_id and (record.kind == "checkpoint" or sequence not in self._deleted):
+        # A fence or an abort marker may land at a number whose checkpoint was cleaned away, and so may a checkpoint of
+        # a driver that has slept since for a day: they are void, for there are records above them.
+        age_s = self._deleted.get(sequence, -1.0)
+        if known != record.put_id and age_s < (FORGOTTEN_S if record.kind == "checkpoint" else 0.0):
             self.fail("I10", f"record {sequence} was committed twice, with different bodies")
         self._boundary = max(self._boundary, record.oldest)
         if sequence < self._highest:
@@ -214,11 +216,11 @@ class Auditor:
                 self.fail("I3", f"checkpoint {checkpoint.checkpoint_id} names {name}, which is not there")
 
     def _record_deleted(self, sequence: int) -> None:
-        self._deleted[sequence] = None
-        if sequence in self._fences:
-            age_s = self._world.loop.time() - self._objects[manifest_name(sequence)].modified
-            if sequence >= self._boundary or age_s < FORGOTTEN_S or sequence == self._fences[-1]:
-                self.fail("I10", f"fence {sequence} was deleted: put-if-absent forgets that a newer driver had it")
+        age_s = self._world.loop.time() - self._objects[manifest_name(sequence)].modified
+        self._deleted[sequence] = age_s
+        is_new = sequence >= self._boundary or age_s < FORGOTTEN_S
+        if sequence in self._fences and (is_new or sequence == self._fences[-1]):
+            self.fail("I10", f"fence {sequence} was deleted: put-if-absent forgets that a newer driver had it")
         retained = [each.checkpoint_id for each in self.retained()]
         if sequence in retained:
             self.fail("I5", f"the manifest of checkpoint {sequence} was deleted; retained are {retained}")

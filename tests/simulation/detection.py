@@ -1,8 +1,8 @@
 """``python -m tests.simulation detect``: in how many seeds the simulation finds each known bug.
 
-Each bug is built in by itself, and seeds from 0 on are run as every night's are, with the faults that they draw, until
-one shows it. All bugs have their turn with 3 seeds, then with 12, and so on: a run that is stopped has a table as
-well. What no seed shows is to be found by the test that the bug names, which is run against it.
+Each bug is built in by itself. First the test that it names is run, then seeds from 0 on, as every night's are, with
+the faults that they draw, until one shows it. All bugs have their turn with 3 seeds, then with 12, and so on, first
+those that nothing has shown: a run that is stopped has a table as well.
 
 ``--journal FILE`` makes it resumable. Without ``--json`` the page of the documentation is printed.
 """
@@ -38,11 +38,11 @@ _HANGS_S = 60
 """Processor seconds. A seed takes less than one, and a few the slowest: one that takes this long would be looked at."""
 _INTRODUCTION = """# In how many seeds a known bug is found
 
-Each bug was built into the product by itself (`tests/simulation/bugs.toml`), and seeds 0, 1, 2, ...
-were run with the faults that they draw, as in a night, until one broke an invariant. "More than" a number: no seed of
-so many did, and the named test fails with it. Made by `python -m tests.simulation detect --journal FILE`, which takes a
-few hours. I22 to I24 are seen in runs without a fault behind those with faults: something failed, a record too many was
-written, the log was not cut. "Nothing": the run was stopped before more seeds, or the test, had their turn.
+Each bug was built into the product by itself (`tests/simulation/bugs.toml`). The test that it names was run, and seeds
+0, 1, 2, ... with the faults that they draw, as in a night, until one broke an invariant. "More than" a number: no seed
+of so many did, and the run was stopped there, for the named test fails. Made by
+`python -m tests.simulation detect --journal FILE`. I22 to I24 are seen in runs without a fault behind those with
+faults: something failed, a record too many was written, the log was not cut.
 """
 
 
@@ -56,7 +56,7 @@ class Detection:
         found: Whether one has.
         how: The violation's invariant and text.
         seconds: Processor time of the seeds.
-        test_fails: Whether the test that is said to find a bug which no seed has shown does; None: not run.
+        test_fails: Whether the test that is said to find it does; None: not run.
     """
 
     bug: str
@@ -107,20 +107,20 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _look(mutants: dict[str, Mutant], table: dict[str, Detection], most: int, seconds: float) -> Iterator[Detection]:
-    """Run seeds, then tests, and yield each bug of which more is known."""
-    limit = _FIRST
-    while limit < most * _MORE:
-        for name, mutant in mutants.items():
-            seen = table[name]
-            if not seen.found and seen.seeds < min(limit, most) and seen.seconds < seconds:
-                _run_seeds(mutant, seen, min(limit, most), seconds)
-                yield seen
-        limit *= _MORE
+    """Run tests, then seeds, and yield each bug of which more is known."""
     for name, mutant in mutants.items():
         seen = table[name]
-        if most and not seen.found and seen.test_fails is None and mutant.kept_by:
+        if most and seen.test_fails is None and mutant.kept_by:
             seen.test_fails = _test_fails(mutant)
             yield seen
+    limit = _FIRST
+    while limit < most * _MORE:
+        for name in sorted(mutants, key=lambda name: not table[name].is_missed):
+            seen = table[name]
+            if not seen.found and seen.seeds < min(limit, most) and seen.seconds < seconds:
+                _run_seeds(mutants[name], seen, min(limit, most), seconds)
+                yield seen
+        limit *= _MORE
 
 
 def _run_seeds(mutant: Mutant, seen: Detection, limit: int, seconds: float) -> None:
@@ -192,6 +192,7 @@ def _summary(table: Sequence[Detection]) -> dict[str, object]:
         "median_seeds": median([each.seeds if each.found else float("inf") for each in table]) if table else 0,
         "median_seeds_of_those": median(found) if found else 0,
         "most_seeds_of_those": max(found, default=0),
+        "found_by_their_tests": sum(bool(each.test_fails) for each in table),
         "found_by_their_tests_alone": [each.bug for each in table if not each.found and each.test_fails],
         "not_found": [each.bug for each in table if each.is_missed],
     }
@@ -200,19 +201,21 @@ def _summary(table: Sequence[Detection]) -> dict[str, object]:
 def _page(table: Sequence[Detection], mutants: dict[str, Mutant]) -> str:
     summary = _summary(table)
     lines = [_INTRODUCTION]
+    missed = len([each for each in table if each.is_missed])
     lines += [
-        f"{summary['known_bugs']} bugs; {summary['found_by_seeds']} are found by seeds, after "
-        f"{summary['median_seeds_of_those']} in the median and {summary['most_seeds_of_those']} at most. Median of "
-        f"all: {summary['median_seeds']}.\n",
+        f"{summary['known_bugs']} bugs: {summary['found_by_their_tests']} are found by their tests, "
+        f"{summary['found_by_seeds']} by seeds, after {summary['median_seeds_of_those']} in the median and "
+        f"{summary['most_seeds_of_those']} at most, and {missed} by nothing.\n",
         "| bug | what it does | seeds | seen by |",
         "|---|---|---|---|",
     ]
     for each in sorted(table, key=lambda each: (not each.found, each.seeds, each.bug)):
         mutant = mutants[each.bug]
         seeds = str(each.seeds) if each.found else f"more than {each.seeds}"
-        test = f"`{mutant.kept_by.partition('::')[2]}`"
-        how = each.how.partition(" ")[0] if each.found else test if each.test_fails else "nothing"
+        how = each.how.partition(" ")[0]
+        test = f"`{mutant.kept_by.partition('::')[2]}`" if each.test_fails else ""
         world = " (a query on `dstl://`)" if mutant.world == "files" else ""
-        how = "a seed that hangs or ends its process" if how in ("a", "the", "seed") else how
+        how = "the directory" if how == "files" or how == "seed" else "a hang or an end" if how in ("a", "the") else how
+        how = ", ".join(filter(None, (how, test))) or "nothing"
         lines.append(f"| `{each.bug}` | {mutant.what.replace('|', ' ')}{world} | {seeds} | {how} |")
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from tests.simulation.process import Process
 from tests.simulation.program import run_program
 from tests.simulation.spark import ConcurrentUpdate, TaskSpec
 from tests.simulation.taskmanager import TaskManagerActor
+from tests.simulation.watching import Watch, name_a_savepoint
 from tests.simulation.worker import Worker
 from tests.simulation.world import World
 
@@ -118,6 +119,8 @@ class DriverActor:
             world, store, commits, options.task_manager, runtime, self.process.name
         )
         await self.service.start()
+        await name_a_savepoint(world, store, self.service, runtime)
+        self.process.spawn(Watch(world, self.process, self.service).run(), "watch")
         for operator in options.operators:
             groups = options.task_manager.max_parallelism
             definition = simulated_operator(operator, options.parallelism, groups)

@@ -49,12 +49,14 @@ class _Batch:
     given: Batch
     key_groups: Sequence[int]
     most: int
+    parent: int | None = None
 
     def run(self) -> tuple[Mapping[Any, Any], Output]:
         """Return the states behind it, and what it must yield."""
         if self.uid in CLOCKED:
             return run_model(CLOCKED[self.uid], self.states, self.rows, self.given)
-        return run_face(self.uid, self.states, self.rows, self.given, self.key_groups, self.most)
+        sequence = (self.parent or 0) + 1
+        return run_face(self.uid, self.states, self.rows, self.given, self.key_groups, self.most, sequence=sequence)
 
     def output(self) -> Output:
         return self.run()[1]
@@ -110,7 +112,8 @@ class FaceAudit:
         rows = self._rows(operations)
         most = self._logs.max_parallelism
         ran = {
-            uid: _Batch(uid, parent.states.get(uid, {}), rows, given, range(most), most).run() for uid in self.operators
+            uid: _Batch(uid, parent.states.get(uid, {}), rows, given, range(most), most, checkpoint.parent).run()
+            for uid in self.operators
         }
         latest = max((event_time_ms(each) for each in operations), default=0)
         watermark = parent.watermark_ms
@@ -164,7 +167,7 @@ class FaceAudit:
             for place, state in parent.states.get(spec.operator, {}).items()
             if (key_group_of(place, groups) if is_clocked else place[1]) in owned
         }
-        batch = _Batch(spec.operator, states, spec.operations, expected, list(owned), groups)
+        batch = _Batch(spec.operator, states, spec.operations, expected, list(owned), groups, parent_id)
         self._outputs[spec.writer] = self._compare(
             "I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}", output, batch
         )

@@ -51,6 +51,7 @@ from dstl.state.vectorised.map_states import EXISTS_COLUMN, MapStates
 from dstl.state.vectorised.time_windows import TimeWindows
 from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
+from tests.simulation.all_kinds import AllKinds
 from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
 from tests.simulation.spark import key_group_of
 
@@ -135,6 +136,7 @@ def run_face(
     key_groups: Sequence[int],
     most: int,
     known: Mapping[str, Any] | None = None,
+    sequence: int = 1 << 40,
 ) -> tuple[Entries, Output]:
     """Return an operator's values behind a batch, and what it must yield for each key.
 
@@ -146,6 +148,7 @@ def run_face(
         key_groups: Those of the task.
         most: Number of all key groups.
         known: Its states as a checkpoint has them; None for what it declares.
+        sequence: Orders what the batch appends to lists.
     """
     definition = face_operator(uid, 1, most)
     registry = StateRegistry.from_wire(definition.resolve(known), settled=True)
@@ -160,7 +163,7 @@ def run_face(
     task = TaskInput(
         source=client_of(held),
         send=changes.append,
-        sequence=1 << 40,
+        sequence=sequence,
         key_groups=key_groups,
         processing_time_ms=given.time_ms,
         watermark_ms=given.watermark_ms,
@@ -385,6 +388,7 @@ FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     "first-rows": _deduplicated,
     "columns": _mapped,
     "frames": _processed(_Frames),
+    "all-kinds": _processed(AllKinds, "row", "none"),
     "group-state": _processed(
         lambda: GroupStateProcessor(_keep_group, StructType([StructField("n", LongType())]), "EventTimeTimeout")
     ),

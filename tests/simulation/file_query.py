@@ -15,7 +15,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from dstl.errors import DstlError, ObjectExists, TaskManagerLost
+from dstl.errors import DstlError, ObjectExists, ObjectNotFound, TaskManagerLost
 from dstl.files.inspection import export_files, opened_files, roll_back, verify_files
 from dstl.files.namespace import StateFile, location_of
 from dstl.files.options import FileOptions
@@ -76,9 +76,10 @@ class _Run:
         self._world = world
         self._services = services
         self._outside = outside
-        self._run = name
+        self._run = self.name = name
         self._rng = world.rng(name)
         self._directory = services.directory
+        self._jvm = services.jvm
 
     async def go(self, batches: int) -> None:
         """Look where the query is, and run so many batches; what fails ends it."""
@@ -99,24 +100,24 @@ class _Run:
     async def _batch(self, batch: int, *, is_new: bool) -> None:
         outside, run = self._outside, self._run
         if is_new:
-            await self._directory.check_free(f"offsets/{batch}", run)
-            await self._directory.put(f"offsets/{batch}", run, -1, [b"%d" % self._rng.getrandbits(60)])
+            await self._jvm.put(f"offsets/{batch}", run, -1, b"%d" % self._rng.getrandbits(60), overwrite=False)
             if self._world.options.sources == "forget":
                 outside.told = max(outside.told, batch - 1)
-        rows = await self._directory.read(f"offsets/{batch}", run)
+        rows = await self._jvm.read(f"offsets/{batch}", run)
         tasks = [self._partition(batch, partition, rows) for partition in range(PARTITIONS)]
         ended = dict(await asyncio.gather(*tasks))
         if outside.sink.setdefault(batch, rows) != rows:
             self._violate(f"batch {batch} ran again with other rows than its sink has")
-        await self._directory.check_free(f"commits/{batch}", run)
+        if await self._jvm.is_there(f"commits/{batch}", run):
+            raise ObjectExists(f"batch {batch} is committed already")
         outside.ended[batch, run] = ended
-        await self._directory.put(f"commits/{batch}", run, -1, [run.encode()])
+        await self._jvm.put(f"commits/{batch}", run, -1, run.encode(), overwrite=False)
         outside.committed += 1
         if batch > KEPT:
             gone = batch - KEPT
             changes = (f"state/0/{partition}/{gone + 1}.changelog" for partition in range(PARTITIONS))
             for path in (f"offsets/{gone}", f"commits/{gone}", *changes):
-                await self._directory.delete(path, run)
+                await self._jvm.delete(path, run)
 
     async def _partition(self, batch: int, partition: int, rows: bytes) -> tuple[str, bytes]:
         """Run a task until an attempt ends well; others may end before it, or long after it."""
@@ -177,17 +178,17 @@ class _Run:
 
     async def _put(self, place: FileServices | str, path: str, attempt: int, content: bytes) -> None:
         if not isinstance(place, str):
-            await self._directory.put(path, self._run, attempt, [content])
+            await self._jvm.put(path, self._run, attempt, content)
             return
         host = self._services.hosts.get(place) or self._services.host()
         try:
             async with asyncio.timeout(_PUT_S):
-                await self._world.call(host.process, lambda: host.put(path, self._run, attempt, content))
+                await host.jvm.put(path, self._run, attempt, content)
         except TimeoutError:
             raise TaskManagerLost(f"{place} hangs") from None
 
     async def _numbers(self, kind: str) -> list[int]:
-        return [int(name) for name, _, _ in await self._directory.listing(kind, self._run)]
+        return [int(name) for name, _ in await self._jvm.listing(kind, self._run)]
 
     async def _check(self, offsets: list[int], commits: list[int], told: int) -> None:
         last = max(offsets, default=-1)
@@ -197,18 +198,21 @@ class _Run:
         if newest < told:
             self._violate(f"a source was told of batch {told}, and {newest} is the last commit")
         for batch in commits:
-            owner = (await self._directory.read(f"commits/{batch}", self._run)).decode()
+            owner = (await self._jvm.read(f"commits/{batch}", self._run)).decode()
             for path, content in self._outside.ended[batch, owner].items():
-                found = await self._directory.find(path, self._run)
-                if found is None or await self._directory.read(path, self._run) != content:
-                    self._violate(f"{path} is not what run {owner} has committed: {found}")
+                try:
+                    found = await self._jvm.read(path, self._run)
+                except ObjectNotFound:
+                    found = b""
+                if found != content:
+                    self._violate(f"{path} is not what run {owner} has committed: {found!r:.80}")
         for partition in range(PARTITIONS):
             front = f"state/0/{partition}"
-            for name, size, _ in await self._directory.listing(front, self._run):
+            for name, size in await self._jvm.listing(front, self._run):
                 if size < 0:
                     continue
-                content = await self._directory.read(f"{front}/{name}", self._run)
-                if name.endswith(".zip") and await self._directory.find(content.decode(), self._run) is None:
+                content = await self._jvm.read(f"{front}/{name}", self._run)
+                if name.endswith(".zip") and not await self._jvm.is_there(content.decode(), self._run):
                     self._violate(f"{front}/{name} is there without {content.decode()}")
 
     def _violate(self, what: str) -> None:
@@ -217,14 +221,18 @@ class _Run:
 
 async def _drive(world: FileWorld, services: FileServices, outside: _Outside, batches: int) -> bool:
     """Run the query again and again until a run ends well; False where the driver could not go on."""
-    await services.open()
     for _ in range(40):
+        await services.open()
         outside.runs += 1
         run = _Run(world, services, outside, f"run-{outside.runs}")
         try:
             await run.go(batches)
         except (DstlError, ObjectExists):
             await asyncio.sleep(0.2)
+            # Spark tells of most queries that have ended.
+            if outside.runs % 3:
+                with contextlib.suppress(DstlError):
+                    await services.jvm.end_run(run.name)
         else:
             return True
     return False

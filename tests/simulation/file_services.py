@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-from dstl.errors import DstlError, TaskManagerLost
+from dstl.errors import DstlError
 from dstl.files.config import FileConfig
 from dstl.files.leader import LeaderDirectory
 from dstl.files.namespace import location_of
@@ -18,6 +17,8 @@ from dstl.files.options import FileOptions
 from dstl.files.process import FileCoordinator, FileHost, OpenStore
 from dstl.options import BatchingOptions, CheckpointOptions
 from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.codec import Call
+from dstl.rpc.file_messages import DeleteFile, EndRun, FileStat, ListFiles, PutFile, ReadFile, StagePart, StatFile
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
@@ -33,11 +34,11 @@ ROOT = "dstl:///jobs/query"
 INLINE = 4 << 10
 """Bytes that a record holds: a few files, so that both ways are taken."""
 
+_STAGED = 4000
+"""Bytes of a file that a JVM does not send in one piece."""
 _HAND_OVER_S = 25.0  # as dstl.process.lifecycle
 _TIMEOUT_S = 2.0
 """Of a commit: its uploads are small, and a host that hangs costs as much and half a minute."""
-
-T = TypeVar("T")
 
 
 class _Unaudited:
@@ -89,6 +90,7 @@ class FileWorld:
         self.own_rng = self.rng("world")
         self.secret = Secret(self.own_rng.randbytes(32))
         self.processes: list[Process] = []
+        self.lines: list[list[AsyncConnection]] = []
         self.violations: list[str] = []
         self.leaves = plan is None and self.rng("leaving").random() < 0.6
         self.handed_over = 0
@@ -120,37 +122,70 @@ class FileWorld:
         """Return what opens the directory's location in one process; there are no plain files."""
         return lambda location, *_: self.store.client(process) if location == location_of(ROOT) else MemoryStore()
 
-    async def call(self, target: Process, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run something in another process, as a JVM's call does, and return what it answers, a moment later.
 
-        Raises:
-            TaskManagerLost: It has died.
-        """
-        answer: asyncio.Future[T] = self.loop.create_future()
+class JvmFiles:
+    """What a JVM asks of its host's file service, each call over a connection of its own, as each of its threads does.
 
-        def lost() -> None:
-            if not answer.done():
-                answer.set_exception(TaskManagerLost(f"{target.name} is gone: restart the query"))
+    Args:
+        world: The world.
+        address: Of the service, once it listens.
+    """
 
-        async def answered() -> None:
-            try:
-                result = await work()
-            except Exception as error:
-                if not answer.done():
-                    answer.set_exception(error)
-            else:
-                if not answer.done():
-                    answer.set_result(result)
+    def __init__(self, world: FileWorld, address: asyncio.Future[Address]) -> None:
+        self._world = world
+        self._address = address
+        self._idle: list[AsyncConnection] = []
+        world.lines.append(self._idle)  # kept, as tasks are: none is collected before the world has ended
 
-        await asyncio.sleep(self.own_rng.uniform(0, 0.002))
-        if target.is_dead:
-            lost()
+    async def put(self, path: str, run: str, attempt: int, content: bytes, *, overwrite: bool = True) -> None:
+        """Write a file; a large one in parts."""
+        parts: list[Call[Any]] = []
+        if len(content) > _STAGED:
+            token = f"{self._world.own_rng.getrandbits(60):x}"
+            parts.append(StagePart(token, content[:_STAGED]))
         else:
-            target.on_death.append(lost)
-            target.spawn(answered(), "call")
-        result = await answer
-        await asyncio.sleep(self.own_rng.uniform(0, 0.002))
-        return result
+            token = ""
+        rest = content[_STAGED:] if token else content
+        await self._call(*parts, PutFile(f"{ROOT}/{path}", run, attempt, overwrite, token, len(content), rest))
+
+    async def delete(self, path: str, run: str) -> None:
+        """Delete a file."""
+        await self._call(DeleteFile(f"{ROOT}/{path}", run))
+
+    async def read(self, path: str, run: str) -> bytes:
+        """Return a file."""
+        return bytes((await self._call(ReadFile(f"{ROOT}/{path}", run, 0, 1 << 30))).data)
+
+    async def is_there(self, path: str, run: str) -> bool:
+        """Return whether there is a file."""
+        stat: FileStat = await self._call(StatFile(f"{ROOT}/{path}", run))
+        return stat.size >= 0
+
+    async def listing(self, path: str, run: str) -> list[tuple[str, int]]:
+        """Return the names in a directory, each with its size."""
+        return [(name, size) for name, size, _ in (await self._call(ListFiles(f"{ROOT}/{path}", run))).entries]
+
+    async def end_run(self, run: str) -> None:
+        """Tell the coordinator that a query has ended."""
+        await self._call(EndRun(run))
+
+    async def _call(self, *messages: Call[Any]) -> Any:
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            connection = await AsyncConnection.open(await asyncio.shield(self._address), self._world.secret)
+        try:
+            for message in messages:
+                reply = await connection.call(message)
+        except DstlError:
+            self._idle += [connection] if not connection.is_broken else []
+            raise
+        except BaseException:
+            # Its next answer would be that to this call.
+            connection.close()
+            raise
+        self._idle.append(connection)
+        return reply
 
 
 class FileHostProcess:
@@ -168,13 +203,9 @@ class FileHostProcess:
         self._services = services
         self._name = name
         self._host: asyncio.Future[FileHost] = world.loop.create_future()
+        self._address: asyncio.Future[Address] = world.loop.create_future()
+        self.jvm = JvmFiles(world, self._address)
         self.process.spawn(self._live(), "main")
-
-    async def put(self, path: str, run: str, attempt: int, content: bytes) -> None:
-        """Take a file of a task, once it serves."""
-        host = await asyncio.shield(self._host)
-        directory = await host.directories.of(ROOT)
-        await directory.put(path, run, attempt, [content])
 
     def terminate(self) -> None:
         """Ask it to end, as ``SIGTERM`` does: it hands over what it has, if it can in time, and is gone."""
@@ -203,6 +234,7 @@ class FileHostProcess:
             own = Address("simulated", await host.service.server.listen_tcp("simulated"))
             await lifeline.call(Register(self._name, 1, own))
             self._host.set_result(host)
+            self._address.set_result(own)
             await lifeline.wait_closed_by_peer()
         except DstlError:
             pass  # nothing of it is there yet
@@ -227,6 +259,7 @@ class FileServices:
         runtime, open_store = world.runtime(self.process), world.open_store(self.process)
         self._coordinator = FileCoordinator("driver", world.secret, world.config, runtime, open_store)
         self.directory: LeaderDirectory
+        self.jvm = JvmFiles(world, self.address)
         self.process.spawn(self._listen(), "listen")
 
     async def _listen(self) -> None:

@@ -24,7 +24,9 @@ from tests.simulation.faces import FACES, face_operator
 from tests.simulation.spark import (
     DIFFERENCES,
     OPERATIONS,
+    RULE_GOES,
     RULES,
+    RULES_GO,
     STATES,
     WRITERS,
     encode_value,
@@ -100,6 +102,10 @@ class _Runner:
                 rule = (rule_of(row.operation),)
                 before = rules.getValue(rule)
                 rules.updateValue(rule, ((before.value if before else b"") + encode_value([row.operation]),))
+                if row.operation in RULE_GOES:
+                    rules.removeKey(rule)
+                if row.operation in RULES_GO:
+                    rules.clear()
         scope.stream = None
         for batch in batches:
             attempt.world.check.rules_read(attempt.spec, {rule: value for (rule,), (value,) in rules.iterator()})

@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dstl.changelog import segments_in_flight
+from dstl.changelog.segment.reader import ReadSizes
+from dstl.state.entry_state import EntryState
 from dstl.taskmanager import memory_limit, state_client
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
+from materializer.restore import log_replay, restore
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -35,6 +38,8 @@ _CALM_RUNS = (0, 0, 1, 2, BASES_AFTER)
 _MOST_CALLBACKS = 20_000
 _AWAKE_S = 20.0
 """How long one that has slept for days is watched: it learns within seconds that another has led."""
+_AWAKE_BATCHES = 3
+"""Then it leads again, and goes on as others do."""
 _COLLECT_EVERY = 20
 
 
@@ -114,34 +119,42 @@ def run_seed(
 @contextmanager
 def _small_thresholds(world: World) -> Iterator[None]:
     """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
-    changed: list[tuple[dict[str, Any], str, Any]] = [(vars(memory_limit), "_LOOK_BYTES", 0)]
+    changed: list[tuple[Any, str, Any]] = [(memory_limit, "_LOOK_BYTES", 0)]
     if world.rng("encoded-ahead").random() < 0.25:
-        changed += [(vars(module), "ENCODED_AHEAD_BYTES", 0) for module in (segments_in_flight, state_client)]
+        changed += [(module, "ENCODED_AHEAD_BYTES", 0) for module in (segments_in_flight, state_client)]
+    large = world.rng("large")
+    if large.random() < 0.3:
+        # A log of kilobytes is read by ranges and staged in files, and a key's list by pages.
+        changed += [
+            (log_replay, "_SIZES", ReadSizes(0, large.choice((40, 1 << 10)), 0, large.choice((1, 500)), 100, 50)),
+            (restore, "LOG_SIZES", restore.LogSizes(large.choice((1, 300)), 600, 1)),
+            (EntryState, "whole_bytes", large.choice((1, 60))),
+        ]
     lazy = world.rng("lazy")
     if lazy.random() < 0.5:
         # A base of some rows has many blocks, and its key groups come one by one while batches run.
         world.store.slow_bases_s = lazy.choice((0.0, 1.0, 6.0))
         raw = lazy.choice((-math.inf, 2.0, math.inf, math.inf))
         changed += [
-            (vars(key_group_file), "BLOCK_BYTES", lazy.choice((1, 200))),
-            (vars(key_group_block), "FRAME_BYTES", lazy.choice((7, key_group_block.FRAME_BYTES))),
-            (vars(base_fetch), "LOAD_SIZES", base_fetch.LoadSizes(lazy.choice((300, 1 << 10)), lazy.choice((8, 16)))),
+            (key_group_file, "BLOCK_BYTES", lazy.choice((1, 200))),
+            (key_group_block, "FRAME_BYTES", lazy.choice((7, key_group_block.FRAME_BYTES))),
+            (base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(lazy.choice((300, 1 << 10)), lazy.choice((8, 16)))),
             (
-                vars(cold_reads),
+                cold_reads,
                 "READ_COSTS",
                 cold_reads.ReadCosts(
                     lazy.choice((0, 300)), 1, 0, 0, raw, 1, math.inf, lazy.choice((1, 400)), lazy.choice((1, 4))
                 ),
             ),
         ]
-    before = [names[name] for names, name, _ in changed]
+    before = [getattr(owner, name) for owner, name, _ in changed]
     try:
-        for names, name, value in changed:
-            names[name] = value
+        for owner, name, value in changed:
+            setattr(owner, name, value)
         yield
     finally:
-        for (names, name, _), value in zip(changed, before, strict=True):
-            names[name] = value
+        for (owner, name, _), value in zip(changed, before, strict=True):
+            setattr(owner, name, value)
 
 
 async def _live(world: World, target_batches: int | None) -> SeedResult:
@@ -223,7 +236,9 @@ async def _wake_sleepers(world: World, cluster: ClusterManager) -> None:
     await clean_now(world)
     for process in sleepers:
         process.go_on()
-    await asyncio.sleep(_AWAKE_S)
+    goal, deadline = world.logs.committed + _AWAKE_BATCHES, world.loop.time() + _AWAKE_S
+    while world.logs.committed < goal and world.loop.time() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.5)
     for process in sleepers:
         process.kill()
     await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from dstl.changelog.segment.inspection import describe_segment, dump_segment
+from dstl.checkpoint.manifest.format import manifest_sequence
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint, descriptor_name, directory_of
@@ -16,6 +17,7 @@ from dstl.errors import CorruptData, DstlError, Invalid
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
+from handles.checkpoint import referenced_objects
 from handles.key_group import KeyGroupRange
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
@@ -24,6 +26,7 @@ from tests.simulation.world import World
 
 _MOST_STEPS = 40
 """A savepoint takes a few dozen steps: with 500 none of 100 seeds had one that was killed."""
+_DAMAGED = 0.3
 _MOST = 12
 """Of one world: each is restored at its end, which takes as long as a batch."""
 
@@ -96,6 +99,23 @@ async def _look(world: World, process: Process) -> None:
             fail("I6", f"listed are savepoints {listing}, and made were {made}")
         if made:
             await delete_savepoint(store, runtime, made.pop(), commit=True)
+    await _damage(world, store, runtime)
+
+
+async def _damage(world: World, store: ObjectStore, runtime: Runtime) -> None:
+    """Flip a bit that the last checkpoint needs, in some worlds: verification says so (I6)."""
+    rng, objects = world.rng("damage"), world.store.objects
+    # Records hold more than it needs.
+    needed = referenced_objects(world.check.retained()[-1])
+    named = [name for name in needed if name in objects and manifest_sequence(name) is None]
+    if not named or rng.random() >= _DAMAGED:
+        return
+    body, modified = objects[name := rng.choice(sorted(named))]
+    at = rng.randrange(len(body))
+    objects[name] = Stored(body[:at] + bytes([body[at] ^ 1 << rng.randrange(8)]) + body[at + 1 :], modified)
+    verified = await verify_location(store, runtime)
+    if not verified.problems:
+        world.check.fail("I6", f"byte {at} of {name} is damaged, and verification finds nothing")
 
 
 async def _start_from(world: World, source: ObjectStore, name: str, runtime: Runtime, *, claims: bool) -> None:

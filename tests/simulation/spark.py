@@ -25,6 +25,8 @@ DIFFERENCES = STATES.index("differences")
 RULES = "rules"
 """The broadcast stream and its state, which every partition writes alike."""
 _RULES_EVERY, _RULES = 2, 3
+RULE_GOES, RULES_GO = range(10, 1 << 20, 14), range(24, 1 << 20, 26)
+"""Rows of it that remove their rule, or all of them."""
 
 APPENDING = ("one", "two")
 """Operators that append each operation to its key's state."""
@@ -121,6 +123,10 @@ class QueryLogs:
         for operation in range(self.ends[batch] if batch >= 0 else 0):
             if operation % _RULES_EVERY == 0:
                 rules[rule_of(operation)] = rules.get(rule_of(operation), b"") + encode_value([operation])
+            if operation in RULE_GOES:
+                del rules[rule_of(operation)]
+            if operation in RULES_GO:
+                rules.clear()
         return rules
 
     def state_after(self, batch: int) -> Mapping[Key, bytes]:
