@@ -1,23 +1,18 @@
 """Stateful processors over batch DataFrames: what Spark's own makes of them, and nothing is stored."""
 
 import random
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUTPUT = "k string, f double, what string"
 FAR = 9_000_000_000_000
@@ -120,13 +115,11 @@ def collected(df: DataFrame) -> list[tuple[Any, ...]]:
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.parametrize("mode", ["none", "processingTime", "eventTime"])
-def test_a_batch_query_is_sparks_own_and_stores_nothing(
-    spark: SparkSession, tmp_path: Path, seed: int, style: str, mode: str
-) -> None:
-    df, start = table(spark, seed), initial(spark)
+def test_a_batch_query_is_sparks_own_and_stores_nothing(home: Home, seed: int, style: str, mode: str) -> None:
+    df, start = table(home.spark, seed), initial(home.spark)
     method = "transformWithState" if style == "row" else "transformWithStateInPandas"
-    where = tmp_path / "state"
-    with StateBackend(str(where), parallelism=3, spark=spark) as backend:
+    where = home.path / "state"
+    with StateBackend(str(where), parallelism=3, spark=home.spark) as backend:
         before = sorted(where.rglob("*"))
         for given in (start.groupBy("k", "f"), None)[: 2 if (style, mode) == ("row", "none") else 1]:
             arguments = (ledger(style, mode), OUTPUT, "update", mode, given)
@@ -159,12 +152,12 @@ class Counts(StatefulProcessor):
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
-    spark: SparkSession, set_conf: Any, tmp_path: Path, adaptive: str
+    home: Home, set_conf: Any, adaptive: str
 ) -> None:
     # 20 MB of state in a partition: more than the part size at which a streaming task sends what it has written.
     set_conf({"spark.sql.adaptive.enabled": adaptive, "spark.sql.execution.arrow.maxRecordsPerBatch": "700"})
-    df = spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    df = home.spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
+    with home.backend(parallelism=2) as backend:
         out = backend.groupBy(df, "k").transformWithState(Counts(), "k string, n long, blobs int", "append", "none")
         per_key = {str(k): 120_000 // 7 + (k < 120_000 % 7) for k in range(7)}
         want = sorted((k, n, -(-n // 500)) for k, n in per_key.items())
@@ -174,14 +167,12 @@ def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
         assert joined.agg(F.sum("n")).first()[0] == 120_000
 
 
-def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoints_alone(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, v long")
+def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoints_alone(home: Home) -> None:
+    source = home.stream("k string, v long")
     output = "k string, n long, blobs int"
     seen: list[tuple[Any, ...]] = []
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        static = spark.createDataFrame([("a", 1), ("a", 2)], "k string, v long")
+    with home.backend(parallelism=2) as backend:
+        static = home.spark.createDataFrame([("a", 1), ("a", 2)], "k string, v long")
         before = backend.groupBy(static, "k").transformWithState(Counts(), output, "append", "none")
         streaming = backend.groupBy(source.read(), "k").transformWithState(Once(), output, "append", "none")
 
@@ -197,7 +188,7 @@ def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoint
         assert seen == [(0, "a", 1, 1), (1, "a", 1, 1)]
         assert collected(before) == [("a", 2, 1)]
         assert "operators=['operator-1']" in repr(backend)
-        assert [tuple(row.value) for row in backend.read_state(spark, "total").collect()] == [(2,)]
+        assert [tuple(row.value) for row in backend.read_state(home.spark, "total").collect()] == [(2,)]
     assert collected(before) == [("a", 2, 1)], "it needs no backend"
 
 
@@ -223,9 +214,9 @@ class Grouped(StatefulProcessor):
         "element_at(array(date'1969-12-31', null, date'2024-01-01', date'1970-01-01', null), i)",
     ],
 )
-def test_rows_that_spark_groups_together_are_one_call(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    df = spark.range(0, 700, 1, 5).selectExpr("cast(id % 5 + 1 as int) i").selectExpr(f"{key} k")
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+def test_rows_that_spark_groups_together_are_one_call(home: Home, key: str) -> None:
+    df = home.spark.range(0, 700, 1, 5).selectExpr("cast(id % 5 + 1 as int) i").selectExpr(f"{key} k")
+    with home.backend(parallelism=2) as backend:
         out = collected(backend.groupBy(df, "k").transformWithState(Grouped(), "k string, n long", "append", "none"))
     assert sorted(n for _, n in out) == sorted(row["count"] for row in df.groupBy("k").count().collect())
 
@@ -240,10 +231,10 @@ class Once(StatefulProcessor):
         yield Row(k=key[0], n=n, blobs=0)
 
 
-def test_what_a_batch_query_cannot_be_is_refused_when_defined(spark: SparkSession, tmp_path: Path) -> None:
-    df = spark.createDataFrame([("a", 1)], "k string, v long")
+def test_what_a_batch_query_cannot_be_is_refused_when_defined(home: Home) -> None:
+    df = home.spark.createDataFrame([("a", 1)], "k string, v long")
     output = "k string, n long, blobs int"
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         grouped = backend.groupBy(df, "k")
         assert grouped.transformWithState(Once(), output, "Complete", "None").collect() == [Row(k="a", n=1, blobs=0)]
         for wrong, why in (

@@ -3,11 +3,11 @@
 import asyncio
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
@@ -18,11 +18,6 @@ from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, jar_path
 from dstl.store import LocalStore
 from worlds.manifest_samples import checkpoint
-
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
 
 STORE = "spark.sql.streaming.stateStore"
 PROVIDERS = {
@@ -84,7 +79,7 @@ ALL = [
     [*CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in ALL if case not in CASES)],
 )
 def test_an_unchanged_query_gives_the_same_rows_and_state_in_two_records_a_batch(
-    name: str, provider: str, version: int, spark: SparkSession, stream: Any, set_conf: Any, tmp_path: Path
+    name: str, provider: str, version: int, home: Home, set_conf: Any
 ) -> None:
     set_conf(
         {
@@ -95,9 +90,9 @@ def test_an_unchanged_query_gives_the_same_rows_and_state_in_two_records_a_batch
             "spark.sql.shuffle.partitions": "2",
         }
     )
-    places = {scheme: f"{scheme}://{tmp_path}/{scheme}" for scheme in ("file", "dstl")}
-    records = tmp_path / "dstl" / "_dstl" / "manifests"
-    source = stream("k string, t timestamp, v long")
+    places = {scheme: f"{scheme}://{home.path}/{scheme}" for scheme in ("file", "dstl")}
+    records = home.path / "dstl" / "_dstl" / "manifests"
+    source = home.stream("k string, t timestamp, v long")
     for batch in range(2):
         source.add(rows_of(batch))
     first = {scheme: run(source, name, place) for scheme, place in places.items()}
@@ -106,11 +101,11 @@ def test_an_unchanged_query_gives_the_same_rows_and_state_in_two_records_a_batch
     # A restart, an empty batch where watermarks ask for one, and new rows.
     second = {scheme: run(source, name, place) for scheme, place in places.items()}
     assert second["dstl"] == second["file"]
-    assert saved(spark, name, places["dstl"]) == saved(spark, name, places["file"]) != []
-    committed = len(list((tmp_path / "file" / "commits").glob("[0-9]*")))
+    assert saved(home.spark, name, places["dstl"]) == saved(home.spark, name, places["file"]) != []
+    committed = len(list((home.path / "file" / "commits").glob("[0-9]*")))
     assert len(list(records.iterdir())) == 2 * committed + 2, "a fence for each run, and two records a batch"
-    assert [each.name for each in (tmp_path / "dstl").iterdir()] == ["_dstl"]
-    assert not list((tmp_path / "dstl" / "_dstl").rglob("*.seg")), "small changes lie in the records"
+    assert [each.name for each in (home.path / "dstl").iterdir()] == ["_dstl"]
+    assert not list((home.path / "dstl" / "_dstl").rglob("*.seg")), "small changes lie in the records"
 
 
 @pytest.mark.parametrize("manager", ["FileContextBasedCheckpointFileManager", "FileSystemBasedCheckpointFileManager"])
@@ -192,34 +187,30 @@ def test_sparks_own_checkpoint_file_managers_find_what_they_ask_of_a_file_system
     assert names() == ["deep", "large", "renamed"]
 
 
-def test_a_plain_checkpoint_is_taken_over_where_it_is_and_left_as_it_was(
-    spark: SparkSession, stream: Any, one_partition: None, tmp_path: Path
-) -> None:
-    source = stream("k string, t timestamp, v long")
+def test_a_plain_checkpoint_is_taken_over_where_it_is_and_left_as_it_was(home: Home, one_partition: None) -> None:
+    source = home.stream("k string, t timestamp, v long")
     source.add(rows_of(0))
-    plain = tmp_path / "plain"
+    plain = home.path / "plain"
     run(source, "count", str(plain))
     before = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
     source.add(rows_of(1))
     adopted = run(source, "count", f"dstl://{plain}")
     assert {path: path.read_bytes() for path in before} == before
     assert adopted == run(source, "count", str(plain))
-    assert saved(spark, "count", f"dstl://{plain}") == saved(spark, "count", str(plain))
+    assert saved(home.spark, "count", f"dstl://{plain}") == saved(home.spark, "count", str(plain))
 
 
-def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
-    spark: SparkSession, stream: Any, tmp_path: Path
-) -> None:
-    source = stream("k string, t timestamp, v long")
+def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(home: Home) -> None:
+    source = home.stream("k string, t timestamp, v long")
     source.add(rows_of(0))
-    foreign = tmp_path / "foreign"
+    foreign = home.path / "foreign"
     foreign.mkdir()
     (foreign / "accounts.txt").write_text("of somebody else")
     with pytest.raises(Exception, match=r"accounts\.txt"):
         run(source, "count", f"dstl://{foreign}")
     assert not (foreign / "_dstl").exists()
     # Of a StateBackend, say.
-    taken = LocalStore(str(tmp_path / "taken" / "_dstl"))
+    taken = LocalStore(str(home.path / "taken" / "_dstl"))
 
     async def take() -> None:
         log = ManifestLog(taken, system_runtime())
@@ -227,27 +218,27 @@ def test_bad_input_ends_the_query_at_its_start_with_one_clear_error(
         await log.commit(checkpoint(2, 0, query_id="0123-a-query"), [])
 
     asyncio.run(take())
-    before = sorted((tmp_path / "taken").rglob("*"))
+    before = sorted((home.path / "taken").rglob("*"))
     with pytest.raises(Exception, match="0123-a-query"):
-        run(source, "count", f"dstl://{tmp_path}/taken")
-    assert sorted((tmp_path / "taken").rglob("*")) == before
+        run(source, "count", f"dstl://{home.path}/taken")
+    assert sorted((home.path / "taken").rglob("*")) == before
     with pytest.raises(Exception, match="names no directory"):
         run(source, "count", "dstl:///")
     # An option is read when the application starts.
-    location = tmp_path / "late"
+    location = home.path / "late"
     for name in ("spark.dstl.commit", "spark.dstl.batching.byte_budget"):
         refusal = rf"{re.escape(name)}=1 is set in a session.*before the application starts"
-        spark.conf.set(name, "1")
+        home.spark.conf.set(name, "1")
         try:
             with pytest.raises(Exception, match=refusal):
                 run(source, "count", f"dstl://{location}")
             with pytest.raises(Invalid, match=refusal):
-                StateBackend(str(location), spark=spark)
+                StateBackend(str(location), spark=home.spark)
         finally:
-            spark.conf.unset(name)
+            home.spark.conf.unset(name)
     assert not location.exists()
     with pytest.raises(Exception, match="checkpoint locations of streaming queries"):
-        spark.range(3).write.json(f"dstl://{tmp_path}/a-sink")
+        home.spark.range(3).write.json(f"dstl://{home.path}/a-sink")
 
 
 def test_the_secret_is_in_no_configuration_and_no_list_of_processes(spark: SparkSession) -> None:

@@ -2,24 +2,18 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from home import Home
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Closed, Invalid, Unavailable
 from dstl.files import barriers
 from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Everything(StatefulProcessor):
@@ -68,12 +62,10 @@ def defined(backend: StateBackend, df: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize("table", ["heap", "rocksdb"])
-def test_a_key_is_looked_up_as_of_the_last_committed_batch(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, table: Any
-) -> None:
+def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: Any) -> None:
     if table == "rocksdb":
         pytest.importorskip("rocksdict")
-    source = stream()
+    source = home.stream()
     source.add(rows(("a", 1), ("a", 0), (None, 5), ("rule", 7)))
     seen: list[Any] = []
 
@@ -95,7 +87,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         df = defined(backend, source.read())
         return df.writeStream.foreachBatch(look(backend)).option("checkpointLocation", backend.checkpoint_location)
 
-    with StateBackend(str(tmp_path / "state"), parallelism=3, task_managers=2, table=table, spark=spark) as backend:
+    with home.backend(parallelism=3, task_managers=2, table=table) as backend:
         with pytest.raises(Invalid, match="no operator 'everything'; none is defined"):
             backend.lookup("everything", "total", ("a",))
         made = writer(backend)
@@ -158,7 +150,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         query.stop()
     with pytest.raises(Closed):
         backend.lookup("everything", "total", ("a",))
-    with StateBackend(str(tmp_path / "state"), parallelism=5, table=table, spark=spark) as backend:
+    with home.backend(parallelism=5, table=table) as backend:
         query = writer(backend).start()
         with pytest.raises(Unavailable, match="no batch of it has begun"):
             found("total")
@@ -187,12 +179,10 @@ KEYS: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.parametrize("by", KEYS)
-def test_every_group_of_an_aggregation_is_found_by_its_key(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, by: str
-) -> None:
-    source = stream()
+def test_every_group_of_an_aggregation_is_found_by_its_key(home: Home, by: str) -> None:
+    source = home.stream()
     source.add(rows(*((f"k{i % 5}" if i % 5 else None, i % 9) for i in range(45))))
-    with StateBackend(str(tmp_path / "state"), parallelism=3, task_managers=2, spark=spark) as backend:
+    with home.backend(parallelism=3, task_managers=2) as backend:
         df = source.read().withColumn("at", F.timestamp_seconds("v"))
         counts = backend.groupBy(df, *KEYS[by]()).count(outputMode="update", name="counts")
         got: list[Row] = []
@@ -212,15 +202,13 @@ def test_every_group_of_an_aggregation_is_found_by_its_key(
         query.stop()
 
 
-def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)  # else it has a record of its own as soon as the query is idle
-    source, conf = stream(), spark.sparkContext._conf
+    source, conf = home.stream(), home.spark.sparkContext._conf
     source.add(rows(("a", 1)))
     conf.set("spark.dstl.commit", "with-next")
     try:
-        backend = StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark)
+        backend = home.backend(parallelism=2)
     finally:
         conf._jconf.remove("spark.dstl.commit")
     with backend:
@@ -237,17 +225,15 @@ def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(
         query.processAllAvailable()
         assert backend.lookup("counts", "aggregates", "a") == (1,)
         # What reads a checkpoint makes the commit durable that waits.
-        assert [row.value for row in backend.read_state(spark, "aggregates").collect()] == [(2,)]
+        assert [row.value for row in backend.read_state(home.spark, "aggregates").collect()] == [(2,)]
         assert backend.lookup("counts", "aggregates", "a") == (2,)
         query.stop()
 
 
-def test_a_key_of_a_lost_task_manager_is_unavailable_and_the_query_finds_it_again(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_a_key_of_a_lost_task_manager_is_unavailable_and_the_query_finds_it_again(home: Home) -> None:
+    source = home.stream()
     source.add(rows(("a", 1)))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, task_managers=1, spark=spark) as backend:
+    with home.backend(parallelism=2, task_managers=1) as backend:
         counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
         query = (
             counts.writeStream.outputMode("update")

@@ -1,21 +1,15 @@
 """States as DataFrames, and what a user gets to see when something is wrong with a processor."""
 
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid, MissingState, UserCodeError
-from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUTPUT = "k string, mean double"
 
@@ -102,15 +96,13 @@ class Timeless(Shelves):
         handle.getValueState("gone", "v long", ttlDurationMs=1000)
 
 
-def test_states_are_read_as_typed_rows_of_any_checkpoint(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_states_are_read_as_typed_rows_of_any_checkpoint(home: Home) -> None:
+    source = home.stream()
     source.add([{"k": "a", "v": 1}, {"k": None, "v": -2}])
     source.add([{"k": "a", "v": 3}])
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         with pytest.raises(MissingState):
-            backend.read_state(spark, "latest")
+            backend.read_state(home.spark, "latest")
         first = backend.groupBy(source.read(), "k").transformWithState(
             Shelves(), OUTPUT, "append", "processingTime", name="one"
         )
@@ -119,7 +111,7 @@ def test_states_are_read_as_typed_rows_of_any_checkpoint(
         assert source.collect(first, backend) == [(0, "a", 1.0), (0, None, -2.0), (1, "a", 2.0)]
 
         def rows(name: str, **more: Any) -> list[Any]:
-            return sorted(map(tuple, backend.read_state(spark, name, **more).collect()), key=repr)
+            return sorted(map(tuple, backend.read_state(home.spark, name, **more).collect()), key=repr)
 
         assert rows("latest") == [(("a",), (3, None)), ((None,), (-2, None))]
         assert rows("latest", checkpoint=min(c for c in checkpoints if c)) == [
@@ -135,20 +127,18 @@ def test_states_are_read_as_typed_rows_of_any_checkpoint(
             (("a",), 9_000_000_000_003),
             ((None,), 8_999_999_999_998),
         ]
-        schema = backend.read_state(spark, "by_sign").schema.simpleString()
+        schema = backend.read_state(home.spark, "by_sign").schema.simpleString()
         assert schema == "struct<key:struct<k:string>,user_key:struct<sign:string>,value:struct<v:bigint>>"
         with pytest.raises(Invalid, match=r"no state 'nope': 'one' has"):
-            backend.read_state(spark, "nope")
+            backend.read_state(home.spark, "nope")
         with pytest.raises(Invalid, match="no operator 'two'"):
-            backend.read_state(spark, "latest", operator="two")
+            backend.read_state(home.spark, "latest", operator="two")
         with pytest.raises(MissingState):
-            backend.read_state(spark, "latest", checkpoint=999_999)
+            backend.read_state(home.spark, "latest", checkpoint=999_999)
 
 
-def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(home: Home) -> None:
+    source = home.stream()
     source.add([{"k": "a", "v": 1}])
     cases = {
         Shelves: None,
@@ -158,7 +148,7 @@ def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(
         Undeclared: r"'late' is declared after init",
     }
     for kind, why in cases.items():
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        with home.backend(parallelism=2) as backend:
             df = backend.groupBy(source.read(), "k").transformWithState(
                 kind(), OUTPUT, "append", "processingTime", name="shelves"
             )
@@ -172,15 +162,13 @@ def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(
             assert "UserCodeError" in text
             assert "'shelves'" in text
             assert "('bad',)" in text or "k='bad'" in text
-            assert [tuple(row.value) for row in backend.read_state(spark, "latest").collect()] == [(1, None)]
+            assert [tuple(row.value) for row in backend.read_state(home.spark, "latest").collect()] == [(1, None)]
 
 
-def test_a_timer_in_time_mode_none_and_a_time_to_live_outside_processing_time_are_refused(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_a_timer_in_time_mode_none_and_a_time_to_live_outside_processing_time_are_refused(home: Home) -> None:
+    source = home.stream()
     source.add([{"k": "a", "v": 1}])
-    with StateBackend(str(tmp_path / "state"), parallelism=1, spark=spark) as backend:
+    with home.backend(parallelism=1) as backend:
         with pytest.raises((Invalid, UserCodeError), match="needs time mode processingTime"):
             backend.groupBy(source.read(), "k").transformWithState(Timeless(), OUTPUT, "append", "none")
         with pytest.raises(Invalid, match="withWatermark"):

@@ -1,21 +1,14 @@
 """A batch that Spark runs again makes what it made before: a sink that goes by the batch's number has it already."""
 
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
-
-from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 DUE_MS = 4000
 
@@ -42,10 +35,8 @@ class Reminder(StatefulProcessor):
         yield Row(k=key[0], what="fired", at=timerValues.getCurrentProcessingTimeInMs())
 
 
-def test_a_timer_that_comes_due_before_a_replay_does_not_fire_into_a_batch_that_the_sink_has(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, i long")
+def test_a_timer_that_comes_due_before_a_replay_does_not_fire_into_a_batch_that_the_sink_has(home: Home) -> None:
+    source = home.stream("k string, i long")
     source.add([{"k": "a", "i": 1}, {"k": "b", "i": 1}])
     source.add([{"k": "b", "i": 2}, {"k": "b", "i": 3}])
     applied: dict[int, list[Any]] = {}
@@ -63,7 +54,7 @@ def test_a_timer_that_comes_due_before_a_replay_does_not_fire_into_a_batch_that_
             raise RuntimeError("the driver dies after the sink's commit and before Spark's")
 
     def run() -> None:
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        with home.backend(parallelism=2) as backend:
             timed = backend.groupBy(source.read(), "k").transformWithState(
                 Reminder(), "k string, what string, at long", "append", "processingTime"
             )
