@@ -1,5 +1,6 @@
 """A test's own place: its directory, its sources, and backends in the session that all tests have."""
 
+import asyncio
 import json
 import os
 import time
@@ -9,8 +10,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
+from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.cli.files import app as files_cli
+from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
+from dstl.spark.saved_state.reader import read_state
+from dstl.store import open_store
 
 
 class Stream:
@@ -100,3 +105,13 @@ class Home:
 
     def backend(self, name: str = "state", **settings: Any) -> StateBackend:
         return StateBackend(str(self.path / name), spark=self.spark, **settings)
+
+    def stored(self, operator: str, state: str, name: str = "state") -> dict[Any, tuple[Any, ...]]:
+        """Return the values of a state in the newest checkpoint by the first column of their keys, without Spark."""
+
+        async def read() -> dict[Any, tuple[Any, ...]]:
+            store, runtime = open_store(str(self.path / name)), system_runtime()
+            checkpoint = await choose_checkpoint(store, runtime)
+            return {row.key[0]: row.value async for row in read_state(store, runtime, checkpoint, operator, state)}
+
+        return asyncio.run(read())

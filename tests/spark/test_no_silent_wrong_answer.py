@@ -1,6 +1,5 @@
 """What once gave a wrong result without a word is refused by name, or said before it can happen."""
 
-import asyncio
 import logging
 import sys
 import time
@@ -15,30 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dstl.checkpoint.report import RestoreReport
-from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import Invalid, UserCodeError
-from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
 from dstl.spark.application import environment
-from dstl.spark.saved_state.reader import read_state
-from dstl.store import open_store
 
 SCHEMA = "page string, user string, at timestamp"
 
 
 def rows_of(batch: int) -> list[dict[str, Any]]:
     return [{"page": f"p{i % 3}", "user": f"u{i % 5}", "at": f"2026-01-01T{batch:02d}:{i:02d}:00Z"} for i in range(30)]
-
-
-def stored(location: Path, operator: str) -> dict[Any, int]:
-    async def read() -> dict[Any, int]:
-        store, runtime = open_store(str(location)), system_runtime()
-        checkpoint = await choose_checkpoint(store, runtime)
-        return {
-            row.key[0]: row.value[0] async for row in read_state(store, runtime, checkpoint, operator, "aggregates")
-        }
-
-    return asyncio.run(read())
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
@@ -73,7 +57,7 @@ def test_operators_that_change_places_or_columns_do_not_take_each_others_state(
     assert ".withColumnRenamed('user', 'page')" in str(error)
     # Nothing was lost: as before, it goes on.
     run(*before)
-    assert stored(home.path / "state", "operator-1") == {f"p{i}": 20 for i in range(3)}
+    assert home.stored("operator-1", "aggregates") == {f"p{i}": (20,) for i in range(3)}
 
 
 def test_operators_without_names_are_warned_about_once(home: Home, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +112,7 @@ def test_a_savepoint_says_before_the_first_batch_whether_the_source_goes_on(
     assert restored.savepoint_batch == 1
     if keep:
         assert (restored.first_batch, said) == (2, [])
-        assert stored(home.path / "new", "pages") == {f"p{i}": 30 for i in range(3)}
+        assert home.stored("pages", "aggregates", "new") == {f"p{i}": (30,) for i in range(3)}
     else:
         assert restored.first_batch == 0
         assert said_at == [(0, 1), (1, 1), (2, 1)]

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from home import Home
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid, MissingState, UserCodeError
+from dstl.spark import StateBackend, cause
 
 OUTPUT = "k string, mean double"
 
@@ -28,9 +29,7 @@ class Mean:
 
 
 class Shelves(StatefulProcessor):
-    """One state of each kind; a row of key "bad" does what the class attribute says."""
-
-    wrong = ""
+    """One state of each kind; a row of key "bad" sets a timer that is due at once, which raises."""
 
     def init(self, handle: Any) -> None:
         self.handle = handle
@@ -49,51 +48,15 @@ class Shelves(StatefulProcessor):
             self.total.add((row.v,))
             self.mean.add(row.v)
         if key[0] == "bad":
-            getattr(self, self.wrong)()
+            self.handle.registerTimer(1)
         yield Row(k=key[0], mean=self.mean.get())
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         self.raises()
         yield Row(k=key[0])
 
-    def due(self) -> None:
-        self.handle.registerTimer(1)
-
     def raises(self) -> None:
         raise RuntimeError("the user's own words")
-
-    def oversized(self) -> None:
-        self.handle.big = "x" * (1 << 26)
-        self.words.update((self.handle.big,))
-
-    def undeclared(self) -> None:
-        self.handle.getValueState("late", "v long")
-
-
-class Wordy(Shelves):
-    wrong = "oversized"
-
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        self.words = handle.getValueState("words", "s string")
-
-
-class Raising(Shelves):
-    wrong = "raises"
-
-
-class RaisingWhenDue(Shelves):
-    wrong = "due"
-
-
-class Undeclared(Shelves):
-    wrong = "undeclared"
-
-
-class Timeless(Shelves):
-    def init(self, handle: Any) -> None:
-        super().init(handle)
-        handle.getValueState("gone", "v long", ttlDurationMs=1000)
 
 
 def test_states_are_read_as_typed_rows_of_any_checkpoint(home: Home) -> None:
@@ -137,42 +100,21 @@ def test_states_are_read_as_typed_rows_of_any_checkpoint(home: Home) -> None:
             backend.read_state(home.spark, "latest", checkpoint=999_999)
 
 
-def test_errors_of_a_processor_are_typed_and_leave_the_state_as_it_was(home: Home) -> None:
+def test_an_error_of_a_timer_is_typed_and_leaves_the_state_as_it_was(home: Home) -> None:
     source = home.stream()
-    source.add([{"k": "a", "v": 1}])
-    cases = {
-        Shelves: None,
-        Raising: r"the user's own words[\s\S]*in raises",
-        RaisingWhenDue: r"the user's own words[\s\S]*in handleExpiredTimer[\s\S]*in raises",
-        Wordy: r"'words'[\s\S]*in oversized|in oversized[\s\S]*'words'",
-        Undeclared: r"'late' is declared after init",
-    }
-    for kind, why in cases.items():
-        with home.backend(parallelism=2) as backend:
-            df = backend.groupBy(source.read(), "k").transformWithState(
-                kind(), OUTPUT, "append", "processingTime", name="shelves"
-            )
-            if why is None:
-                source.collect(df, backend)
-                source.add([{"k": "a", "v": 2}, {"k": "bad", "v": 3}])
-                continue
-            with pytest.raises(StreamingQueryException, match=why) as raised:
-                source.collect(df, backend)
-            text = str(raised.value)
-            assert "UserCodeError" in text
-            assert "'shelves'" in text
-            assert "('bad',)" in text or "k='bad'" in text
-            assert [tuple(row.value) for row in backend.read_state(home.spark, "latest").collect()] == [(1, None)]
 
+    def shelves(backend: StateBackend) -> DataFrame:
+        grouped = backend.groupBy(source.read(), "k")
+        return grouped.transformWithState(Shelves(), OUTPUT, "append", "processingTime", name="shelves")
 
-def test_a_timer_in_time_mode_none_and_a_time_to_live_outside_processing_time_are_refused(home: Home) -> None:
-    source = home.stream()
     source.add([{"k": "a", "v": 1}])
-    with home.backend(parallelism=1) as backend:
-        with pytest.raises((Invalid, UserCodeError), match="needs time mode processingTime"):
-            backend.groupBy(source.read(), "k").transformWithState(Timeless(), OUTPUT, "append", "none")
-        with pytest.raises(Invalid, match="withWatermark"):
-            backend.groupBy(source.read(), "k").transformWithState(Shelves(), OUTPUT, "append", "eventTime")
-        df = backend.groupBy(source.read(), "k").transformWithState(Shelves(), OUTPUT, "append", "none")
-        with pytest.raises(StreamingQueryException, match="timers need time mode"):
-            source.collect(df, backend)
+    with home.backend(parallelism=2) as backend:
+        source.collect(shelves(backend), backend)
+    source.add([{"k": "a", "v": 2}, {"k": "bad", "v": 3}])
+    why = r"the user's own words[\s\S]*in handleExpiredTimer[\s\S]*in raises"
+    with home.backend(parallelism=2) as backend, pytest.raises(StreamingQueryException, match=why) as raised:
+        source.collect(shelves(backend), backend)
+    assert isinstance(error := cause(raised.value), UserCodeError)
+    assert "'shelves'" in str(error)
+    assert "('bad',)" in str(error) or "k='bad'" in str(error)
+    assert home.stored("shelves", "latest") == {"a": (1, None)}
