@@ -1,4 +1,4 @@
-"""Single keys of a running query, looked up at its TaskManagers: committed batches alone, over restarts."""
+"""Single keys of a running query, looked up at its TaskManagers, and whole states: committed batches, over restarts."""
 
 import os
 import signal
@@ -7,13 +7,27 @@ from typing import Any
 
 import pytest
 from home import Home
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from dstl.errors import Closed, Invalid, Unavailable
+from dstl.checkpoint.report import CheckpointReport
+from dstl.errors import Closed, Invalid, MissingState, Unavailable
 from dstl.files import barriers
 from dstl.spark import StateBackend
+
+
+class Mean:
+    """An aggregate function as PyFlink has them."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return (accumulator[0] + value, accumulator[1] + 1)
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
 
 
 class Everything(StatefulProcessor):
@@ -26,6 +40,8 @@ class Everything(StatefulProcessor):
         self.signs = handle.getMapState("signs", "plus boolean, v long", "n long")
         self.fleeting = handle.getValueState("fleeting", "v long", ttlDurationMs=1)
         self.rules = handle.getBroadcastState("rules", "id string", "least long")
+        self.sum = handle.getReducingState("sum", "v long", lambda a, b: (a[0] + b[0],))
+        self.mean = handle.getAggregatingState("mean", "total long, n int", Mean())
 
     def handleBroadcastRows(self, name: str, rows: Iterator[Any]) -> None:
         for row in rows:
@@ -34,6 +50,8 @@ class Everything(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for v in sorted(row.v for row in rows):
             self.total.update(((self.total.get() or (0,))[0] + v, None))
+            self.sum.add((v,))
+            self.mean.add(v)
             if v < 0:
                 self.elements.clear()
                 self.signs.removeKey((True, -v))
@@ -61,6 +79,30 @@ def defined(backend: StateBackend, df: DataFrame) -> DataFrame:
     )
 
 
+def check_frames(spark: SparkSession, backend: StateBackend, before: int) -> None:
+    """Read whole states as typed rows, of the newest checkpoint and of the one before."""
+
+    def rows(name: str, **more: Any) -> list[Any]:
+        return sorted(map(tuple, backend.read_state(spark, name, **more).collect()), key=repr)
+
+    assert rows("total") == [(("a",), (4, None)), ((None,), (5, None))]
+    assert rows("total", checkpoint=before) == [(("a",), (3, None)), ((None,), (5, None))]
+    assert rows("elements", operator="everything") == [(("a",), (3,)), ((None,), (5,))]
+    assert rows("sum") == [(("a",), (4,)), ((None,), (5,))]
+    assert rows("mean") == [(("a",), (4, 5)), ((None,), (5, 1))]
+    of_a = [(False, 0), (True, 1), (True, 3)]
+    assert rows("signs") == [*((("a",), sign, (1,)) for sign in of_a), ((None,), (True, 5), (1,))]
+    assert rows("$timers") == [*((("a",), 9_000_000_000_000 + v) for v in (0, 1, 3)), ((None,), 9_000_000_000_005)]
+    schema = backend.read_state(spark, "signs").schema.simpleString()
+    assert schema == "struct<key:struct<k:string>,user_key:struct<plus:boolean,v:bigint>,value:struct<n:bigint>>"
+    with pytest.raises(Invalid, match=r"no state 'nope': 'everything' has"):
+        backend.read_state(spark, "nope")
+    with pytest.raises(Invalid, match="no operator 'two'"):
+        backend.read_state(spark, "total", operator="two")
+    with pytest.raises(MissingState):
+        backend.read_state(spark, "total", checkpoint=999_999)
+
+
 @pytest.mark.parametrize("table", ["heap", "rocksdb"])
 def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: Any) -> None:
     if table == "rocksdb":
@@ -68,6 +110,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: An
     source = home.stream()
     source.add(rows(("a", 1), ("a", 0), (None, 5), ("rule", 7)))
     seen: list[Any] = []
+    checkpoints: dict[int, int] = {}
 
     def look(backend: StateBackend) -> Callable[[DataFrame, int], None]:
         def write(batch: DataFrame, number: int) -> None:
@@ -90,6 +133,11 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: An
     with home.backend(parallelism=3, task_managers=2, table=table) as backend:
         with pytest.raises(Invalid, match="no operator 'everything'; none is defined"):
             backend.lookup("everything", "total", ("a",))
+        with pytest.raises(MissingState):
+            backend.read_state(home.spark, "total")
+        backend.add_listener(
+            lambda r: checkpoints.update({r.batch_id: r.checkpoint_id} if isinstance(r, CheckpointReport) else {})
+        )
         made = writer(backend)
         query = made.start()
         query.processAllAvailable()
@@ -128,6 +176,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: An
         held = [backend.lookup("everything", "signs", "a", (True, v)) for v in (1, 2, 3)]
         assert held == [Row(n=1), None, Row(n=1)]
         assert found("$timers") == [9_000_000_000_000, 9_000_000_000_001, 9_000_000_000_003]
+        check_frames(home.spark, backend, checkpoints[1])
         for state, key, message in (
             ("nope", ("a",), r"operator 'everything' has no state 'nope'; it has '\$timers', 'total', 'elements'"),
             ("total", ("a", "b"), "the grouping key"),
@@ -160,6 +209,11 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: An
         query.stop()
 
 
+def started(counts: DataFrame, backend: StateBackend, take: Callable[[list[Row]], Any] = len) -> Any:
+    writer = counts.writeStream.outputMode("update").foreachBatch(lambda batch, _: take(batch.collect()))
+    return writer.option("checkpointLocation", backend.checkpoint_location).start()
+
+
 KEYS: dict[str, Callable[[], list[Any]]] = {
     "one number": lambda: ["v"],
     "many types": lambda: [
@@ -186,12 +240,7 @@ def test_every_group_of_an_aggregation_is_found_by_its_key(home: Home, by: str) 
         df = source.read().withColumn("at", F.timestamp_seconds("v"))
         counts = backend.groupBy(df, *KEYS[by]()).count(outputMode="update", name="counts")
         got: list[Row] = []
-        query = (
-            counts.writeStream.outputMode("update")
-            .foreachBatch(lambda batch, _: got.extend(batch.collect()))
-            .option("checkpointLocation", backend.checkpoint_location)
-            .start()
-        )
+        query = started(counts, backend, got.extend)
         query.processAllAvailable()
         assert sum(row["count"] for row in got) == 45
         for row in got:
@@ -213,12 +262,7 @@ def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(home: Home, m
         conf._jconf.remove("spark.dstl.commit")
     with backend:
         counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
-        query = (
-            counts.writeStream.outputMode("update")
-            .foreachBatch(lambda batch, _: batch.collect())
-            .option("checkpointLocation", backend.checkpoint_location)
-            .start()
-        )
+        query = started(counts, backend)
         query.processAllAvailable()
         assert backend.lookup("counts", "aggregates", "a") is None
         source.add(rows(("a", 2)))
@@ -235,12 +279,7 @@ def test_a_key_of_a_lost_task_manager_is_unavailable_and_the_query_finds_it_agai
     source.add(rows(("a", 1)))
     with home.backend(parallelism=2, task_managers=1) as backend:
         counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
-        query = (
-            counts.writeStream.outputMode("update")
-            .foreachBatch(lambda batch, _: batch.collect())
-            .option("checkpointLocation", backend.checkpoint_location)
-            .start()
-        )
+        query = started(counts, backend)
         query.processAllAvailable()
         (pid,) = backend.task_manager_pids
         os.kill(pid, signal.SIGSTOP)
