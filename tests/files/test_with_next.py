@@ -8,9 +8,9 @@ import pytest
 
 from dstl.errors import AccessDenied, Fenced, TaskManagerLost
 from dstl.files import barriers
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import BIG, RefusesThird, application, changelog, noise, until
+from worlds.files import BIG, RefusesThird, Stores, application, changelog, noise, until
 
 HOST = "127.0.0.2"
 LONGER = 0.2
@@ -24,9 +24,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_once(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_once(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -45,7 +43,7 @@ async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_on
         assert await driver.read(changelog(0, 5)) == b"near"
 
 
-async def test_without_new_data_a_commit_has_a_record_of_its_own(stores: dict[str, ObjectStore]) -> None:
+async def test_without_new_data_a_commit_has_a_record_of_its_own(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver = await app.driver("run")
         await driver.batch(0, {changelog(0, 1): b"a"})
@@ -59,7 +57,7 @@ async def test_without_new_data_a_commit_has_a_record_of_its_own(stores: dict[st
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(stores: dict[str, ObjectStore]) -> None:
+async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(stores: Stores) -> None:
     async with application(stores, commit="with-next") as dying:
         driver = await dying.driver("run")
         await driver.offsets(0)
@@ -78,7 +76,7 @@ async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(st
 
 
 @pytest.mark.usefixtures("patient")
-async def test_another_run_sees_a_commit_when_it_is_durable(stores: dict[str, ObjectStore]) -> None:
+async def test_another_run_sees_a_commit_when_it_is_durable(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         first, second = await app.driver("first"), await app.driver("second")
         await first.batch(0, {changelog(0, 1): b"a"})
@@ -91,7 +89,7 @@ async def test_another_run_sees_a_commit_when_it_is_durable(stores: dict[str, Ob
 
 
 @pytest.mark.usefixtures("patient")
-async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[str, ObjectStore]) -> None:
+async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -111,7 +109,7 @@ async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[s
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[str, ObjectStore]) -> None:
+async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -133,9 +131,7 @@ async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept too"]
 
 
-async def test_a_commit_that_was_told_and_is_lost_ends_its_run(
-    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_commit_that_was_told_and_is_lost_ends_its_run(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     for waits in (False, True):
         stores.clear()
         monkeypatch.setattr(barriers, "LINGER_S", 0.01 if waits else 60.0)
@@ -157,7 +153,7 @@ async def test_a_commit_that_was_told_and_is_lost_ends_its_run(
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: dict[str, ObjectStore]) -> None:
+async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -172,7 +168,7 @@ async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: dict[
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: dict[str, ObjectStore]) -> None:
+async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver = await app.driver("run")
         await driver.offsets(0)
@@ -184,7 +180,7 @@ async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: 
 
 
 @pytest.mark.usefixtures("patient")
-async def test_lost_answers_are_looked_up(stores: dict[str, ObjectStore]) -> None:
+async def test_lost_answers_are_looked_up(stores: Stores) -> None:
     lost = FaultRule(Fault.LOST_RESPONSE, "put", nth=(2, 3, 4))
     async with application(stores, partial(FaultyStore, rules=[lost]), commit="with-next") as app:
         driver = await app.driver("run")
@@ -208,7 +204,7 @@ class _Slow(FaultyStore):
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
 async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_offsets(
-    host: str, stores: dict[str, ObjectStore]
+    host: str, stores: Stores
 ) -> None:
     async with application(stores, _Slow, commit="with-next", sources="keep") as app:
         driver, task = await app.driver("run"), await app.executor(host, "run")
@@ -235,7 +231,7 @@ async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_o
 
 
 @pytest.mark.usefixtures("patient")
-async def test_offsets_that_are_lost_while_their_batch_runs_end_its_tasks(stores: dict[str, ObjectStore]) -> None:
+async def test_offsets_that_are_lost_while_their_batch_runs_end_its_tasks(stores: Stores) -> None:
     async with application(stores, RefusesThird, commit="with-next", sources="keep") as app:
         driver = await app.driver("run")
         await driver.batch(0, {changelog(0, 1): b"lost"})
@@ -246,9 +242,7 @@ async def test_offsets_that_are_lost_while_their_batch_runs_end_its_tasks(stores
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_query_without_state_waits_for_its_offsets_for_nothing_else_holds_its_sink(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_query_without_state_waits_for_its_offsets_for_nothing_else_holds_its_sink(stores: Stores) -> None:
     async with application(stores, commit="with-next", sources="keep") as app:
         driver = await app.driver("run")
         await driver.batch(0, {})
