@@ -10,6 +10,7 @@ from home import Home
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
@@ -132,6 +133,74 @@ def test_a_batch_query_is_sparks_own_and_stores_nothing(home: Home, seed: int, s
         assert sorted(where.rglob("*")) == before
         assert list(backend.task_manager_pids) == []
         assert "operators=[]" in repr(backend)
+
+
+EVERY_TYPE = [
+    "if(id % 5 = 0, null, concat('k', id % 5)) k",
+    "if(id % 2 = 0, null, cast(id % 3 as string)) k2",
+    "id",
+    "cast(id as float) / 3 f",
+    "if(id % 3 = 0, null, id % 2 = 0) b",
+    "date'2020-01-01' d",
+    "cast(id as short) sh",
+    "timestamp'2020-11-01 01:30:00' + make_interval(0, 0, 0, 0, cast(id as int)) t",
+    "timestamp_ntz'2020-01-01 00:00:00.5' n",
+    "named_struct('a', 1, 't', timestamp'2020-01-01 00:00:00') st",
+    "map('x', named_struct('y', 2)) m",
+    "array(1, null) l",
+    "cast(id as decimal(20, 4)) / 3 dec",
+    "cast('ab' as binary) bin",
+    "interval '1' day dt",
+]
+
+
+class Reports(StatefulProcessor):
+    """Says all that it sees of rows or frames of every type, and of states that have them."""
+
+    def __init__(self, style: str, schema: StructType) -> None:
+        self.style, self.schema = style, schema
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("v", self.schema)
+        self.list = handle.getListState("l", "x int, s struct<a int>")
+        self.map = handle.getMapState("m", "a string, t timestamp", "x double, l array<string>")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        names = self.schema.names
+        if self.style == "row":
+            found = sorted(rows, key=lambda row: row.id)
+            seen = [repr(row) for row in found]
+            value = tuple(dict(found[-1].m) if name == "m" else found[-1][name] for name in names)
+        else:
+            frame = pd.concat(list(rows), ignore_index=True).sort_values("id", ignore_index=True)
+            seen = [repr(frame.dtypes.to_dict()), repr(frame.to_dict("split"))]
+            # Spark itself cannot keep an interval or an array that comes from pandas.
+            value = tuple(None if name in ("dt", "l") else frame.iloc[-1][name] for name in names)
+        self.value.update(value)
+        self.list.appendList([(1, Row(a=2)), (None, None)])
+        self.list.appendValue((3, Row(a=None)))
+        self.map.updateValue(("q", None), (1.5, ["a", None]))
+        self.map.updateValue((None, value[names.index("t")]), (None, None))
+        times = [timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs()]
+        states = [self.value.get(), list(self.list.get()), sorted(map(repr, self.map.iterator()))]
+        what = [*times, seen, *states, self.map.getValue(("q", None)), self.map.containsKey(("z", None))]
+        one = {"k": repr(key), "what": repr(what)}
+        yield Row(**one) if self.style == "row" else pd.DataFrame([one])
+
+
+@pytest.mark.usefixtures("rocksdb", "one_partition")
+@pytest.mark.parametrize("style", ["row", "pandas"])
+def test_a_processor_sees_what_it_sees_in_spark(home: Home, set_conf: Any, style: str) -> None:
+    set_conf({"spark.sql.session.timeZone": "America/New_York"})
+    rows = home.spark.range(0, 40).selectExpr(*EVERY_TYPE)
+    kept = StructType([StructField(field.name, field.dataType) for field in rows.schema][2:])
+    method = "transformWithState" if style == "row" else "transformWithStateInPandas"
+    arguments = (Reports(style, kept), "k string, what string", "Update", "None")
+    theirs = dict(collected(getattr(rows.groupBy("k", "k2"), method)(*arguments)))
+    with home.backend(parallelism=1) as backend:
+        ours = dict(collected(getattr(backend.groupBy(rows, "k", "k2"), method)(*arguments)))
+    assert ours == theirs
+    assert len(theirs) == 20
 
 
 class Counts(StatefulProcessor):

@@ -8,7 +8,7 @@ Where each feature of PySpark's API is run on both sides (the test's name, in th
 | value, list and map states, every method, nulls in values and user keys | the same |
 | every Spark type in values, several grouping columns, null and empty keys | the same, row |
 | every Spark type in grouping keys and user keys | ``test_keys_of_every_type_are_sparks_own`` |
-| rows and keys as the processor sees them, of every type | ``tests/state/test_against_spark.py`` |
+| rows, frames and keys as the processor sees them, of every type | ``test_batch_query_spark.py`` |
 | output modes append and update, time mode none, any case of the names | ``test_states_do_what_sparks_own_do`` |
 | ``deleteIfExists``, a new state, another parallelism at a restart | the same, row |
 | a nullable column more | the same, evolution |
