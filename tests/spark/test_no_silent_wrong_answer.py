@@ -3,7 +3,6 @@
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,71 +167,36 @@ def failing(rows: Any, keys: Any, states: Any) -> Any:
     raise RuntimeError("no luck with this one")
 
 
-class TestTheTypedError:
-    """It is found in what Spark raises, and it ends the log."""
-
-    def failed(
-        self, spark: SparkSession, source: Any, place: Path, each: Callable[[DataFrame, int], None] | None = None
-    ) -> StreamingQueryException:
-        source.add(rows_of(0))
-        with StateBackend(str(place / "state"), parallelism=2, spark=spark) as backend:
-            if each is None:
-                df = backend.groupBy(source.read(), "page").mapStates(failing, "n long", "n long", name="mine")
-                writer = source.writer(df, backend)
-            else:
-                df = backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="mine")
-                backend.groupBy(source.read(), "user").agg(F.count("*").alias("n"), name="unread")
-                writer = df.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
-            with pytest.raises(StreamingQueryException) as raised:
-                writer.trigger(availableNow=True).start().awaitTermination()
-        return raised.value
-
-    def last_line(self, caplog: pytest.LogCaptureFixture) -> str:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            said = [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
-            if said and "has failed" in said[-1]:
-                return said[-1]
-            time.sleep(0.05)
-        raise AssertionError(f"the log ends with {said[-1:]}")
-
-    def test_of_a_task(self, home: Home, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-        raised = self.failed(home.spark, home.stream(SCHEMA), home.path)
-        error = cause(raised)
-        assert isinstance(error, UserCodeError)
-        assert "'mine'" in str(error)
-        assert "no luck with this one" in str(error)
-        assert "in failing" in str(error), "the user's own traceback"
-        line = self.last_line(caplog)
-        assert "UserCodeError: " in line
-        assert "'mine'" in line
-        assert len(line) < 700
-        sys.excepthook(type(raised), raised, raised.__traceback__)  # as where nobody catches it
-        *before, last = capsys.readouterr().err.splitlines()
-        assert last in line
-        assert "StreamingQueryException" in "".join(before)
-        sys.excepthook(type(error), error, None)
-        assert capsys.readouterr().err.count("UserCodeError") == 1
-        assert "\n" not in line
-
-    def test_of_spark_s_commit(self, home: Home, caplog: pytest.LogCaptureFixture) -> None:
-        error = cause(self.failed(home.spark, home.stream(SCHEMA), home.path, lambda df, _: df.collect()))
-        assert isinstance(error, Invalid)
-        assert "the query does not read operator 'unread'" in str(error)
-        assert "Invalid: batch 0 is not committed: the query does not read" in self.last_line(caplog)
-
-    def test_is_none_of_ours(self, home: Home) -> None:
-        source = home.stream(SCHEMA)
-        source.add(rows_of(0))
-
-        def each(df: DataFrame, batch: int) -> None:
-            raise ValueError("the database is away")
-
+def test_the_typed_error_is_found_in_what_spark_raises_and_ends_the_log(
+    home: Home, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = home.stream(SCHEMA)
+    source.add(rows_of(0))
+    with home.backend(parallelism=2) as backend:
+        df = backend.groupBy(source.read(), "page").mapStates(failing, "n long", "n long", name="mine")
         with pytest.raises(StreamingQueryException) as raised:
-            source.read().writeStream.foreachBatch(each).option(
-                "checkpointLocation", str(home.path)
-            ).start().awaitTermination()
-        assert cause(raised.value) is None
+            source.drain(df, backend)
+    error = cause(raised.value)
+    assert isinstance(error, UserCodeError)
+    assert "'mine'" in str(error)
+    assert "no luck with this one" in str(error)
+    assert "in failing" in str(error), "the user's own traceback"
+    deadline, said = time.monotonic() + 30, [""]
+    while "has failed" not in said[-1]:
+        assert time.monotonic() < deadline, f"the log ends with {said[-1:]}"
+        time.sleep(0.05)
+        said += [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
+    line = said[-1]
+    assert "UserCodeError: " in line
+    assert "'mine'" in line
+    assert len(line) < 700
+    sys.excepthook(type(raised.value), raised.value, raised.value.__traceback__)  # as where nobody catches it
+    *before, last = capsys.readouterr().err.splitlines()
+    assert last in line
+    assert "StreamingQueryException" in "".join(before)
+    sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err.count("UserCodeError") == 1
+    assert "\n" not in line
 
 
 def test_a_query_without_our_operators_is_not_touched(home: Home) -> None:

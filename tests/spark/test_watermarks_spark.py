@@ -1,8 +1,10 @@
-"""Watermarks through Spark, where event times fall as well as rise: batch by batch as Spark's own."""
+"""The watermark of two operators through Spark, where event times fall as well as rise: batch by batch as Spark's own.
+
+That of one, late rows and restarts are in ``test_windows_spark.py`` and ``test_timers_spark.py``.
+"""
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,6 @@ from home import Home
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
-
-from dstl.spark.listener import CheckpointReport
 
 pytestmark = pytest.mark.usefixtures("rocksdb", "same_batches")
 
@@ -59,51 +59,6 @@ def rows_of(times: list[list[int]], rng: random.Random) -> list[list[dict[str, A
 
 def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "2500 milliseconds")
-
-
-def test_a_watermark_never_falls_and_late_rows_and_windows_are_those_of_spark(home: Home, seed: int) -> None:
-    rng = random.Random(seed)
-    source = home.stream("k string, i long")
-    df = timed(source.read())
-    what = (Windows(), OUTPUT, "append", "eventTime")
-    native = df.groupBy("k").transformWithState(*what)
-    # A straggler far behind, an empty batch, and the straggler again: each set the watermark back.
-    runs = [[[1], [1000], [1001], [5], [], [7], [1002]], [[6], [1003], *event_times(rng, 5, 1000)]]
-    want, ours = [], []
-    late: dict[int, int] = {}
-    for number, times in enumerate(runs):
-        for rows in rows_of(times, rng):
-            source.add(rows)
-        want += source.collect(native, "native")
-        # Each run is a driver of its own.
-        with home.backend(parallelism=2) as backend:
-            backend.add_listener(lambda report: late.update(dropped(report)))
-            ours += source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
-        assert sorted(ours) == sorted(want), f"run {number}"
-    assert any(row[2] == "window" for row in want)
-    assert sum(map(len, (batch for times in runs for batch in times))) == sum(late.values()) + sum(
-        row[2] == "row" for row in want
-    )
-    assert late[3] == 1
-    # The watermark is also that of an aggregation of Spark's.
-    marks = aggregation_marks(source, df.groupBy(F.window("t", "10 seconds"), "k").count(), home.path)
-    assert {row[0]: row[5] for row in ours if row[2] == "row"}.items() <= marks.items()
-
-
-def dropped(report: Any) -> dict[int, int]:
-    return {report.batch_id: sum(report.late_rows.values())} if isinstance(report, CheckpointReport) else {}
-
-
-def aggregation_marks(source: Any, df: DataFrame, directory: Path) -> dict[int, int]:
-    """Return the watermark of each batch of a query, in milliseconds."""
-    query = df.writeStream.format("noop").outputMode("append").option("checkpointLocation", str(directory / "counted"))
-    running = query.trigger(availableNow=True).start()
-    running.awaitTermination()
-    reported = {p.batchId: p.eventTime["watermark"] for p in running.recentProgress}
-    spark = source.spark
-    as_ms = F.expr("unix_millis(to_timestamp(mark))")
-    frame = spark.createDataFrame(list(reported.items()), "batch long, mark string").select("batch", as_ms)
-    return {row[0]: row[1] for row in frame.collect()}
 
 
 def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(home: Home, seed: int) -> None:
