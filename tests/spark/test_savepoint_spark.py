@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,15 +115,13 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def saved(
-    spark: SparkSession, open_stream: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, SavepointReport]:
+def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SavepointReport]:
     """A job of two batches, and a savepoint that was made in its own process."""
-    work = tmp_path_factory.mktemp("saved")
-    source = open_stream(work / "stream")
+    home = Home(spark, tmp_path_factory.mktemp("saved"))
+    source = home.stream()
     for batch in range(2):
         source.add(rows_of_batch(batch))
-    with StateBackend(str(work / "state"), parallelism=3, spark=spark) as backend:
+    with home.backend(parallelism=3) as backend:
         with pytest.raises(MissingState, match="wait for its first batch"):
             backend.savepoint("early")
         df = backend.groupBy(source.read(), "k").transformWithState(Journal(), OUT, "append", "none", name="journal")
@@ -131,7 +129,7 @@ def saved(
         report = backend.savepoint("mine")
         with pytest.raises(ObjectExists, match="'mine'"):
             backend.savepoint("mine")
-    return work / "state", report
+    return home.path / "state", report
 
 
 def test_the_report_and_the_command_line_say_the_same(saved: tuple[Path, SavepointReport]) -> None:

@@ -3,7 +3,7 @@
 import functools
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -99,13 +99,13 @@ def states_of(spark: SparkSession, location: str, name: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def saved(spark: SparkSession, open_stream: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A savepoint of a query of one batch."""
-    work = tmp_path_factory.mktemp("saved")
-    source = open_stream(work / "stream")
+    home = Home(spark, tmp_path_factory.mktemp("saved"))
+    source = home.stream()
     source.add(rows_of_batch(0))
-    run(spark, source, work / "state", Everything(), parallelism=3)
-    return f"{work}/state/savepoints/mine"
+    run(spark, source, home.path / "state", Everything(), parallelism=3)
+    return f"{home.path}/state/savepoints/mine"
 
 
 def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(home: Home, saved: str) -> None:
