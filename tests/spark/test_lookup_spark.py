@@ -103,10 +103,7 @@ def check_frames(spark: SparkSession, backend: StateBackend, before: int) -> Non
         backend.read_state(spark, "total", checkpoint=999_999)
 
 
-@pytest.mark.parametrize("table", ["heap", "rocksdb"])
-def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: Any) -> None:
-    if table == "rocksdb":
-        pytest.importorskip("rocksdict")
+def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home) -> None:
     source = home.stream()
     source.add(rows(("a", 1), ("a", 0), (None, 5), ("rule", 7)))
     seen: list[Any] = []
@@ -130,7 +127,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: An
         df = defined(backend, source.read())
         return df.writeStream.foreachBatch(look(backend)).option("checkpointLocation", backend.checkpoint_location)
 
-    with home.backend(parallelism=3, task_managers=2, table=table) as backend:
+    with home.backend(parallelism=3, task_managers=2) as backend:
         with pytest.raises(Invalid, match="no operator 'everything'; none is defined"):
             backend.lookup("everything", "total", ("a",))
         with pytest.raises(MissingState):
@@ -199,7 +196,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home, table: An
         query.stop()
     with pytest.raises(Closed):
         backend.lookup("everything", "total", ("a",))
-    with home.backend(parallelism=5, table=table) as backend:
+    with home.backend(parallelism=5) as backend:
         query = writer(backend).start()
         with pytest.raises(Unavailable, match="no batch of it has begun"):
             found("total")
