@@ -94,7 +94,7 @@ def set_conf(spark: SparkSession) -> Iterator[Options]:
 
 
 @pytest.fixture
-def rocksdb(set_conf: Options) -> None:
+def rocksdb(set_conf: Options, one_partition: None) -> None:
     """Spark's own transformWithState needs its RocksDB store."""
     store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     set_conf({"spark.sql.streaming.stateStore.providerClass": store})

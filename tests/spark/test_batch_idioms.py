@@ -290,6 +290,7 @@ def committed(root: str) -> list[int]:
 
 
 @pytest.mark.drawn(11)
+@pytest.mark.usefixtures("one_partition")
 @pytest.mark.parametrize("name", IDIOMS)
 def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(home: Home, name: str) -> None:
     idiom = IDIOMS[name]

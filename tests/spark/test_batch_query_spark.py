@@ -188,7 +188,7 @@ class Reports(StatefulProcessor):
         yield Row(**one) if self.style == "row" else pd.DataFrame([one])
 
 
-@pytest.mark.usefixtures("rocksdb", "one_partition")
+@pytest.mark.usefixtures("rocksdb")
 @pytest.mark.parametrize("style", ["row", "pandas"])
 def test_a_processor_sees_what_it_sees_in_spark(home: Home, set_conf: Any, style: str) -> None:
     set_conf({"spark.sql.session.timeZone": "America/New_York"})

@@ -107,7 +107,6 @@ def chains(group: Callable[..., Any], df: DataFrame, third: bool) -> DataFrame:
 
 @batch_by_batch
 @pytest.mark.parametrize("more", [0, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.usefixtures("one_partition")
 def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(home: Home, seed: int, more: int) -> None:
     rng = random.Random(seed)
     source = home.stream("k string, i long")
@@ -175,7 +174,6 @@ def behind_a_union(grouped: Grouped, _: Callable[..., Any], df: DataFrame, other
 @batch_by_batch
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("query", [aggregates_in_a_row, behind_a_join, behind_an_unbounded_join, behind_a_union])
-@pytest.mark.usefixtures("one_partition")
 def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_restart(
     query: Callable[..., DataFrame], home: Home, seed: int
 ) -> None:
@@ -202,7 +200,6 @@ def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_r
     assert {row[1] for row in want} == cases.get(query, {"paired"})
 
 
-@pytest.mark.usefixtures("one_partition")
 def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_event_time(home: Home) -> None:
     class Backwards(Sessions):
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:

@@ -52,6 +52,7 @@ def visits_of_a_user(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame
     yield pd.DataFrame({"k": [key[0]], "n": [state.get[0]], "what": ["goes on"]})
 
 
+@pytest.mark.usefixtures("one_partition")
 def test_a_function_with_one_state_is_called_as_spark_calls_it(home: Home) -> None:
     source = home.stream("k string, s long")
     for k, seconds in (("a", (0, 3)), ("b", (12,)), ("a", (14, 1)), ("c", (40,)), ("c", (41,))):

@@ -133,7 +133,7 @@ def shown(value: Any) -> str:
 
 
 @pytest.fixture
-def avro(set_conf: Any, rocksdb: None, one_partition: None) -> None:
+def avro(set_conf: Any, rocksdb: None) -> None:
     """The encoding with which Spark's own states may change their schemas."""
     set_conf({ENCODING: "avro"})
 

@@ -226,6 +226,7 @@ def of_each_kind(backend: StateBackend, df: DataFrame) -> DataFrame:
     return functools.reduce(DataFrame.union, shown)
 
 
+@pytest.mark.usefixtures("one_partition", "same_batches")
 def test_operators_of_each_kind_go_on_with_other_key_groups_as_if_they_had_not_stopped(home: Home) -> None:
     def rows(batch: int) -> list[dict[str, Any]]:
         many = [{"k": f"k{i % 5}" if i % 5 else None, "v": batch * 15 + i} for i in range(25)]
