@@ -224,8 +224,8 @@ def test_the_secret_is_in_no_configuration_and_no_list_of_processes(spark: Spark
     confs = json.dumps(spark.sparkContext.getConf().getAll())
     assert "secret" not in confs.replace("spark.authenticate.secret", "").lower()
     lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if _readable(p)]
-    (own,) = {line for line in lines if b"dstl.process" in line and jar_path().encode() not in line} or {b""}
-    assert own.split(b"\0")[1:] == [b"-P", b"-m", b"dstl.process", b""]
+    found = {line.split(b"\0", 1)[1] for line in lines if b"dstl.process" in line and jar_path().encode() not in line}
+    assert found == {b"-P\0-m\0dstl.process\0"}
 
 
 def _readable(path: Path) -> bool:
