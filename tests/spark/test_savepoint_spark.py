@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from home import Home
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from typer.testing import CliRunner
@@ -51,12 +50,6 @@ class NextJournal(Journal):
 
     TOTAL = "note string, total long"
     COUNT = "n long"
-
-
-class TextTotal(Journal):
-    """The same with a total that stored ones cannot become."""
-
-    TOTAL = "total string"
 
 
 def rows_of_batch(batch: int) -> list[dict[str, Any]]:
@@ -179,19 +172,6 @@ def test_a_new_query_of_another_shape_goes_on_from_it(
     left = RUNNER.invoke(savepoint_cli, ["list", str(new), "--json"])
     assert [each["state"] for each in json.loads(left.stdout)] == (["claimed"] if mode == "claim" else [])
     check_state(location, 2, "--savepoint", "mine")
-
-
-def test_an_incompatible_state_schema_is_refused_with_both_sides_named_and_nothing_is_written(
-    home: Home, saved: tuple[Path, SavepointReport]
-) -> None:
-    source = home.stream()
-    source.add(rows_of_batch(2))
-    with pytest.raises(StreamingQueryException) as caught:
-        run(home.spark, source, home.path / "new", processor=TextTotal(), parallelism=2, restore_from=saved[1].location)
-    assert "state 'total' cannot change its schema" in str(caught.value)
-    assert "struct<total:bigint>" in str(caught.value)
-    assert "struct<total:string>" in str(caught.value)
-    assert not list((home.path / "new").rglob("*.base"))
 
 
 def test_what_cannot_be_restored_is_refused_when_the_backend_is_made(
