@@ -437,7 +437,7 @@ async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: St
 
 
 async def test_a_committed_file_whose_object_is_lost_is_not_taken_for_one_that_was_never_written(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
 ) -> None:
     """Spark goes on without a file that is not there: without a batch's offsets, it would plan the batch again."""
     path = "offsets/0"
