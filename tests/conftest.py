@@ -39,7 +39,8 @@ LONGEST = (
     "test_cluster_spark.py",
     "test_initial_state_spark.py",
     "test_event_time_chains_spark.py",
-    "test_against_spark.py",
+    "test_paths_spark.py",
+    "test_driver_jar_spark.py",
 )
 """Files that begin first: whatever is left for the end should be short."""
 

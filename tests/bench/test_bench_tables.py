@@ -1,12 +1,13 @@
-"""The state benchmarks run, print what the issue asks for, and their figures hang together."""
+"""The benchmarks without Spark run, print what the issue asks for, and their figures hang together."""
 
+import importlib
 import json
 import re
 from pathlib import Path
 
 import pytest
 
-from bench import checkpoint, cost, memory, recovery, space
+from bench import checkpoint, cost, memory, recovery, row, space
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,3 +111,27 @@ def test_memory(capsys) -> None:
     assert 50 < found["rocksdb"]["disk_bytes_per_key"] < 300
     assert all(found[kind]["fetch_us"] > 0 for kind in ("heap", "rocksdb"))
     assert found["restore"]["peak_mb"] >= found["restore"]["restored_mb"] > 0
+
+
+def test_row(capsys) -> None:
+    assert row.main(["--keys", "3000", "--batch", "700", "--rounds", "2", "--profile", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out.splitlines()[-1])
+    assert found["keys"] == 3000
+    spent = found["us_per_key"]
+    assert set(spent) == {"row", "tuple", "first", "get", "generator_floor", "loop_floor", "row_alone"}
+    assert 0 < spent["loop_floor"] < spent["generator_floor"]
+    assert 0 < spent["row_alone"] < spent["row"]
+    assert spent["loop_floor"] < spent["get"] < spent["row"]
+    assert "handleInputRows" in captured.err
+
+
+def test_a_commit_that_rides_costs_one_request_and_one_wait_less(capsys: pytest.CaptureFixture[str]) -> None:
+    main = importlib.import_module("bench.async").main
+    assert main(["--batches", "25", "--warm-up", "5", "--partitions", "4", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {"now", "with_next", "none"} <= set(figures)
+    assert (figures["now"]["requests_per_batch"], figures["with_next"]["requests_per_batch"]) == (2, 1)
+    assert figures["none"]["p50"] == 500
+    assert figures["none"]["p50"] < figures["with_next"]["p50"] < figures["now"]["p50"]
+    assert figures["with_next_keep"]["p50"] <= 1.05 * figures["none"]["p50"]

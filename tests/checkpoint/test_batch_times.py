@@ -35,24 +35,6 @@ def child(parent: CompletedCheckpoint | None, entries: list[OperatorEntry], mark
     return checkpoint(number, number - 1).model_copy(update={"operators": tuple(entries), "watermark_ms": mark})
 
 
-def marks_of(of: StateCatalogue, batches: list[Mapping[str, int]]) -> list[int | None]:
-    parent, marks = None, []
-    for event_times in batches:
-        entries, mark = of.entries(event_times, parent)
-        parent = child(parent, entries, mark)
-        marks.append(mark)
-    return marks
-
-
-def test_a_watermark_stays_through_late_and_empty_batches() -> None:
-    assert marks_of(catalogue("a"), [{"a": 1000}, {"a": 500}, {}, {"a": 1001}]) == [990, 990, 990, 991]
-
-
-def test_an_operator_that_pauses_does_not_pull_the_watermark_down_and_one_without_a_row_yet_holds_it() -> None:
-    batches = [{"a": 100}, {"a": 200, "b": 150}, {"a": 300}, {"b": 20}, {"a": 90, "b": 400}]
-    assert marks_of(catalogue("a", "b"), batches) == [0, 140, 140, 140, 290]
-
-
 def test_a_batch_that_runs_again_has_the_watermark_of_its_own_rows() -> None:
     of = catalogue("a")
     entries, mark = of.entries({"a": 100}, None)

@@ -203,18 +203,6 @@ def test_gc_without_stopped_leaves_what_a_running_batch_may_need(place: tuple[Pa
     assert "a running batch or materialization may still need it" in {each["reason"] for each in found["kept"]}
 
 
-def test_gc_does_nothing_where_a_manifest_is_damaged(place: tuple[Path, Location]) -> None:
-    path, _ = place
-    damaged = path / manifest_name(6)
-    damaged.chmod(0o644)
-    damaged.write_bytes(b"rubbish")
-    before = files(path)
-    result = run("gc", path, "--stopped", "--commit", "--grace", "0s")
-    assert result.exit_code == 1
-    assert "nothing is deleted" in result.stderr
-    assert files(path) == before
-
-
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("15m", 900), ("24h", 86_400), ("7d", 604_800), ("0s", 0)])
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
@@ -247,15 +235,6 @@ def test_tables_fit_a_terminal_of_80_columns_and_cut_nothing(place: tuple[Path, 
         line.split("│")[1].strip() for line in narrow.splitlines() if line.startswith("│ ") and line.count("│") > 5
     )
     assert all(name in column for name in stored)
-
-
-def test_a_dry_run_says_what_a_savepoints_files_are(place: tuple[Path, Location]) -> None:
-    path, _ = place
-    (path / "savepoints" / "s").mkdir(parents=True)
-    (path / "savepoints" / "s" / "savepoint.dstl").write_bytes(b"?")
-    shown = run("gc", path).stdout
-    assert "of a savepoint, which no cleanup touches" in shown
-    assert "not a name of ours" not in shown
 
 
 def test_a_location_that_does_not_exist_is_not_made(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from dstl.store.base import ObjectStore
+from worlds.files import Stores
 
 
 @pytest.fixture
-def stores() -> dict[str, ObjectStore]:
+def stores() -> Stores:
     """What is in the stores outlives the applications of a test."""
     return {}
 

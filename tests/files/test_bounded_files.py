@@ -25,7 +25,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import ROOT, Jvm, application, kept, until
+from worlds.files import ROOT, Jvm, Stores, application, kept, until
 
 HOST = "127.0.0.2"
 LITTLE = {"batching.byte_budget": str(1 << 20), "batching.preemptive_persist_threshold": str(256 << 10)}
@@ -51,7 +51,7 @@ async def put_many(jvm: Jvm, count: int) -> list[bytes]:
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
 @pytest.mark.parametrize("run", ["run", ""])
 async def test_a_batch_larger_than_the_byte_budget_waits_for_its_commit_in_the_store(
-    host: str, run: str, stores: dict[str, ObjectStore], request: pytest.FixtureRequest
+    host: str, run: str, stores: Stores, request: pytest.FixtureRequest
 ) -> None:
     tracemalloc.start()
     request.addfinalizer(tracemalloc.stop)
@@ -78,7 +78,7 @@ async def test_a_batch_larger_than_the_byte_budget_waits_for_its_commit_in_the_s
             assert await driver.read(sst(number)) == each
 
 
-async def test_nothing_of_a_batch_that_was_aborted_after_its_early_upload_stays(stores: dict[str, ObjectStore]) -> None:
+async def test_nothing_of_a_batch_that_was_aborted_after_its_early_upload_stays(stores: Stores) -> None:
     async with application(stores, **LITTLE) as app:
         first = await app.driver("first")
         await first.offsets(0)
@@ -98,9 +98,7 @@ async def test_nothing_of_a_batch_that_was_aborted_after_its_early_upload_stays(
         assert await second.read(sst(1)) == content[1]
 
 
-async def test_a_host_lost_between_its_early_upload_and_the_commit_fails_that_commit_alone(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_host_lost_between_its_early_upload_and_the_commit_fails_that_commit_alone(stores: Stores) -> None:
     async with application(stores, **LITTLE) as app:
         driver, task = await app.driver("first"), await app.executor(HOST, "first")
         await driver.offsets(0)
@@ -128,7 +126,7 @@ class Stuck(FaultyStore):
 
 
 async def test_a_file_for_which_a_store_makes_no_room_is_refused_in_time_and_taken_later(
-    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_log, "_ROOM_S", 0.3)
     stuck = type("_Stuck", (Stuck,), {"gate": asyncio.Event()})
@@ -179,7 +177,7 @@ async def test_files_that_are_restored_side_by_side_are_fetched_once(files: int,
     assert not cache.used
 
 
-async def test_a_plain_file_that_was_taken_over_is_fetched_once_and_checked(stores: dict[str, ObjectStore]) -> None:
+async def test_a_plain_file_that_was_taken_over_is_fetched_once_and_checked(stores: Stores) -> None:
     plain, content = MemoryStore(), os.urandom(21 << 20)
     for name, body in {"metadata": b'{"id":"a"}', "offsets/0": b"v1\n{}", "commits/0": COMMIT, sst(0): content}.items():
         await plain.put(name, body)
@@ -200,7 +198,7 @@ def count_directories() -> int:
     return sum(isinstance(each, Directory) for each in gc.get_objects())
 
 
-async def test_queries_one_after_the_other_leave_no_directory_open(stores: dict[str, ObjectStore]) -> None:
+async def test_queries_one_after_the_other_leave_no_directory_open(stores: Stores) -> None:
     # Those that tests before have left to an error's traceback are none of this one's.
     before = count_directories()
 
@@ -226,7 +224,7 @@ async def test_queries_one_after_the_other_leave_no_directory_open(stores: dict[
         assert await again.read("state/0/0/1.changelog") == b"x" * 100_000
 
 
-async def test_a_run_that_begins_as_another_ends_waits_for_its_last_commit(stores: dict[str, ObjectStore]) -> None:
+async def test_a_run_that_begins_as_another_ends_waits_for_its_last_commit(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         first = await app.driver("first")
         await first.batch(0, {"state/0/0/1.changelog": b"a"})
@@ -276,7 +274,7 @@ async def test_a_directory_stays_open_while_a_call_or_a_run_is_at_work() -> None
     await open_.close()
 
 
-async def test_large_files_of_all_tasks_of_a_host_are_written_side_by_side(stores: dict[str, ObjectStore]) -> None:
+async def test_large_files_of_all_tasks_of_a_host_are_written_side_by_side(stores: Stores) -> None:
     """17 tasks, each with a file of 64 MiB, none of which is whole before all are nearly."""
     tasks, parts, part = 17, 4, bytes(16 << 20)
 
@@ -299,9 +297,7 @@ async def test_large_files_of_all_tasks_of_a_host_are_written_side_by_side(store
         assert await driver.size(sst(tasks - 1)) == parts * len(part) + 3
 
 
-async def test_a_disk_without_room_for_a_large_file_is_named(
-    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_without_room_for_a_large_file_is_named(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     async with application(stores) as app:
         task = await app.driver("run")
         monkeypatch.setattr("tempfile.tempdir", "/proc/no-such-directory")

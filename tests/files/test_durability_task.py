@@ -5,15 +5,15 @@ import asyncio
 import pytest
 
 from dstl.errors import AccessDenied, Fenced
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, application, changelog, noise
+from worlds.files import BIG, Stores, application, changelog, noise
 
 HOST = "127.0.0.2"
 
 
 @pytest.mark.parametrize("commit", ["now", "with-next"])
-async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, stores: dict[str, ObjectStore]) -> None:
+async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, stores: Stores) -> None:
     async with application(stores, durability="task", commit=commit) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -40,9 +40,7 @@ async def test_a_host_that_is_lost_before_the_commit_loses_nothing(commit: str, 
         assert await driver.read(changelog(0, 2)) == b"on"
 
 
-async def test_a_batch_that_runs_again_needs_the_host_no_more_that_its_tasks_ran_on(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_batch_that_runs_again_needs_the_host_no_more_that_its_tasks_ran_on(stores: Stores) -> None:
     async with application(stores, durability="task") as app:
         await (await app.driver("old")).offsets(0)
         # The next run's first barrier is the commit.
@@ -53,7 +51,7 @@ async def test_a_batch_that_runs_again_needs_the_host_no_more_that_its_tasks_ran
         assert await again.read(changelog(0, 1)) == b"stored"
 
 
-async def test_files_that_are_closed_together_share_a_request(stores: dict[str, ObjectStore]) -> None:
+async def test_files_that_are_closed_together_share_a_request(stores: Stores) -> None:
     async with application(stores, durability="task") as app:
         driver = await app.driver("run")
         tasks = [await app.executor(HOST, "run") for _ in range(16)]
@@ -76,7 +74,7 @@ class _Refusing(FaultyStore):
         return await super().put(name, data, if_absent=if_absent)
 
 
-async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: dict[str, ObjectStore]) -> None:
+async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: Stores) -> None:
     async with application(stores, _Refusing, durability="task") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -88,7 +86,7 @@ async def test_a_task_whose_file_is_not_stored_fails_and_may_try_again(stores: d
         assert await driver.read(changelog(0, 1)) == b"second"
 
 
-async def test_what_a_run_that_is_over_has_stored_is_in_no_commit(stores: dict[str, ObjectStore]) -> None:
+async def test_what_a_run_that_is_over_has_stored_is_in_no_commit(stores: Stores) -> None:
     async with application(stores, durability="task") as app:
         driver, old = await app.driver("old"), await app.executor(HOST, "old")
         await driver.offsets(0)

@@ -12,18 +12,17 @@ from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, TaskManagerLost
 from dstl.files.index import FileIndex, FileTree
 from dstl.runtime import system_runtime
-from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.file_record import FileEntry
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, application, changelog, noise
+from worlds.files import BIG, FencesBehind, LaterClock, RefusesThird, Stores, application, changelog, noise
 from worlds.manifest_samples import QUERY, commit
 
 LOCATION = "/jobs/query/_dstl"
 HOST = "127.0.0.2"
 
 
-async def test_a_batch_is_two_puts_whatever_the_number_of_files(stores: dict[str, ObjectStore]) -> None:
+async def test_a_batch_is_two_puts_whatever_the_number_of_files(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         await driver.batch(0, {changelog(p, 1): b"first" for p in range(4)})
@@ -43,9 +42,7 @@ async def test_a_batch_is_two_puts_whatever_the_number_of_files(stores: dict[str
         assert app.gets == before, "one segment was read more than once"
 
 
-async def test_what_no_barrier_followed_is_seen_where_it_was_written_and_gone_after_a_crash(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_what_no_barrier_followed_is_seen_where_it_was_written_and_gone_after_a_crash(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         await driver.batch(0, {changelog(0, 1): b"kept"})
@@ -68,7 +65,7 @@ async def test_what_no_barrier_followed_is_seen_where_it_was_written_and_gone_af
         assert await driver.read(changelog(0, 2)) == b"again"
 
 
-async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stores: dict[str, ObjectStore]) -> None:
+async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         await driver.put("metadata", b"{}", overwrite=False)
@@ -87,7 +84,7 @@ async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stor
         assert await driver.size("metadata") == 2
 
 
-async def test_a_user_who_deletes_barriers_rolls_back(stores: dict[str, ObjectStore]) -> None:
+async def test_a_user_who_deletes_barriers_rolls_back(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         for batch in range(3):
@@ -102,9 +99,7 @@ async def test_a_user_who_deletes_barriers_rolls_back(stores: dict[str, ObjectSt
         assert await driver.read(changelog(0, 3)) == b"other"
 
 
-async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_has_committed(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_has_committed(stores: Stores) -> None:
     async with application(stores) as first, application(stores) as second:
         old, other = await first.driver("a"), await second.driver("b")
         await old.batch(0, {changelog(0, 1): b"old"})
@@ -125,7 +120,7 @@ async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_
 
 
 async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_keeps_its_objects(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
 ) -> None:
     async with application(stores, FencesBehind) as app:
         driver = await app.driver("run")
@@ -143,7 +138,7 @@ async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_k
             assert await driver.read(changelog(partition, 2)) == noise(BIG, partition)
 
 
-async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: dict[str, ObjectStore]) -> None:
+async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         near, far = await app.executor("127.0.0.1", "run"), await app.executor(HOST, "run")
@@ -173,7 +168,7 @@ async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: dic
         assert await driver.names("state/0/0") == []
 
 
-async def test_a_commit_that_names_what_nobody_has_put_is_refused(stores: dict[str, ObjectStore]) -> None:
+async def test_a_commit_that_names_what_nobody_has_put_is_refused(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         await driver.offsets(0)
@@ -186,9 +181,7 @@ async def test_a_commit_that_names_what_nobody_has_put_is_refused(stores: dict[s
         await again.commit(0, "aa", "bb")
 
 
-async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_looked_up(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_looked_up(stores: Stores) -> None:
     async with application(stores, RefusesThird) as app:
         driver = await app.driver("run")
         await driver.offsets(0)
@@ -208,7 +201,7 @@ async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_look
         assert await (await app.driver("last")).names("commits") == ["0", "1"]
 
 
-async def test_objects_and_records_that_nobody_needs_go(stores: dict[str, ObjectStore]) -> None:
+async def test_objects_and_records_that_nobody_needs_go(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         await driver.put("metadata", b"{}")
@@ -239,7 +232,7 @@ class _Mortal(FaultyStore):
             await super().delete(names)
 
 
-async def test_what_a_crashed_driver_had_stored_goes_after_the_grace(stores: dict[str, ObjectStore]) -> None:
+async def test_what_a_crashed_driver_had_stored_goes_after_the_grace(stores: Stores) -> None:
     clock = LaterClock()
     store = stores[LOCATION] = MemoryStore(clock=clock)
 
@@ -285,7 +278,7 @@ async def test_what_a_crashed_driver_had_stored_goes_after_the_grace(stores: dic
         assert await (await app.driver("last")).read(changelog(0, 1)) == noise(BIG, 1)
 
 
-async def test_bad_input_is_refused_with_one_clear_error_and_nothing_written(stores: dict[str, ObjectStore]) -> None:
+async def test_bad_input_is_refused_with_one_clear_error_and_nothing_written(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         with pytest.raises(ObjectNotFound, match="nothing else"):
@@ -304,7 +297,7 @@ async def test_bad_input_is_refused_with_one_clear_error_and_nothing_written(sto
 
 
 async def test_a_batch_touches_its_own_files_and_not_the_whole_index(
-    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+    stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     walked, touched = [0], [0]
 

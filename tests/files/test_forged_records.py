@@ -20,7 +20,7 @@ from dstl.store import LocalStore, open_store
 from dstl.store.base import ObjectStore
 from handles.file_record import FILES_OWNER, MAX_PATH, FileEntry, FileRecord, elsewhere
 from handles.segment_handle import SegmentHandle
-from worlds.files import application
+from worlds.files import Stores, application
 
 SECRET = b"aws_secret_access_key = TOP-SECRET-0123456789\n"
 
@@ -91,7 +91,7 @@ async def test_what_lies_elsewhere_is_read_where_the_operator_has_named_it(tmp_p
     source, target = f"dstl://{tmp_path}/one/job", f"dstl://{tmp_path}/two/job"
     (tmp_path / "one/job/offsets").mkdir(parents=True)
     (tmp_path / "one/job/offsets/0").write_bytes(b"v1")
-    stores: dict[str, ObjectStore] = {}
+    stores: Stores = {}
     for root in (source, target):
         place = root.removeprefix("dstl://")
         stores |= {each: LocalStore(each) for each in (place, f"{place}/_dstl")}

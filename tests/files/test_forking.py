@@ -9,17 +9,17 @@ from dstl.files.forking import Fork, fork, release
 from dstl.runtime import system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
-from worlds.files import BIG, ROOT, application, kept, noise
+from worlds.files import BIG, ROOT, Stores, application, kept, noise
 
 FORK, SECOND = "dstl:///jobs/fork", "dstl:///jobs/second"
 OLD, NEW = "/jobs/query/_dstl", "/jobs/fork/_dstl"
 
 
-def opener(stores: dict[str, ObjectStore]) -> Callable[[str], ObjectStore]:
+def opener(stores: Stores) -> Callable[[str], ObjectStore]:
     return lambda location: kept(stores.setdefault(location, MemoryStore()))
 
 
-async def make(stores: dict[str, ObjectStore], source: str = ROOT, target: str = FORK, *also: str) -> Fork:
+async def make(stores: Stores, source: str = ROOT, target: str = FORK, *also: str) -> Fork:
     return await fork(source, target, system_runtime(), opener(stores), also)
 
 
@@ -31,7 +31,7 @@ def changelog(version: int) -> str:
     return f"state/0/0/{version}.changelog"
 
 
-async def fill(stores: dict[str, ObjectStore], batches: range, root: str = ROOT) -> None:
+async def fill(stores: Stores, batches: range, root: str = ROOT) -> None:
     async with application(stores) as app:
         driver = await app.driver(f"{root}-{batches.start}", root)
         for batch in batches:
@@ -42,7 +42,7 @@ async def fill(stores: dict[str, ObjectStore], batches: range, root: str = ROOT)
                     await driver.delete(path)
 
 
-async def test_a_fork_names_the_same_objects_and_each_side_goes_its_own_way(stores: dict[str, ObjectStore]) -> None:
+async def test_a_fork_names_the_same_objects_and_each_side_goes_its_own_way(stores: Stores) -> None:
     stores["/jobs/query"] = MemoryStore()
     await stores["/jobs/query"].put("metadata", b"{}")
     await fill(stores, range(3))
@@ -63,7 +63,7 @@ async def test_a_fork_names_the_same_objects_and_each_side_goes_its_own_way(stor
         assert (await new.read(changelog(4)), await old.read(changelog(4))) == (b"new", b"old")
 
 
-async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(stores: dict[str, ObjectStore]) -> None:
+async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(stores: Stores) -> None:
     await fill(stores, range(3))
     await make(stores)
     shared = {name for name in await names(stores[OLD]) if name.endswith(".seg")}
@@ -81,7 +81,7 @@ async def test_neither_side_deletes_what_the_other_needs_until_it_is_released(st
     assert not shared & await names(stores[OLD])
 
 
-async def test_a_fork_of_a_fork_is_held_by_the_objects_owner(stores: dict[str, ObjectStore]) -> None:
+async def test_a_fork_of_a_fork_is_held_by_the_objects_owner(stores: Stores) -> None:
     await fill(stores, range(3))
     await make(stores)
     before = await names(stores[NEW]), await names(stores[OLD])
@@ -98,7 +98,7 @@ async def test_a_fork_of_a_fork_is_held_by_the_objects_owner(stores: dict[str, O
             assert await driver.read(changelog(version)) == noise(BIG, version - 1)
 
 
-async def test_a_running_query_is_fenced_and_a_target_in_use_is_refused(stores: dict[str, ObjectStore]) -> None:
+async def test_a_running_query_is_fenced_and_a_target_in_use_is_refused(stores: Stores) -> None:
     with pytest.raises(MissingState, match="no query"):
         await make(stores)
     async with application(stores) as app:

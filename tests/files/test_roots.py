@@ -7,8 +7,7 @@ import pytest
 from dstl.errors import Invalid, ObjectNotFound
 from dstl.files.namespace import FilePath
 from dstl.files.roots import CheckpointRoots
-from dstl.store.base import ObjectStore
-from worlds.files import application
+from worlds.files import Stores, application
 
 WORDS = ["state", "sources", "offsets", "commits", "metadata", "_metadata", "job", "0", "7", "2024", "_x", "a b"]
 OF_TASKS = [
@@ -92,7 +91,7 @@ async def test_a_path_of_another_place_is_refused(path: str) -> None:
 
 
 @pytest.mark.parametrize("root", NAMED)
-async def test_a_checkpoint_under_any_name_is_there_after_a_restart(root: str, stores: dict[str, ObjectStore]) -> None:
+async def test_a_checkpoint_under_any_name_is_there_after_a_restart(root: str, stores: Stores) -> None:
     async def begin(batch: int, run: str) -> None:
         async with application(stores) as app:
             start, query = await app.driver("", root), await app.driver(run, root)

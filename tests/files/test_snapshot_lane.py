@@ -7,9 +7,9 @@ import pytest
 
 from dstl.files.riders import Rider
 from dstl.files.rules import in_order
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, application, changelog, noise, until
+from worlds.files import BIG, Stores, application, changelog, noise, until
 
 HOST = "127.0.0.2"
 ZIP, SST = "state/0/0/1.zip", "state/0/0/SSTs/1-aa.sst"
@@ -34,9 +34,7 @@ def gated() -> type[Gated]:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
-async def test_a_large_snapshot_rides_later_and_behind_its_files(
-    host: str, stores: dict[str, ObjectStore], gated: type[Gated]
-) -> None:
+async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stores: Stores, gated: type[Gated]) -> None:
     async with application(stores, gated) as app:
         driver, task = await app.driver("run"), await app.executor(host, "run")
         await driver.offsets(0)
@@ -74,9 +72,7 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(
         assert await driver.read(ZIP) == b"names the file"
 
 
-async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(
-    stores: dict[str, ObjectStore], gated: type[Gated]
-) -> None:
+async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Stores, gated: type[Gated]) -> None:
     async with application(stores, gated) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -96,7 +92,7 @@ async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(
         assert await (await app.driver("next")).names("state/0/0") == ["1.zip", "SSTs"]
 
 
-async def test_a_small_snapshot_lies_in_the_record(stores: dict[str, ObjectStore]) -> None:
+async def test_a_small_snapshot_lies_in_the_record(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         before = app.puts
@@ -106,7 +102,7 @@ async def test_a_small_snapshot_lies_in_the_record(stores: dict[str, ObjectStore
 
 
 async def test_a_host_that_is_lost_with_snapshots_fails_the_next_commit_for_spark_takes_them_for_stored(
-    stores: dict[str, ObjectStore], gated: type[Gated]
+    stores: Stores, gated: type[Gated]
 ) -> None:
     async with application(stores, gated) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")

@@ -6,15 +6,15 @@ import pytest
 
 from dstl.errors import AccessDenied, Fenced, MissingState, ObjectNotFound, OutcomeUnknown, TaskManagerLost, Unavailable
 from dstl.files import barriers
-from dstl.store.base import ObjectInfo, ObjectStore
+from dstl.store.base import ObjectInfo
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Application, application, changelog, noise
+from worlds.files import BIG, Application, Stores, application, changelog, noise
 
 HOST, OTHER = "127.0.0.2", "127.0.0.3"
 
 
-async def test_of_attempts_on_several_hosts_the_highest_one_is_kept(stores: dict[str, ObjectStore]) -> None:
+async def test_of_attempts_on_several_hosts_the_highest_one_is_kept(stores: Stores) -> None:
     """A task's retry, a stage's retry, a second action of foreachBatch, a speculative copy."""
     async with application(stores) as app:
         driver = await app.driver("run")
@@ -31,7 +31,7 @@ async def test_of_attempts_on_several_hosts_the_highest_one_is_kept(stores: dict
         assert await driver.read(changelog(1, 1)) == b"late"
 
 
-async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(stores: dict[str, ObjectStore]) -> None:
+async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(stores: Stores) -> None:
     async with application(stores) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -47,7 +47,7 @@ async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(store
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept"]
 
 
-async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: dict[str, ObjectStore]) -> None:
+async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: Stores) -> None:
     async with application(stores) as app:
         old, new = await app.driver("old"), await app.driver("new")
         far, fresh = await app.executor(HOST, "old"), await app.executor(HOST, "new")
@@ -61,7 +61,7 @@ async def test_a_zombie_of_an_earlier_run_is_refused_on_every_host(stores: dict[
         assert await new.read(changelog(0, 1)) == b"of the new run"
 
 
-async def test_an_executors_death_behind_its_task_loses_nothing(stores: dict[str, ObjectStore]) -> None:
+async def test_an_executors_death_behind_its_task_loses_nothing(stores: Stores) -> None:
     async with application(stores) as app:
         driver, task = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -73,7 +73,7 @@ async def test_an_executors_death_behind_its_task_loses_nothing(stores: dict[str
         assert await again.read(changelog(0, 1)) == b"kept"
 
 
-async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(stores: dict[str, ObjectStore]) -> None:
+async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(stores: Stores) -> None:
     async with application(stores) as app:
         driver, task = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -86,7 +86,7 @@ async def test_an_executors_death_in_the_middle_of_a_file_leaves_nothing_of_it(s
         assert await driver.read(changelog(0, 1)) == b"whole"
 
 
-async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(stores: dict[str, ObjectStore]) -> None:
+async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(stores: Stores) -> None:
     async with application(stores) as app:
         driver, task = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -101,7 +101,7 @@ async def test_a_large_file_whose_service_dies_in_the_middle_is_never_cut_short(
         assert await driver.read(changelog(0, 1)) == b"first half, second half"
 
 
-async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(stores: dict[str, ObjectStore]) -> None:
+async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(stores: Stores) -> None:
     async with application(stores) as app:
         driver, dying, task = [await app.driver("run"), *[await app.executor(HOST, "run") for _ in range(2)]]
         await driver.offsets(0)
@@ -117,7 +117,7 @@ async def test_parts_of_a_file_are_forgotten_with_the_jvm_that_was_writing_it(st
 
 
 @pytest.mark.parametrize("commit", ["now", "with-next"])
-async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, stores: dict[str, ObjectStore]) -> None:
+async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, stores: Stores) -> None:
     """As Kubernetes asks a pod that is to go: with SIGTERM."""
     async with application(stores, commit=commit) as app:
         driver, far, near = await app.driver("run"), await app.executor(HOST, "run"), await app.executor(OTHER, "run")
@@ -142,7 +142,7 @@ async def test_a_host_that_is_asked_to_end_hands_its_files_over(commit: str, sto
         assert await driver.read("state/0/1/1.zip") == noise(BIG, 1)
 
 
-async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(stores: dict[str, ObjectStore]) -> None:
+async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(stores: Stores) -> None:
     class Refusing(FaultyStore):
         async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
             if name.endswith(".seg"):
@@ -158,7 +158,7 @@ async def test_a_host_that_is_asked_to_end_and_fails_to_store_costs_one_batch(st
             await driver.commit(0)
 
 
-async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(stores: dict[str, ObjectStore]) -> None:
+async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(stores: Stores) -> None:
     """As those of batch jobs that write state."""
     silent = type("_Silence", (_Silent,), {"drops": True})
     async with application(stores, silent, is_hasty=True) as app:
@@ -213,7 +213,7 @@ async def test_files_that_a_host_has_of_no_run_outlive_a_record_that_failed(stor
 
 
 async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleaner_may_have_taken_them_for_orphans(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
 ) -> None:
     """Another driver may have led in between: what is older than its fence, and in no record, its cleaner deletes."""
     silent = type("_Silence", (_Silent,), {"drops": True})
@@ -244,7 +244,7 @@ async def test_files_of_no_run_are_stored_anew_for_the_next_run_because_a_cleane
 
 
 async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_it_costs_one_batch(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
 ) -> None:
     async with application(stores) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
@@ -269,9 +269,7 @@ async def test_a_host_that_dies_behind_its_commit_costs_nothing_and_one_before_i
         assert [await again.read(changelog(0, version)) for version in (1, 2, 3)] == [b"0", b"1", b"2"]
 
 
-async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before_it(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before_it(stores: Stores) -> None:
     dying = application(stores)
     app = await dying.__aenter__()
     driver = await app.driver("run")
@@ -290,7 +288,7 @@ async def test_a_coordinators_death_loses_the_batch_that_runs_and_nothing_before
     await dying.__aexit__(None, None, None)
 
 
-async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: dict[str, ObjectStore]) -> None:
+async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: Stores) -> None:
     async with application(stores) as dying:
         driver, far = await dying.driver("run"), await dying.executor(HOST, "run")
         for batch in range(3):
@@ -310,9 +308,7 @@ async def test_purge_tombstones_that_are_lost_are_asked_for_again(stores: dict[s
             assert await again.names("state/0/0") == ["2.changelog", "3.changelog", "4.changelog"]
 
 
-async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_again(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_again(stores: Stores) -> None:
     async with application(stores) as app:
         driver = await app.driver("run")
         for batch in range(2):
@@ -330,7 +326,7 @@ async def test_a_roll_back_within_one_application_takes_the_batch_that_runs_agai
 
 @pytest.mark.parametrize("has_new_offsets", [False, True])
 async def test_state_of_batches_that_users_take_back_is_gone_with_the_next_record(
-    has_new_offsets: bool, stores: dict[str, ObjectStore]
+    has_new_offsets: bool, stores: Stores
 ) -> None:
     """Spark begins with the newest snapshot up to the version that it loads: with one of the batches taken back."""
     async with application(stores) as app:
@@ -362,7 +358,7 @@ async def test_state_of_batches_that_users_take_back_is_gone_with_the_next_recor
 
 
 async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_state_of_what_was_taken_back(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
 ) -> None:
     plain = stores["/jobs/query"] = MemoryStore()
     for path in ("metadata", "offsets/0", "offsets/1", "commits/0", "state/0/0/1.delta", "state/0/0/2.snapshot"):
@@ -379,7 +375,7 @@ async def test_a_plain_directory_that_was_rolled_back_by_hand_comes_without_the_
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
 @pytest.mark.parametrize("in_another_application", [False, True])
 async def test_a_job_whose_barriers_have_no_run_commits_what_its_tasks_have_put(
-    host: str, in_another_application: bool, stores: dict[str, ObjectStore]
+    host: str, in_another_application: bool, stores: Stores
 ) -> None:
     """Spark's offline repartition of state: neither its tasks have a run, nor the thread that writes the barriers."""
     async with application(stores) as app:
@@ -411,7 +407,7 @@ async def repartition(app: Application, host: str) -> None:
     await main.commit(1)
 
 
-async def test_a_job_whose_files_went_with_its_coordinator_is_not_committed(stores: dict[str, ObjectStore]) -> None:
+async def test_a_job_whose_files_went_with_its_coordinator_is_not_committed(stores: Stores) -> None:
     async with application(stores) as dying:
         driver, main = await dying.driver("run"), await dying.driver("")
         await driver.batch(0, {changelog(0, 1): b"0", changelog(1, 1): b"0"})
@@ -426,9 +422,7 @@ async def test_a_job_whose_files_went_with_its_coordinator_is_not_committed(stor
             assert await (await app.driver("next")).names("commits") == ["0", "1"]
 
 
-async def test_a_run_that_looked_before_another_driver_rolled_back_writes_nothing(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_run_that_looked_before_another_driver_rolled_back_writes_nothing(stores: Stores) -> None:
     """Of two drivers that start at once the later one must not go on behind batches that are no longer there."""
     async with application(stores) as app, application(stores) as other:
         driver, stale = await app.driver("run"), await other.driver("stale")
@@ -452,7 +446,7 @@ async def test_a_run_that_looked_before_another_driver_rolled_back_writes_nothin
         await last.batch(4, {changelog(0, 5): b"on"})
 
 
-async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: dict[str, ObjectStore]) -> None:
+async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: Stores) -> None:
     """As those of asynchronous progress tracking, which are written by threads of their own."""
     async with application(stores) as app:
         query, writer = await app.driver("run"), await app.driver("")
@@ -469,7 +463,7 @@ async def test_barriers_of_a_thread_without_a_run_drop_nobody_s_files(stores: di
 
 
 async def test_a_committed_file_whose_object_is_lost_is_not_taken_for_one_that_was_never_written(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
 ) -> None:
     """Spark goes on without a file that is not there: without a batch's offsets, it would plan the batch again."""
     path = "offsets/0"
@@ -511,7 +505,7 @@ class _Silent(FaultyStore):
 
 @pytest.mark.parametrize("commit", ["now", "with-next"])
 async def test_a_commit_whose_outcome_is_unknown_ends_its_run_and_the_next_one_finds_out(
-    commit: str, stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
+    commit: str, stores: Stores, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A commit with the next offsets must not have a record of its own before.
     monkeypatch.setattr(barriers, "LINGER_S", 1e6)

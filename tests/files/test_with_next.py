@@ -2,19 +2,16 @@
 
 import asyncio
 import contextlib
-from functools import partial
 
 import pytest
 
-from dstl.errors import AccessDenied, Fenced, TaskManagerLost
+from dstl.errors import Fenced, TaskManagerLost
 from dstl.files import barriers
-from dstl.store.base import ObjectInfo, ObjectStore
-from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import BIG, RefusesThird, application, changelog, noise, until
+from dstl.store.base import ObjectInfo
+from tests.simulation.faulty_store import FaultyStore
+from worlds.files import BIG, Stores, application, changelog, noise, until
 
 HOST = "127.0.0.2"
-LONGER = 0.2
-"""Seconds after which a commit has a record of its own."""
 
 
 @pytest.fixture
@@ -24,9 +21,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_once(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_once(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -45,21 +40,8 @@ async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_on
         assert await driver.read(changelog(0, 5)) == b"near"
 
 
-async def test_without_new_data_a_commit_has_a_record_of_its_own(stores: dict[str, ObjectStore]) -> None:
-    async with application(stores, commit="with-next") as app:
-        driver = await app.driver("run")
-        await driver.batch(0, {changelog(0, 1): b"a"})
-        before = app.puts
-        await asyncio.sleep(LONGER)
-        assert app.puts - before == 1
-        async with application(stores) as other:
-            assert await (await other.driver("")).names("commits") == ["0"]
-        await driver.offsets(1)
-        assert app.puts - before == 2
-
-
 @pytest.mark.usefixtures("patient")
-async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(stores: dict[str, ObjectStore]) -> None:
+async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(stores: Stores) -> None:
     async with application(stores, commit="with-next") as dying:
         driver = await dying.driver("run")
         await driver.offsets(0)
@@ -78,20 +60,7 @@ async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(st
 
 
 @pytest.mark.usefixtures("patient")
-async def test_another_run_sees_a_commit_when_it_is_durable(stores: dict[str, ObjectStore]) -> None:
-    async with application(stores, commit="with-next") as app:
-        first, second = await app.driver("first"), await app.driver("second")
-        await first.batch(0, {changelog(0, 1): b"a"})
-        before = app.puts
-        assert await second.names("commits") == ["0"]
-        assert app.puts - before == 1, "the restarted query waits for the commit instead of running the batch again"
-        await second.offsets(1)
-        with pytest.raises(Fenced):
-            await first.offsets(2)
-
-
-@pytest.mark.usefixtures("patient")
-async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[str, ObjectStore]) -> None:
+async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -111,7 +80,7 @@ async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: dict[s
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[str, ObjectStore]) -> None:
+async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -133,31 +102,8 @@ async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: dict[
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept too"]
 
 
-async def test_a_commit_that_was_told_and_is_lost_ends_its_run(
-    stores: dict[str, ObjectStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for waits in (False, True):
-        stores.clear()
-        monkeypatch.setattr(barriers, "LINGER_S", 0.01 if waits else 60.0)
-        async with application(stores, RefusesThird, commit="with-next") as app:
-            driver = await app.driver("run")
-            await driver.batch(0, {changelog(0, 1): b"lost"})
-            if waits:
-                await asyncio.sleep(LONGER)
-            with pytest.raises(TaskManagerLost if waits else AccessDenied, match="today"):
-                await driver.offsets(1)
-            with pytest.raises(TaskManagerLost, match="today"):
-                await driver.put(changelog(0, 2))
-            next_run = await app.driver("next")
-            assert await next_run.names("commits") == []
-            await next_run.put(changelog(0, 1), b"again")
-            await next_run.commit(0)
-            await next_run.offsets(1)
-            assert await next_run.read(changelog(0, 1)) == b"again"
-
-
 @pytest.mark.usefixtures("patient")
-async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: dict[str, ObjectStore]) -> None:
+async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
@@ -172,7 +118,7 @@ async def test_a_host_that_is_lost_with_a_told_commit_ends_its_run(stores: dict[
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: dict[str, ObjectStore]) -> None:
+async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver = await app.driver("run")
         await driver.offsets(0)
@@ -181,19 +127,6 @@ async def test_a_commit_that_names_what_nobody_has_put_is_never_durable(stores: 
         with pytest.raises(TaskManagerLost, match="bb"):
             await driver.offsets(1)
         assert await (await app.driver("next")).names("offsets") == ["0"]
-
-
-@pytest.mark.usefixtures("patient")
-async def test_lost_answers_are_looked_up(stores: dict[str, ObjectStore]) -> None:
-    lost = FaultRule(Fault.LOST_RESPONSE, "put", nth=(2, 3, 4))
-    async with application(stores, partial(FaultyStore, rules=[lost]), commit="with-next") as app:
-        driver = await app.driver("run")
-        for batch in range(3):
-            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
-    async with application(stores) as app:
-        driver = await app.driver("next")
-        assert await driver.names("commits") == ["0", "1", "2"]
-        assert await driver.read(changelog(0, 3)) == b"2"
 
 
 class _Slow(FaultyStore):
@@ -208,7 +141,7 @@ class _Slow(FaultyStore):
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("host", ["127.0.0.1", HOST])
 async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_offsets(
-    host: str, stores: dict[str, ObjectStore]
+    host: str, stores: Stores
 ) -> None:
     async with application(stores, _Slow, commit="with-next", sources="keep") as app:
         driver, task = await app.driver("run"), await app.executor(host, "run")
@@ -235,20 +168,7 @@ async def test_where_sources_keep_their_rows_the_tasks_of_a_batch_wait_for_its_o
 
 
 @pytest.mark.usefixtures("patient")
-async def test_offsets_that_are_lost_while_their_batch_runs_end_its_tasks(stores: dict[str, ObjectStore]) -> None:
-    async with application(stores, RefusesThird, commit="with-next", sources="keep") as app:
-        driver = await app.driver("run")
-        await driver.batch(0, {changelog(0, 1): b"lost"})
-        await driver.offsets(1)
-        with pytest.raises(TaskManagerLost, match="today"):
-            await driver.put(changelog(0, 2))
-        assert await (await app.driver("next")).names("commits") == []
-
-
-@pytest.mark.usefixtures("patient")
-async def test_a_query_without_state_waits_for_its_offsets_for_nothing_else_holds_its_sink(
-    stores: dict[str, ObjectStore],
-) -> None:
+async def test_a_query_without_state_waits_for_its_offsets_for_nothing_else_holds_its_sink(stores: Stores) -> None:
     async with application(stores, commit="with-next", sources="keep") as app:
         driver = await app.driver("run")
         await driver.batch(0, {})

@@ -8,52 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from echo_service import SECRET, serving
 
 from dstl.errors import Fenced, Unavailable
 from dstl.rpc.client import MAX_IN_FLIGHT, Address, Connection
-from dstl.rpc.messages import Done
-from dstl.rpc.protocol import Secret
-from dstl.rpc.server import Peer, RpcServer
-from worlds.echo import Echo, Echoed, Fail, Wait
+from worlds.echo import Echo, Fail, Wait
 
-SECRET = Secret.generate()
 PATIENCE_S = 20.0
-
-
-class Service:
-    """Echoes, fails, and waits until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.release = asyncio.Event()
-        self.server = RpcServer(SECRET, {Echo: self._echo, Fail: self._fail, Wait: self._wait})
-
-    async def _echo(self, peer: Peer, call: Echo) -> Echoed:
-        self.seen.append(f"echo {call.n}")
-        return Echoed(call.n, call.data)
-
-    async def _fail(self, peer: Peer, call: Fail) -> Done:
-        self.seen.append("fail")
-        raise Fenced("no longer yours")
-
-    async def _wait(self, peer: Peer, call: Wait) -> Echoed:
-        self.seen.append("wait")
-        await self.release.wait()
-        return Echoed(None, b"")
-
-
-@contextlib.asynccontextmanager
-async def serving(unix: str = "") -> Any:
-    service = Service()
-    if unix:
-        await service.server.listen_unix(unix)
-        address = Address("here", 0, unix)
-    else:
-        address = Address("127.0.0.1", await service.server.listen_tcp("127.0.0.1"))
-    try:
-        yield service, address
-    finally:
-        await service.server.close()
 
 
 async def in_worker(work: Callable[[Connection], None], address: Address, timeout: float = PATIENCE_S) -> None:
@@ -71,7 +32,7 @@ async def in_worker(work: Callable[[Connection], None], address: Address, timeou
 
 
 async def test_replies_come_in_the_order_of_the_requests_whatever_is_asked_for_first() -> None:
-    async with serving() as (service, address):
+    async with serving() as (_, service, address):
 
         def work(connection: Connection) -> None:
             pending = [connection.send(Echo(n, b"%d" % n)) for n in range(10)]
@@ -87,7 +48,7 @@ async def test_replies_come_in_the_order_of_the_requests_whatever_is_asked_for_f
 
 
 async def test_an_error_is_its_own_requests_alone_and_is_raised_as_often_as_it_is_asked_for() -> None:
-    async with serving() as (_, address):
+    async with serving() as (_, _, address):
 
         def work(connection: Connection) -> None:
             before, failing, behind = connection.send(Echo(1)), connection.send(Fail()), connection.send(Echo(2))
@@ -106,7 +67,7 @@ async def test_large_frames_in_both_directions_at_once_pass_each_other(unix: boo
     """The server reads nothing while its reply does not fit the buffers, so the client reads while it sends."""
     path = f"/tmp/p{os.getpid()}-{threading.get_ident() % 1000}" if unix else ""
     payload = os.urandom(16 << 20)
-    async with serving(path) as (_, address):
+    async with serving(path) as (_, _, address):
 
         def work(connection: Connection) -> None:
             pending = [connection.send(Echo(n, payload)) for n in range(6)]
@@ -122,7 +83,7 @@ async def test_large_frames_in_both_directions_at_once_pass_each_other(unix: boo
 
 
 async def test_so_many_requests_are_in_flight_and_no_more() -> None:
-    async with serving() as (service, address):
+    async with serving() as (_, service, address):
         loop = asyncio.get_running_loop()
 
         def work(connection: Connection) -> None:
@@ -140,7 +101,7 @@ async def test_so_many_requests_are_in_flight_and_no_more() -> None:
 
 
 async def test_a_connection_that_breaks_leaves_no_request_without_an_error() -> None:
-    async with serving() as (service, address):
+    async with serving() as (_, service, address):
 
         def work(connection: Connection) -> None:
             answered = connection.send(Echo(1))

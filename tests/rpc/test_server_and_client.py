@@ -12,70 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from echo_service import SECRET, Service, serving
 
 from dstl.errors import AccessDenied, Closed, DstlError, Fenced, Invalid, Unavailable
 from dstl.rpc import protocol
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.handshake import NONCE_BYTES, ServerHandshake, socket_address
-from dstl.rpc.messages import Done
 from dstl.rpc.protocol import MAX_FRAME, Framing, Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
-from worlds.echo import Bug, Echo, Echoed, Fail, Flood, TooMuch, Unknown, Wait, Watch, impostor
-
-SECRET = Secret.generate()
-
-
-class Service:
-    """What the server under test serves."""
-
-    def __init__(self) -> None:
-        self.lost: list[str] = []
-        self.release = asyncio.Event()
-        self.calls = 0
-        self.handlers = {
-            Echo: self.echo,
-            Fail: self.fail,
-            Bug: self.bug,
-            Wait: self.wait,
-            Watch: self.watch,
-            Flood: self.flood,
-            TooMuch: self.too_much,
-        }
-
-    async def echo(self, peer: Peer, call: Echo) -> Echoed:
-        self.calls += 1
-        return Echoed(call.n, call.data)
-
-    async def fail(self, peer: Peer, call: Fail) -> Done:
-        raise Fenced("no longer yours")
-
-    async def bug(self, peer: Peer, call: Bug) -> Done:
-        raise RuntimeError("a bug")
-
-    async def wait(self, peer: Peer, call: Wait) -> Echoed:
-        await self.release.wait()
-        return Echoed(99, b"")
-
-    async def watch(self, peer: Peer, call: Watch) -> Done:
-        peer.on_lost = lambda: self.lost.append(call.who)
-        return Done()
-
-    async def flood(self, peer: Peer, call: Flood) -> Echoed:
-        return Echoed(0, b"\0" * (8 << 20))
-
-    async def too_much(self, peer: Peer, call: TooMuch) -> Echoed:
-        return Echoed(0, b"\0" * (protocol.MAX_FRAME + 1))
-
-
-@contextlib.asynccontextmanager
-async def serving(**settings: Any) -> AsyncIterator[tuple[RpcServer, Service, Address]]:
-    service = Service()
-    server = RpcServer(SECRET, service.handlers, **settings)
-    port = await server.listen_tcp("127.0.0.1")
-    try:
-        yield server, service, Address("127.0.0.1", port)
-    finally:
-        await server.close()
+from worlds.echo import Bug, Echo, Echoed, Fail, TooMuch, Unknown, Wait, Watch, impostor
 
 
 @contextlib.asynccontextmanager
@@ -168,7 +113,7 @@ async def test_a_wrong_secret_is_told_so_on_the_clients_side() -> None:
                 Connection(address, Secret.generate())
 
         await in_thread(blocking)
-        assert service.calls == 0
+        assert service.seen == []
 
 
 async def test_an_impostor_that_does_not_know_the_secret_is_found_out() -> None:
@@ -407,7 +352,7 @@ async def test_strangers_cost_only_their_own_connection(data: bytes, caplog: pyt
                 with contextlib.suppress(OSError):
                     await reader.read()
         assert (await friend.call(Echo(1))).n == 1
-        assert service.calls == 1, "a stranger was dispatched"
+        assert len(service.seen) == 1, "a stranger was dispatched"
         friend.close()
     assert not [r for r in caplog.records if r.name == "asyncio"], caplog.text
 

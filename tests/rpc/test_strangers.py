@@ -17,28 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from echo_service import SECRET, serving
 
 from dstl.errors import AccessDenied, DstlError, Unavailable
 from dstl.rpc.client import Address, AsyncConnection, Connection
 from dstl.rpc.protocol import Secret, encode_frame
-from dstl.rpc.server import Peer, RpcServer
-from worlds.echo import Echo, Echoed, impostor
+from dstl.rpc.server import RpcServer
+from worlds.echo import Echo, impostor
 
-SECRET = Secret.generate()
 EVIL = "\x1b[2Jyour state is fine"
-
-
-async def echo(peer: Peer, call: Echo) -> Echoed:
-    return Echoed(call.n, call.data)
-
-
-@contextlib.asynccontextmanager
-async def serving(**settings: Any) -> Any:
-    server = RpcServer(SECRET, {Echo: echo}, **settings)
-    try:
-        yield server, Address("127.0.0.1", await server.listen_tcp("127.0.0.1"))
-    finally:
-        await server.close()
 
 
 @contextlib.contextmanager
@@ -58,7 +45,7 @@ def knock(address: Address) -> socket.socket:
 
 
 async def test_of_many_silent_strangers_those_that_came_first_are_let_go() -> None:
-    async with serving(max_strangers=4, patience_s=0.05) as (server, address):
+    async with serving(max_strangers=4, patience_s=0.05) as (server, _, address):
         with silent(address, 50):
             async with asyncio.timeout(30):
                 while True:  # they are asked to go when somebody comes, once they have had their time
@@ -74,7 +61,7 @@ async def test_of_many_silent_strangers_those_that_came_first_are_let_go() -> No
 
 async def test_a_burst_of_those_who_know_the_secret_gets_in_whole() -> None:
     """Two hundred tasks begin at once: that is no attack, though it may take a slow machine a while."""
-    async with serving(max_strangers=4, handshake_s=30.0, patience_s=30.0) as (_, address):
+    async with serving(max_strangers=4, handshake_s=30.0, patience_s=30.0) as (_, _, address):
         connections = await asyncio.gather(*(AsyncConnection.open(address, SECRET) for _ in range(200)))
         for connection in connections:
             await connection.call(Echo())
@@ -82,7 +69,7 @@ async def test_a_burst_of_those_who_know_the_secret_gets_in_whole() -> None:
 
 
 async def test_at_the_cap_a_stranger_makes_room_for_who_comes() -> None:
-    async with serving(max_connections=5, patience_s=60.0) as (_, address):
+    async with serving(max_connections=5, patience_s=60.0) as (_, _, address):
         with silent(address, 5):
             await asyncio.sleep(0.05)
             friends = [await AsyncConnection.open(address, SECRET) for _ in range(5)]
@@ -158,7 +145,7 @@ def test_connections_may_use_half_of_the_files(monkeypatch: pytest.MonkeyPatch, 
 
 async def test_refused_strangers_are_one_line_of_the_log_and_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        async with serving() as (_, address):
+        async with serving() as (_, _, address):
             for _ in range(20):
                 with pytest.raises(AccessDenied):
                     await AsyncConnection.open(address, Secret.generate())

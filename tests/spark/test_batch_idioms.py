@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -27,8 +28,6 @@ from dstl.runtime import system_runtime
 from dstl.spark import StateBackend
 from dstl.spark.saved_state.reader import read_state
 from dstl.store import open_store
-
-pytestmark = pytest.mark.spark
 
 KEYS = 12
 Rows = list[tuple[Any, ...]]
@@ -291,13 +290,12 @@ def committed(root: str) -> list[int]:
 
 
 @pytest.mark.drawn(11)
+@pytest.mark.usefixtures("one_partition")
 @pytest.mark.parametrize("name", IDIOMS)
-def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, name: str
-) -> None:
+def test_every_idiom_keeps_state_and_output_or_is_refused_before_spark_commits(home: Home, name: str) -> None:
     idiom = IDIOMS[name]
-    job = Job(spark, stream(), tmp_path, idiom)
-    job.add(2)
+    job = Job(home.spark, home.stream(), home.path, idiom)
+    job.add(1)
     if idiom.refused is not None:
         with pytest.raises((PySparkException, Invalid), match=f"(?s){idiom.refused}"):
             job.run()

@@ -1,23 +1,19 @@
 """Stateful processors over batch DataFrames: what Spark's own makes of them, and nothing is stored."""
 
 import random
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.types import StructField, StructType
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUTPUT = "k string, f double, what string"
 FAR = 9_000_000_000_000
@@ -120,13 +116,11 @@ def collected(df: DataFrame) -> list[tuple[Any, ...]]:
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.parametrize("mode", ["none", "processingTime", "eventTime"])
-def test_a_batch_query_is_sparks_own_and_stores_nothing(
-    spark: SparkSession, tmp_path: Path, seed: int, style: str, mode: str
-) -> None:
-    df, start = table(spark, seed), initial(spark)
+def test_a_batch_query_is_sparks_own_and_stores_nothing(home: Home, seed: int, style: str, mode: str) -> None:
+    df, start = table(home.spark, seed), initial(home.spark)
     method = "transformWithState" if style == "row" else "transformWithStateInPandas"
-    where = tmp_path / "state"
-    with StateBackend(str(where), parallelism=3, spark=spark) as backend:
+    where = home.path / "state"
+    with StateBackend(str(where), parallelism=3, spark=home.spark) as backend:
         before = sorted(where.rglob("*"))
         for given in (start.groupBy("k", "f"), None)[: 2 if (style, mode) == ("row", "none") else 1]:
             arguments = (ledger(style, mode), OUTPUT, "update", mode, given)
@@ -139,6 +133,74 @@ def test_a_batch_query_is_sparks_own_and_stores_nothing(
         assert sorted(where.rglob("*")) == before
         assert list(backend.task_manager_pids) == []
         assert "operators=[]" in repr(backend)
+
+
+EVERY_TYPE = [
+    "if(id % 5 = 0, null, concat('k', id % 5)) k",
+    "if(id % 2 = 0, null, cast(id % 3 as string)) k2",
+    "id",
+    "cast(id as float) / 3 f",
+    "if(id % 3 = 0, null, id % 2 = 0) b",
+    "date'2020-01-01' d",
+    "cast(id as short) sh",
+    "timestamp'2020-11-01 01:30:00' + make_interval(0, 0, 0, 0, cast(id as int)) t",
+    "timestamp_ntz'2020-01-01 00:00:00.5' n",
+    "named_struct('a', 1, 't', timestamp'2020-01-01 00:00:00') st",
+    "map('x', named_struct('y', 2)) m",
+    "array(1, null) l",
+    "cast(id as decimal(20, 4)) / 3 dec",
+    "cast('ab' as binary) bin",
+    "interval '1' day dt",
+]
+
+
+class Reports(StatefulProcessor):
+    """Says all that it sees of rows or frames of every type, and of states that have them."""
+
+    def __init__(self, style: str, schema: StructType) -> None:
+        self.style, self.schema = style, schema
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("v", self.schema)
+        self.list = handle.getListState("l", "x int, s struct<a int>")
+        self.map = handle.getMapState("m", "a string, t timestamp", "x double, l array<string>")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        names = self.schema.names
+        if self.style == "row":
+            found = sorted(rows, key=lambda row: row.id)
+            seen = [repr(row) for row in found]
+            value = tuple(dict(found[-1].m) if name == "m" else found[-1][name] for name in names)
+        else:
+            frame = pd.concat(list(rows), ignore_index=True).sort_values("id", ignore_index=True)
+            seen = [repr(frame.dtypes.to_dict()), repr(frame.to_dict("split"))]
+            # Spark itself cannot keep an interval or an array that comes from pandas.
+            value = tuple(None if name in ("dt", "l") else frame.iloc[-1][name] for name in names)
+        self.value.update(value)
+        self.list.appendList([(1, Row(a=2)), (None, None)])
+        self.list.appendValue((3, Row(a=None)))
+        self.map.updateValue(("q", None), (1.5, ["a", None]))
+        self.map.updateValue((None, value[names.index("t")]), (None, None))
+        times = [timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs()]
+        states = [self.value.get(), list(self.list.get()), sorted(map(repr, self.map.iterator()))]
+        what = [*times, seen, *states, self.map.getValue(("q", None)), self.map.containsKey(("z", None))]
+        one = {"k": repr(key), "what": repr(what)}
+        yield Row(**one) if self.style == "row" else pd.DataFrame([one])
+
+
+@pytest.mark.usefixtures("rocksdb")
+@pytest.mark.parametrize("style", ["row", "pandas"])
+def test_a_processor_sees_what_it_sees_in_spark(home: Home, set_conf: Any, style: str) -> None:
+    set_conf({"spark.sql.session.timeZone": "America/New_York"})
+    rows = home.spark.range(0, 40).selectExpr(*EVERY_TYPE)
+    kept = StructType([StructField(field.name, field.dataType) for field in rows.schema][2:])
+    method = "transformWithState" if style == "row" else "transformWithStateInPandas"
+    arguments = (Reports(style, kept), "k string, what string", "Update", "None")
+    theirs = dict(collected(getattr(rows.groupBy("k", "k2"), method)(*arguments)))
+    with home.backend(parallelism=1) as backend:
+        ours = dict(collected(getattr(backend.groupBy(rows, "k", "k2"), method)(*arguments)))
+    assert ours == theirs
+    assert len(theirs) == 20
 
 
 class Counts(StatefulProcessor):
@@ -159,12 +221,12 @@ class Counts(StatefulProcessor):
 
 @pytest.mark.parametrize("adaptive", ["true", "false"])
 def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
-    spark: SparkSession, set_conf: Any, tmp_path: Path, adaptive: str
+    home: Home, set_conf: Any, adaptive: str
 ) -> None:
     # 20 MB of state in a partition: more than the part size at which a streaming task sends what it has written.
     set_conf({"spark.sql.adaptive.enabled": adaptive, "spark.sql.execution.arrow.maxRecordsPerBatch": "700"})
-    df = spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    df = home.spark.range(120_000).select((F.col("id") % 7).cast("string").alias("k"))
+    with home.backend(parallelism=2) as backend:
         out = backend.groupBy(df, "k").transformWithState(Counts(), "k string, n long, blobs int", "append", "none")
         per_key = {str(k): 120_000 // 7 + (k < 120_000 % 7) for k in range(7)}
         want = sorted((k, n, -(-n // 500)) for k, n in per_key.items())
@@ -174,14 +236,12 @@ def test_a_key_of_many_arrow_batches_is_one_call_and_keeps_what_it_has_written(
         assert joined.agg(F.sum("n")).first()[0] == 120_000
 
 
-def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoints_alone(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, v long")
+def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoints_alone(home: Home) -> None:
+    source = home.stream("k string, v long")
     output = "k string, n long, blobs int"
     seen: list[tuple[Any, ...]] = []
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        static = spark.createDataFrame([("a", 1), ("a", 2)], "k string, v long")
+    with home.backend(parallelism=2) as backend:
+        static = home.spark.createDataFrame([("a", 1), ("a", 2)], "k string, v long")
         before = backend.groupBy(static, "k").transformWithState(Counts(), output, "append", "none")
         streaming = backend.groupBy(source.read(), "k").transformWithState(Once(), output, "append", "none")
 
@@ -197,7 +257,7 @@ def test_a_batch_query_beside_a_stream_of_the_same_backend_leaves_its_checkpoint
         assert seen == [(0, "a", 1, 1), (1, "a", 1, 1)]
         assert collected(before) == [("a", 2, 1)]
         assert "operators=['operator-1']" in repr(backend)
-        assert [tuple(row.value) for row in backend.read_state(spark, "total").collect()] == [(2,)]
+        assert [tuple(row.value) for row in backend.read_state(home.spark, "total").collect()] == [(2,)]
     assert collected(before) == [("a", 2, 1)], "it needs no backend"
 
 
@@ -223,9 +283,9 @@ class Grouped(StatefulProcessor):
         "element_at(array(date'1969-12-31', null, date'2024-01-01', date'1970-01-01', null), i)",
     ],
 )
-def test_rows_that_spark_groups_together_are_one_call(spark: SparkSession, tmp_path: Path, key: str) -> None:
-    df = spark.range(0, 700, 1, 5).selectExpr("cast(id % 5 + 1 as int) i").selectExpr(f"{key} k")
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+def test_rows_that_spark_groups_together_are_one_call(home: Home, key: str) -> None:
+    df = home.spark.range(0, 700, 1, 5).selectExpr("cast(id % 5 + 1 as int) i").selectExpr(f"{key} k")
+    with home.backend(parallelism=2) as backend:
         out = collected(backend.groupBy(df, "k").transformWithState(Grouped(), "k string, n long", "append", "none"))
     assert sorted(n for _, n in out) == sorted(row["count"] for row in df.groupBy("k").count().collect())
 
@@ -240,10 +300,10 @@ class Once(StatefulProcessor):
         yield Row(k=key[0], n=n, blobs=0)
 
 
-def test_what_a_batch_query_cannot_be_is_refused_when_defined(spark: SparkSession, tmp_path: Path) -> None:
-    df = spark.createDataFrame([("a", 1)], "k string, v long")
+def test_what_a_batch_query_cannot_be_is_refused_when_defined(home: Home) -> None:
+    df = home.spark.createDataFrame([("a", 1)], "k string, v long")
     output = "k string, n long, blobs int"
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         grouped = backend.groupBy(df, "k")
         assert grouped.transformWithState(Once(), output, "Complete", "None").collect() == [Row(k="a", n=1, blobs=0)]
         for wrong, why in (

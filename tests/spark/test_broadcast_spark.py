@@ -1,22 +1,17 @@
 """Broadcast state through Spark: rules and rows in the same and in different batches, over restarts that rescale."""
 
 import random
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from home import Home
+from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid, NotDeterministic
 from dstl.spark import StateBackend, cause
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUTPUT = "k string, n long, limits string"
 RULES = "id string, version long, least long, gone boolean"
@@ -102,12 +97,10 @@ def habits(rng: random.Random, number: int, first: int) -> Iterator[tuple[list[A
         yield rules if kind in ("both", "rules") else [], rows if kind in ("both", "rows") else []
 
 
-def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
-) -> None:
+def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(home: Home, seed: int) -> None:
     rng, model = random.Random(seed), Model()
-    rows, rules = stream("k string, i long"), stream(RULES)
-    batch, location, saved_at = 0, tmp_path / "state", None
+    rows, rules = home.stream("k string, i long"), home.stream(RULES)
+    batch, location, saved_at = 0, home.path / "state", None
     # Style, parallelism, TaskManagers: the first partition, and the copy with it, moves each time.
     for style, parallelism, members in (("row", 3, 1), ("pandas", 1, 2), ("row", 5, 2)):
         want: dict[int, list[tuple[Any, ...]]] = {}
@@ -126,14 +119,14 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
         # The second run begins in another location, from a savepoint of the first: the copy comes along.
         restore_from = saved_at if style == "pandas" else None
         if restore_from:
-            rows.carry_over(location, tmp_path / "moved")
-            location = tmp_path / "moved"
+            rows.carry_over(location, home.path / "moved")
+            location = home.path / "moved"
         backend = StateBackend(
             str(location),
             parallelism=parallelism,
             max_parallelism=8,
             task_managers=members,
-            spark=spark,
+            spark=home.spark,
             restore_from=restore_from,
         )
         with backend:
@@ -146,14 +139,14 @@ def test_every_key_sees_every_rule_over_restarts_with_other_parallelism(
             writer.option("checkpointLocation", backend.checkpoint_location).start().awaitTermination()
             for number, expected in want.items():
                 assert got[number] == [expected, expected], f"batch {number} of {style}"
-            held = backend.read_state(spark, "rules").collect()
+            held = backend.read_state(home.spark, "rules").collect()
             saved_at = backend.savepoint(style).location if location.name == "state" else None
         # One copy, whatever the number of partitions that read and write it.
         assert sorted((row.user_key.id, tuple(row.value)) for row in held) == sorted(model.rules.items())
 
 
 def test_partitions_that_do_not_agree_stop_the_query_and_what_cannot_be_broadcast_is_refused_where_it_is_defined(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+    home: Home,
 ) -> None:
     class Guessing(Alerts):
         def apply(self, rule: str, version: int, least: int, gone: bool) -> None:
@@ -170,12 +163,12 @@ def test_partitions_that_do_not_agree_stop_the_query_and_what_cannot_be_broadcas
         def init(self, handle: Any) -> None:
             handle.getBroadcastState("others")
 
-    rows, rules = stream("k string, i long"), stream(RULES)
+    rows, rules = home.stream("k string, i long"), home.stream(RULES)
     rows.add([{"k": "a", "i": 1}])
     rules.add([{"id": "u", "version": 0, "least": 50, "gone": False}])
     what: Any = (OUTPUT, "update", "none")
-    static = spark.read.schema(RULES).json(str(rules.directory / "in"))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    static = home.spark.read.schema(RULES).json(str(rules.directory / "in"))
+    with home.backend(parallelism=2) as backend:
         group = backend.groupBy(rows.read(), "k")
         for processor, broadcast, said in (
             (Alerts(), {"rules": static}, r"'rules' is a batch DataFrame, .*readStream, or join"),
@@ -193,7 +186,7 @@ def test_partitions_that_do_not_agree_stop_the_query_and_what_cannot_be_broadcas
             rows.collect(df, backend, "update")
         assert isinstance(cause(raised.value), NotDeterministic)
         # A batch query has its rules in its only batch.
-        table = spark.createDataFrame([("a", 1), ("b", 70), ("c", 1)], "k string, i long")
+        table = home.spark.createDataFrame([("a", 1), ("b", 70), ("c", 1)], "k string, i long")
         with pytest.raises(Invalid, match="is a stream, and the input is not"):
             backend.groupBy(table, "k").transformWithState(Alerts(), *what, broadcast={"rules": rules.read()})
         once = backend.groupBy(table, "k").transformWithState(Alerts(), *what, broadcast={"rules": static})

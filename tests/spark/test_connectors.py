@@ -10,24 +10,21 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
+from home import Home
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from dstl.cli.files import app as files_cli
 from dstl.errors import Invalid
 from dstl.spark import batch_stamp
 from worlds.pages import DOCS, blocks
-
-pytestmark = pytest.mark.spark
 
 PAGES = ["home", "shop", "help", "cart"]
 
@@ -94,11 +91,9 @@ def contents(directory: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def test_a_stamp_is_that_of_one_batch_and_of_no_other(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_stamp_is_that_of_one_batch_and_of_no_other(home: Home) -> None:
     """Where a batch's number is not: with another checkpoint directory, and behind a rollback."""
-    source = stream()
+    source = home.stream()
     seen: list[tuple[int, int]] = []
 
     def run(directory: str, fails_at: int = -1) -> list[tuple[int, int]]:
@@ -110,7 +105,7 @@ def test_a_stamp_is_that_of_one_batch_and_of_no_other(
             batch.collect()
 
         writer = source.read().writeStream.foreachBatch(write).trigger(availableNow=True)
-        query = writer.option("checkpointLocation", f"dstl://{tmp_path}/{directory}").start()
+        query = writer.option("checkpointLocation", f"dstl://{home.path}/{directory}").start()
         with contextlib.suppress(StreamingQueryException):
             query.awaitTermination()
         return list(seen)
@@ -123,7 +118,7 @@ def test_a_stamp_is_that_of_one_batch_and_of_no_other(
     assert again == first[1:], "a batch that is run again"
     source.add([{"k": "a", "v": 2}])
     third = run("one")
-    assert CliRunner().invoke(files_cli, ["rollback", f"dstl://{tmp_path}/one", "1"]).exit_code == 0
+    assert CliRunner().invoke(files_cli, ["rollback", f"dstl://{home.path}/one", "1"]).exit_code == 0
     replayed = run("one")
     assert [number for number, _ in replayed] == [number for number, _ in third] == [2]
     elsewhere = run("two")
@@ -131,4 +126,4 @@ def test_a_stamp_is_that_of_one_batch_and_of_no_other(
     stamps = [stamp for _, stamp in (*first, *third, *replayed, *elsewhere)]
     assert len({*stamps}) == len(stamps)
     with pytest.raises(Invalid, match="is for the function that foreachBatch calls"):
-        batch_stamp(spark.range(1))
+        batch_stamp(home.spark.range(1))

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from home import Home
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import (
     ArrayType,
@@ -23,7 +24,6 @@ from pyspark.sql.types import (
 )
 
 from dstl.errors import Invalid
-from dstl.spark import StateBackend
 from dstl.spark.operators.arguments import parse_ddl
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -100,7 +100,7 @@ def test_text_that_is_no_schema_is_refused(ddl: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
-def test_a_task_uses_what_the_driver_has_read(spark: SparkSession, tmp_path: Any) -> None:
+def test_a_task_uses_what_the_driver_has_read(home: Home) -> None:
     # Inside a function, so that it travels by value: workers do not have this file.
     class Keeps(StatefulProcessor):  # type: ignore[misc]
         """Declares its states with text of every kind, and yields what they hold."""
@@ -121,8 +121,8 @@ def test_a_task_uses_what_the_driver_has_read(spark: SparkSession, tmp_path: Any
 
         def close(self) -> None: ...
 
-    rows = spark.range(6).selectExpr("concat('k', id % 2) k", "id")
-    with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
+    rows = home.spark.range(6).selectExpr("concat('k', id % 2) k", "id")
+    with home.backend() as backend:
         out = (
             backend.groupBy(rows, "k").transformWithState(Keeps(), "k string, what string", "append", "none").collect()
         )

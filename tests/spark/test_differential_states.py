@@ -8,7 +8,7 @@ Where each feature of PySpark's API is run on both sides (the test's name, in th
 | value, list and map states, every method, nulls in values and user keys | the same |
 | every Spark type in values, several grouping columns, null and empty keys | the same, row |
 | every Spark type in grouping keys and user keys | ``test_keys_of_every_type_are_sparks_own`` |
-| rows and keys as the processor sees them, of every type | ``tests/state/test_against_spark.py`` |
+| rows, frames and keys as the processor sees them, of every type | ``test_batch_query_spark.py`` |
 | output modes append and update, time mode none, any case of the names | ``test_states_do_what_sparks_own_do`` |
 | ``deleteIfExists``, a new state, another parallelism at a restart | the same, row |
 | a nullable column more | the same, evolution |
@@ -33,21 +33,14 @@ Reducing and aggregating states are Flink's: Spark has nothing to compare them w
 import datetime
 import decimal
 import random
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
-
-from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 INPUT = "k string, k2 int, i long, op string, n long"
@@ -255,10 +248,8 @@ RUNS = {
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("job", RUNS)
 @pytest.mark.usefixtures("rocksdb")
-def test_states_do_what_sparks_own_do(
-    spark: SparkSession, stream: Callable[..., Any], set_conf: Any, tmp_path: Path, job: str, seed: int
-) -> None:
-    source = stream(INPUT)
+def test_states_do_what_sparks_own_do(home: Home, set_conf: Any, job: str, seed: int) -> None:
+    source = home.stream(INPUT)
     rng = random.Random(seed)
     set_conf({ENCODING: "avro" if job == "evolution" else "unsaferow"})
     # In Spark's pandas API an integer key becomes null in the store once the batch has a key with a null beside it.
@@ -270,25 +261,25 @@ def test_states_do_what_sparks_own_do(
         what = (processor, OUTPUT, mode, "none")
         native = getattr(source.read().groupBy("k", "k2"), method)(*what)
         want = source.collect(native, "native", mode)
-        with StateBackend(str(tmp_path / "state"), parallelism=parallelism, spark=spark) as backend:
+        with home.backend(parallelism=parallelism) as backend:
             ours = getattr(backend.groupBy(source.read(), "k", "k2"), method)(*what)
             assert source.collect(ours, backend, mode) == want
             for name in processor.states:
-                held = sorted(repr(tuple(row)) for row in backend.read_state(spark, name).collect())
-                assert held == spark_state(spark, source.directory / "native", name), name
+                held = sorted(repr(tuple(row)) for row in backend.read_state(home.spark, name).collect())
+                assert held == spark_state(home.spark, source.directory / "native", name), name
 
 
 @pytest.mark.usefixtures("rocksdb")
-def test_keys_of_every_type_are_sparks_own(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    source = stream("i long")
+def test_keys_of_every_type_are_sparks_own(home: Home) -> None:
+    source = home.stream("i long")
     for batch in range(2):
         source.add([{"i": i + batch} for i in range(60)])
     df = source.read().selectExpr(*(f"{expression} as {name}" for name, (_, expression) in KEY_TYPES.items()))
     what = (Keys(), "what string", "Update", "None")
     by = [name for name in KEY_TYPES if name != "l"]  # Spark itself cannot read the schema of such a grouping key
     want = source.collect(df.groupBy(*by).transformWithState(*what), "native", "update")
-    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+    with home.backend(parallelism=3) as backend:
         assert source.collect(backend.groupBy(df, *by).transformWithState(*what), backend, "update") == want
         for name in "nm":
-            held = sorted(repr(tuple(row)) for row in backend.read_state(spark, name).collect())
-            assert held == spark_state(spark, source.directory / "native", name), name
+            held = sorted(repr(tuple(row)) for row in backend.read_state(home.spark, name).collect())
+            assert held == spark_state(home.spark, source.directory / "native", name), name

@@ -21,7 +21,6 @@ def here(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     files.setWorkingDirectory(before)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("page", RUNNABLE)
 def test_every_program_of_a_page_runs(page: str, here: Path) -> None:
     follow(page)

@@ -6,52 +6,43 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import pytest
-from pyspark.sql import SparkSession
+from home import Home
 
 from dstl.jvm.build import spark_jars
 from dstl.spark import jar_path
 from worlds.driver_process import LOCAL
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
-
 SOURCE = Path(__file__).with_name("java") / "CountJob.java"
 BATCHES, ROWS, KEYS = 3, 40, 5
 
 
-def test_two_queries_of_a_java_job_count_on_over_a_restart_and_are_read_from_another_application(
-    spark: SparkSession, stream: Any, tmp_path: Path
-) -> None:
+def test_two_queries_of_a_java_job_count_on_over_a_restart_and_are_read_from_another_application(home: Home) -> None:
     jars = spark_jars()
-    classes = tmp_path / "classes"
+    classes = home.path / "classes"
     subprocess.run(
         ["javac", "--release", "17", "-cp", f"{jars}/*", "-d", str(classes), str(SOURCE)],
         check=True,
         capture_output=True,
     )
-    job = Path(shutil.make_archive(str(tmp_path / "job"), "zip", classes)).rename(tmp_path / "job.jar")
-    source = stream("k string, v long")
+    job = Path(shutil.make_archive(str(home.path / "job"), "zip", classes)).rename(home.path / "job.jar")
+    source = home.stream("k string, v long")
     rows = [[{"k": f"k{(i + b) % KEYS}", "v": i * b} for i in range(ROWS)] for b in range(BATCHES)]
     source.add(rows[0])
     source.add(rows[1])
-    _run(job, source.directory / "in", tmp_path)
+    _run(job, source.directory / "in", home.path)
     source.add(rows[2])
-    _run(job, source.directory / "in", tmp_path)
+    _run(job, source.directory / "in", home.path)
     expected, totals = Counter[str](), Counter[str]()
     for row in (row for batch in rows for row in batch):
         expected[row["k"]] += 1
         totals[row["k"]] += row["v"]
     for provider in ("RocksDB", "HDFSBacked"):
-        place = tmp_path / "queries" / provider
+        place = home.path / "queries" / provider
         # A fence for each run, and two records a batch.
         assert len(list((place / "_dstl" / "manifests").iterdir())) == 2 + 2 * BATCHES
         assert [each.name for each in place.iterdir()] == ["_dstl"]
-        found = spark.read.format("statestore").load(f"dstl://{place}")
+        found = home.spark.read.format("statestore").load(f"dstl://{place}")
         state = {row[0]: (row[1], row[2]) for row in found.select("key.k", "value.count", "value.sum").collect()}
         assert state == {key: (expected[key], totals[key]) for key in expected}
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +15,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
+pytestmark = pytest.mark.spark
 
 FILES, ROWS, KEYS = 9, 60, 9
 LIMIT_S = 200.0

@@ -1,23 +1,18 @@
 """Real-time mode on ``dstl://``: both barriers come at a batch's end, and the state is exact over a restart."""
 
 import asyncio
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from pyspark.sql import DataFrame, SparkSession
 
 from dstl.files.inspection import opened_files
 from dstl.runtime import system_runtime
 from dstl.store import open_store
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.long,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
+pytestmark = pytest.mark.long
 
 STORE = "spark.sql.streaming.stateStore"
 SETTINGS = {
@@ -39,12 +34,12 @@ def real_time(spark: SparkSession, set_conf: Any, rocksdb: None) -> Any:
     return spark._jvm
 
 
-def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, home: Home) -> None:
     sources = real_time.org.apache.spark.sql.execution.streaming.sources
     make = getattr(sources, "LowLatencyMemoryStream$").__getattr__("MODULE$").singlePartition
-    memory = make(spark._jsparkSession, real_time.org.apache.spark.sql.Encoders.STRING())
-    place = f"dstl://{tmp_path}/query"
-    writer = DataFrame(memory.toDF(), spark).groupBy("value").count().writeStream.outputMode("update")
+    memory = make(home.spark._jsparkSession, real_time.org.apache.spark.sql.Encoders.STRING())
+    place = f"dstl://{home.path}/query"
+    writer = DataFrame(memory.toDF(), home.spark).groupBy("value").count().writeStream.outputMode("update")
     writer = writer.format("console").option("numRows", 1).option("checkpointLocation", place)
     writer._jwrite.trigger(real_time.org.apache.spark.sql.streaming.Trigger.RealTime("1 second"))
     for round_ in (1, 2):
@@ -57,11 +52,11 @@ def test_a_count_in_real_time_mode_is_exact_over_a_restart(real_time: Any, spark
         while len(query.recentProgress) < ended + 2 and time.monotonic() < deadline and query.isActive:
             time.sleep(0.1)
         query.stop()
-        rows = spark.read.format("statestore").load(place).select("key.value", "value.count").collect()
+        rows = home.spark.read.format("statestore").load(place).select("key.value", "value.count").collect()
         assert dict(map(tuple, rows)) == {"a": 10 * round_, "b": 5 * round_}
     barriers = asyncio.run(_barriers(place))
     assert "commits/3" in barriers
-    records = list((tmp_path / "query" / "_dstl" / "manifests").iterdir())
+    records = list((home.path / "query" / "_dstl" / "manifests").iterdir())
     assert len(records) == 1 + len(barriers), "a fence for both runs of the process, and a record for each barrier"
 
 

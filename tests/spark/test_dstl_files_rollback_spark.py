@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -10,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from pyspark.sql import SparkSession
 
 from dstl.files.inspection import roll_back
 from dstl.files.records import FRESH_S
 from dstl.runtime import system_runtime
 from dstl.store import open_store
-
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
 
 STORE = "spark.sql.streaming.stateStore"
 STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -77,12 +72,10 @@ class Counted:
         return writer.option("checkpointLocation", self.root).trigger(availableNow=True).start()
 
 
-def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(
-    spark: SparkSession, stream: Any, conf: Any, tmp_path: Path
-) -> None:
+def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(home: Home, conf: Any) -> None:
     queries = {}
     for kind in KINDS:
-        queries[kind] = Counted(stream("k string, v long"), f"dstl://{tmp_path}/{kind}", 0.6)
+        queries[kind] = Counted(home.stream("k string, v long"), f"dstl://{home.path}/{kind}", 0.6)
         for _ in range(6):
             queries[kind].add()
     running = []
@@ -105,11 +98,9 @@ def test_sums_after_a_rollback_are_those_of_a_query_that_was_never_rolled_back(
 
 
 @pytest.mark.parametrize("kind", ["rocksdb", "rocksdb-2"])
-def test_state_that_spark_has_repartitioned_is_read_and_counted_on(
-    kind: str, spark: SparkSession, stream: Any, conf: Any, tmp_path: Path
-) -> None:
+def test_state_that_spark_has_repartitioned_is_read_and_counted_on(kind: str, home: Home, conf: Any) -> None:
     query, plain = (
-        Counted(stream("k string, v long"), f"{scheme}://{tmp_path}/{scheme}") for scheme in ("dstl", "file")
+        Counted(home.stream("k string, v long"), f"{scheme}://{home.path}/{scheme}") for scheme in ("dstl", "file")
     )
     both = (query, plain)
     conf(kind, "1h", partitions=2)
@@ -119,8 +110,8 @@ def test_state_that_spark_has_repartitioned_is_read_and_counted_on(
             each.start().awaitTermination()
     for partitions in (5, 3):
         for each in both:
-            spark._streamingCheckpointManager.repartition(each.root, partitions)
-            state = spark.read.format("statestore").load(each.root).select("key.k", "value.count", "partition_id")
+            home.spark._streamingCheckpointManager.repartition(each.root, partitions)
+            state = home.spark.read.format("statestore").load(each.root).select("key.k", "value.count", "partition_id")
             rows = state.collect()
             assert {row[0]: row[1] for row in rows} == each.want
             assert {row[2] for row in rows} == set(range(partitions))
@@ -128,7 +119,7 @@ def test_state_that_spark_has_repartitioned_is_read_and_counted_on(
             each.start().awaitTermination()
             assert each.got == each.want
     for start in (2, 5):
-        feeds = [changes(spark, each.root, start) for each in both]
+        feeds = [changes(home.spark, each.root, start) for each in both]
         assert feeds[0] == feeds[1]
     assert feeds[0], "the last batch has changed something"
 
@@ -143,8 +134,8 @@ def changes(spark: SparkSession, root: str, start: int) -> list[tuple[Any, ...]]
     return sorted(tuple(row) for row in rows)
 
 
-def test_a_batch_that_foreach_batch_does_not_read_is_run_for_its_state(stream: Any, conf: Any, tmp_path: Path) -> None:
-    query = Counted(stream("k string, v long"), f"dstl://{tmp_path}/query")
+def test_a_batch_that_foreach_batch_does_not_read_is_run_for_its_state(home: Home, conf: Any) -> None:
+    query = Counted(home.stream("k string, v long"), f"dstl://{home.path}/query")
     conf("hdfs", "1h", partitions=2)
     for query.reads in (False, True, False, True):
         query.add()
@@ -181,22 +172,20 @@ class Deduplicated:
 
 
 @pytest.mark.parametrize("kind", ["rocksdb", "hdfs"])
-def test_a_batch_that_its_sink_has_and_spark_has_not_is_run_for_its_state(
-    kind: str, spark: SparkSession, stream: Any, conf: Any, tmp_path: Path
-) -> None:
+def test_a_batch_that_its_sink_has_and_spark_has_not_is_run_for_its_state(kind: str, home: Home, conf: Any) -> None:
     conf(kind, "1h", partitions=2)
-    query = Deduplicated(stream("k string, v long"), f"dstl://{tmp_path}/query", tmp_path / "out")
+    query = Deduplicated(home.stream("k string, v long"), f"dstl://{home.path}/query", home.path / "out")
     query.run(["a", "b", "c"])
     query.crash_before_the_commit()
     query.run(["a", "d"])
-    query.check(spark)
+    query.check(home.spark)
     query.run(["b", "e"])
     query.crash_before_the_commit()
     query.run(["c", "d", "e", "f"])
-    query.check(spark)
+    query.check(home.spark)
     # What the application's coordinator has seen is good for a second.
     time.sleep(FRESH_S)
     asyncio.run(roll_back(query.root, 2, system_runtime(), open_store))
     query.go_on()
     query.run(["d", "e", "f", "g"])
-    query.check(spark)
+    query.check(home.spark)

@@ -3,14 +3,12 @@
 import datetime as dt
 import functools
 import random
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from home import Home
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -19,8 +17,7 @@ from dstl.spark import StateBackend, cause
 from dstl.spark.listener import CheckpointReport
 from dstl.spark.query.ticks import SupportsTriggerAvailableNow
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("rocksdb")]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("rocksdb")
 
 TIMED = "k string, i long, mark long, ts timestamp"
 SEEN = "k string, what string, mark long"
@@ -110,19 +107,16 @@ def chains(group: Callable[..., Any], df: DataFrame, third: bool) -> DataFrame:
 
 @batch_by_batch
 @pytest.mark.parametrize("more", [0, pytest.param(3, marks=pytest.mark.long)])
-@pytest.mark.usefixtures("one_partition")
-def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(
-    stream: Callable[..., Any], spark: SparkSession, tmp_path: Path, seed: int, more: int
-) -> None:
+def test_operators_in_a_row_are_as_sparks_batch_by_batch_over_a_restart(home: Home, seed: int, more: int) -> None:
     rng = random.Random(seed)
-    source = stream("k string, i long")
+    source = home.stream("k string, i long")
     want, ours, reports = [], [], []
     runs = [[[{"k": "a", "i": 30}], *habits(rng, 32, 1 + more)], [*habits(rng, 90, more), [{"k": "a", "i": 150}], []]]
     for number, batches in enumerate(runs):
         for rows in batches:
             source.add(rows)
         want += source.collect(chains(DataFrame.groupBy, source.read(), bool(more)), "native")
-        with StateBackend(str(tmp_path / "state"), parallelism=2 + number, spark=spark) as backend:
+        with home.backend(parallelism=2 + number) as backend:
             backend.add_listener(reports.append)
             ours += source.collect(chains(backend.groupBy, source.read(), bool(more)), backend)
         # Batch by batch: also those that have no data, in which the last timers fire.
@@ -180,12 +174,11 @@ def behind_a_union(grouped: Grouped, _: Callable[..., Any], df: DataFrame, other
 @batch_by_batch
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("query", [aggregates_in_a_row, behind_a_join, behind_an_unbounded_join, behind_a_union])
-@pytest.mark.usefixtures("one_partition")
 def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_restart(
-    query: Callable[..., DataFrame], stream: Callable[..., Any], spark: SparkSession, tmp_path: Path, seed: int
+    query: Callable[..., DataFrame], home: Home, seed: int
 ) -> None:
     rng = random.Random(seed)
-    source, other = stream("k string, i long"), stream("l string, j long")
+    source, other = home.stream("k string, i long"), home.stream("l string, j long")
     want, ours = [], []
     for number, start in enumerate((30, 80)):
         # Without the empty one, what is due at last comes in a batch for the watermark's sake.
@@ -196,7 +189,7 @@ def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_r
         rows_of_both = source.read(), other.read()
         native = query(lambda df, by, *what: df.groupBy(*by).agg(*what), DataFrame.groupBy, *rows_of_both)
         want += source.collect(native, "native")
-        with StateBackend(str(tmp_path / "state"), parallelism=2 + number, spark=spark) as backend:
+        with home.backend(parallelism=2 + number) as backend:
 
             def grouped(df: DataFrame, by: list[Any], *what: Any, backend: StateBackend = backend) -> DataFrame:
                 return backend.groupBy(df, *by).agg(*what, outputMode="append")
@@ -207,22 +200,19 @@ def test_aggregates_behind_other_operators_are_as_sparks_batch_by_batch_over_a_r
     assert {row[1] for row in want} == cases.get(query, {"paired"})
 
 
-@pytest.mark.usefixtures("one_partition")
-def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_event_time(
-    stream: Callable[..., Any], spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_event_time(home: Home) -> None:
     class Backwards(Sessions):
         def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
             yield Row(k=key[0], i=0, mark=0, ts=moment(3))
 
-    source = stream("k string, i long")
+    source = home.stream("k string, i long")
     for i in (10, 20, 40):
         source.add([{"k": "a", "i": i}])
     df = timed(source.read())
     what: tuple[Any, ...] = (Backwards(), TIMED, "append", "eventTime")
     with pytest.raises(Exception, match="WATERMARK"):
         source.collect(df.groupBy("k").transformWithState(*what, eventTimeColumnName="ts"), "native")
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         group = backend.groupBy(df, "k")
         with pytest.raises(Invalid, match="'nope' is not a column of the output"):
             group.transformWithState(*what, eventTimeColumnName="nope", name="x")
@@ -233,7 +223,7 @@ def test_a_row_behind_the_watermark_is_refused_as_in_spark_and_so_is_what_is_no_
                 Sessions(), TIMED, "append", "none", eventTimeColumnName="ts", name="x"
             )
         passing = group.transformWithState(*what, eventTimeColumnName="ts")
-        other = StateBackend(str(tmp_path / "other"), parallelism=2, spark=spark)
+        other = home.backend("other", parallelism=2)
         with other, pytest.raises(Invalid, match="not one of this backend's"):
             other.groupBy(passing, "k").transformWithState(Reader(), SEEN, "append", "eventTime", name="reader")
         with pytest.raises(Exception, match="event time 'ts'") as raised:

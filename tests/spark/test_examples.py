@@ -5,8 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
+from home import Home
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAID = {
@@ -26,16 +26,13 @@ SAID = {
 }
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("name", SAID)
-def test_an_example_runs_and_says_what_it_promises(
-    name: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_example_runs_and_says_what_it_promises(name: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     module = importlib.import_module(name)
     cloudpickle.register_pickle_by_value(module)  # workers cannot import it
-    found = module.main(spark, tmp_path)
-    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+    found = module.main(home.spark, home.path)
+    home.spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
     assert json.loads(json.dumps(found)) == SAID[name]
 
 

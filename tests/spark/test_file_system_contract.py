@@ -4,20 +4,13 @@ The rows are those of ``AbstractContract*Test`` in Hadoop's sources. Where one d
 row is what lies above a checkpoint directory: only that and what is in it are there.
 """
 
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
+from home import Home
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
-
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 
@@ -176,7 +169,7 @@ def _fails(call: Callable[[], object]) -> object:
         return type(error).__name__
 
 
-def test_every_row_of_hadoops_contract(spark: SparkSession, tmp_path: Path) -> None:
-    files = Files(spark, f"dstl://{tmp_path}/jobs/query")
+def test_every_row_of_hadoops_contract(home: Home) -> None:
+    files = Files(home.spark, f"dstl://{home.path}/jobs/query")
     found = {name: _fails(lambda: call(files)) for name, call, _ in ROWS}  # noqa: B023
     assert found == {name: expected for name, _, expected in ROWS}

@@ -1,24 +1,18 @@
 """PySpark's own call, on ours: names and places of the arguments, what groups, what is refused."""
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import GroupedData, Row, SparkSession
+from home import Home
+from pyspark.sql import GroupedData, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
-from dstl.spark import StateBackend
 from dstl.spark.operators.grouped_stream import GroupedStream
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Latest(StatefulProcessor):
@@ -58,16 +52,15 @@ def visits_of_a_user(key: Any, frames: Any, state: Any) -> Iterator[pd.DataFrame
     yield pd.DataFrame({"k": [key[0]], "n": [state.get[0]], "what": ["goes on"]})
 
 
-def test_a_function_with_one_state_is_called_as_spark_calls_it(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, s long")
+@pytest.mark.usefixtures("one_partition")
+def test_a_function_with_one_state_is_called_as_spark_calls_it(home: Home) -> None:
+    source = home.stream("k string, s long")
     for k, seconds in (("a", (0, 3)), ("b", (12,)), ("a", (14, 1)), ("c", (40,)), ("c", (41,))):
         source.add([{"k": k, "s": each} for each in seconds])
     df = source.read().withColumn("t", F.timestamp_seconds("s")).withWatermark("t", "1 second")
     arguments = visits_of_a_user, "k string, n long, what string", "n long", "update", "EventTimeTimeout"
     want = source.collect(df.groupBy("k").applyInPandasWithState(*arguments), "native", "update")
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         for wrong in ("eventTime", None):
             with pytest.raises(Invalid, match="is not one of NoTimeout, ProcessingTimeTimeout, EventTimeTimeout"):
                 backend.groupBy(df, "k").applyInPandasWithState(*arguments[:4], wrong)
@@ -76,27 +69,25 @@ def test_a_function_with_one_state_is_called_as_spark_calls_it(
     assert sorted(row[1:] for row in got) == sorted(row[1:] for row in want)
     assert sum("over" in row[3] for row in got) >= 2
     # State and timeouts move: the user who is still there ends in another location.
-    held = spark.read.format("statestore").load(str(source.directory / "native"))
+    held = home.spark.read.format("statestore").load(str(source.directory / "native"))
     held = held.select("key.*", "value.groupState.*", "value.timeoutTimestamp")
-    later = stream("k string, s long")
+    later = home.stream("k string, s long")
     for second in (50, 60, 61):
         later.add([{"k": "d", "s": second}])
     df = later.read().withColumn("t", F.timestamp_seconds("s")).withWatermark("t", "1 second")
-    with StateBackend(str(tmp_path / "again"), parallelism=1, spark=spark) as backend:
+    with home.backend("again", parallelism=1) as backend:
         ours = backend.groupBy(df, "k").applyInPandasWithState(*arguments, initialState=held.groupBy("k"))
         got = later.collect(ours, backend, "update")
     assert ("c", 2) in {row[1:3] for row in got if "over" in row[3]}
 
 
-def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_own(
-    spark: SparkSession, stream: Callable[..., Any], set_conf: Any, tmp_path: Path
-) -> None:
-    source = stream("k string, t long")
+def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_own(home: Home, set_conf: Any) -> None:
+    source = home.stream("k string, t long")
     for second in (10, 20, 30):
         source.add([{"k": "a", "t": second}, {"k": "b", "t": second}])
     df = source.read().withColumn("t", F.timestamp_seconds("t")).withWatermark("t", "1 second")
     output = "k string, t timestamp, n long, watermark long"
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         grouped = backend.groupBy(df, F.col("k"))
         first = grouped.transformWithState(Latest(), output, "Append", "EventTime", name="first")
         again = first.withWatermark("t", "2 seconds")
@@ -109,9 +100,9 @@ def test_an_operator_with_event_time_may_follow_another_with_a_watermark_of_its_
     assert got == [(b, k, b + 1, mark) for b, mark in enumerate((0, 8_000, 18_000)) for k in "ab"]
 
 
-def test_only_columns_of_the_stream_can_group(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    df = stream("k string, `a b` long, s struct<k: string>").read()
-    with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
+def test_only_columns_of_the_stream_can_group(home: Home) -> None:
+    df = home.stream("k string, `a b` long, s struct<k: string>").read()
+    with home.backend() as backend:
         for cols in (("k", "a b"), (df.k, F.col("`a b`")), (1, 2), (["k", df["a b"]],), ((F.col("k"), 2),)):
             assert repr(backend.groupBy(df, *cols)) == "GroupedStream[k, a b]"
         for wrong in (0, 4, True, None):

@@ -1,22 +1,16 @@
 """Initial state: given once, before the first input, as Spark's own gives it, over replays and restarts."""
 
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
-from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 INPUT = "k string, k2 int, v long"
 OUTPUT = "k string, k2 int, what string"
@@ -57,10 +51,8 @@ FILES = [
 
 
 @pytest.mark.usefixtures("rocksdb")
-def test_initial_state_is_as_in_spark_and_given_once_over_replay_restart_and_rescaling(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source, start = stream(INPUT), initial(spark)
+def test_initial_state_is_as_in_spark_and_given_once_over_replay_restart_and_rescaling(home: Home) -> None:
+    source, start = home.stream(INPUT), initial(home.spark)
     df = source.read()
     got: dict[int, list[tuple[Any, ...]]] = {}
     first: list[tuple[Any, ...]] = []
@@ -71,7 +63,7 @@ def test_initial_state_is_as_in_spark_and_given_once_over_replay_restart_and_res
 
     for parallelism, rows in zip((3, 5, 2), FILES, strict=True):
         source.add(rows)
-        with StateBackend(str(tmp_path / "state"), parallelism=parallelism, spark=spark) as backend:
+        with home.backend(parallelism=parallelism) as backend:
             ours = backend.groupBy(df, "k", "k2").transformWithState(
                 Balance(), OUTPUT, "append", "none", initialState=start.groupBy("k", "k2")
             )
@@ -86,7 +78,7 @@ def test_initial_state_is_as_in_spark_and_given_once_over_replay_restart_and_res
             for row in source.collect(both, backend):
                 if row[3]:
                     got.setdefault(row[0], []).append(row)
-            held = {tuple(row.key): tuple(row.value) for row in backend.read_state(spark, "balance").collect()}
+            held = {tuple(row.key): tuple(row.value) for row in backend.read_state(home.spark, "balance").collect()}
     assert got[0] == sorted(first, key=repr)
     native = df.groupBy("k", "k2").transformWithState(Balance(), OUTPUT, "append", "none", start.groupBy("k", "k2"))
     assert source.collect(native, "native") == sorted((row for rows in got.values() for row in rows), key=repr)
@@ -96,15 +88,13 @@ def test_initial_state_is_as_in_spark_and_given_once_over_replay_restart_and_res
     assert len(held) == 10 + len([i for i in range(8, 12) if i % 3 == 0 or i % 2 == 0])
 
 
-def test_initial_state_that_cannot_be_is_refused_when_defined(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    df = stream(INPUT).read()
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+def test_initial_state_that_cannot_be_is_refused_when_defined(home: Home) -> None:
+    df = home.stream(INPUT).read()
+    with home.backend(parallelism=2) as backend:
         for wrong, why in (
             (df, "a stream"),
-            (spark.range(1), "needs the grouping column k string"),
-            (spark.createDataFrame([("a", "b")], "k string, k2 string"), "needs the grouping column k2 int"),
+            (home.spark.range(1), "needs the grouping column k string"),
+            (home.spark.createDataFrame([("a", "b")], "k string, k2 string"), "needs the grouping column k2 int"),
             ([("a", 1)], "not a DataFrame"),
         ):
             with pytest.raises(Invalid, match=why):

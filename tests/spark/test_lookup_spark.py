@@ -1,25 +1,33 @@
-"""Single keys of a running query, looked up at its TaskManagers: committed batches alone, over restarts."""
+"""Single keys of a running query, looked up at its TaskManagers, and whole states: committed batches, over restarts."""
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from dstl.errors import Closed, Invalid, Unavailable
+from dstl.checkpoint.report import CheckpointReport
+from dstl.errors import Closed, Invalid, MissingState, Unavailable
 from dstl.files import barriers
 from dstl.spark import StateBackend
 
-pytestmark = pytest.mark.spark
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+class Mean:
+    """An aggregate function as PyFlink has them."""
+
+    def create_accumulator(self) -> tuple[int, int]:
+        return (0, 0)
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return (accumulator[0] + value, accumulator[1] + 1)
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[0] / accumulator[1]
 
 
 class Everything(StatefulProcessor):
@@ -32,6 +40,8 @@ class Everything(StatefulProcessor):
         self.signs = handle.getMapState("signs", "plus boolean, v long", "n long")
         self.fleeting = handle.getValueState("fleeting", "v long", ttlDurationMs=1)
         self.rules = handle.getBroadcastState("rules", "id string", "least long")
+        self.sum = handle.getReducingState("sum", "v long", lambda a, b: (a[0] + b[0],))
+        self.mean = handle.getAggregatingState("mean", "total long, n int", Mean())
 
     def handleBroadcastRows(self, name: str, rows: Iterator[Any]) -> None:
         for row in rows:
@@ -40,6 +50,8 @@ class Everything(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for v in sorted(row.v for row in rows):
             self.total.update(((self.total.get() or (0,))[0] + v, None))
+            self.sum.add((v,))
+            self.mean.add(v)
             if v < 0:
                 self.elements.clear()
                 self.signs.removeKey((True, -v))
@@ -67,15 +79,35 @@ def defined(backend: StateBackend, df: DataFrame) -> DataFrame:
     )
 
 
-@pytest.mark.parametrize("table", ["heap", "rocksdb"])
-def test_a_key_is_looked_up_as_of_the_last_committed_batch(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, table: Any
-) -> None:
-    if table == "rocksdb":
-        pytest.importorskip("rocksdict")
-    source = stream()
+def check_frames(spark: SparkSession, backend: StateBackend, before: int) -> None:
+    """Read whole states as typed rows, of the newest checkpoint and of the one before."""
+
+    def rows(name: str, **more: Any) -> list[Any]:
+        return sorted(map(tuple, backend.read_state(spark, name, **more).collect()), key=repr)
+
+    assert rows("total") == [(("a",), (4, None)), ((None,), (5, None))]
+    assert rows("total", checkpoint=before) == [(("a",), (3, None)), ((None,), (5, None))]
+    assert rows("elements", operator="everything") == [(("a",), (3,)), ((None,), (5,))]
+    assert rows("sum") == [(("a",), (4,)), ((None,), (5,))]
+    assert rows("mean") == [(("a",), (4, 5)), ((None,), (5, 1))]
+    of_a = [(False, 0), (True, 1), (True, 3)]
+    assert rows("signs") == [*((("a",), sign, (1,)) for sign in of_a), ((None,), (True, 5), (1,))]
+    assert rows("$timers") == [*((("a",), 9_000_000_000_000 + v) for v in (0, 1, 3)), ((None,), 9_000_000_000_005)]
+    schema = backend.read_state(spark, "signs").schema.simpleString()
+    assert schema == "struct<key:struct<k:string>,user_key:struct<plus:boolean,v:bigint>,value:struct<n:bigint>>"
+    with pytest.raises(Invalid, match=r"no state 'nope': 'everything' has"):
+        backend.read_state(spark, "nope")
+    with pytest.raises(Invalid, match="no operator 'two'"):
+        backend.read_state(spark, "total", operator="two")
+    with pytest.raises(MissingState):
+        backend.read_state(spark, "total", checkpoint=999_999)
+
+
+def test_a_key_is_looked_up_as_of_the_last_committed_batch(home: Home) -> None:
+    source = home.stream()
     source.add(rows(("a", 1), ("a", 0), (None, 5), ("rule", 7)))
     seen: list[Any] = []
+    checkpoints: dict[int, int] = {}
 
     def look(backend: StateBackend) -> Callable[[DataFrame, int], None]:
         def write(batch: DataFrame, number: int) -> None:
@@ -95,9 +127,14 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         df = defined(backend, source.read())
         return df.writeStream.foreachBatch(look(backend)).option("checkpointLocation", backend.checkpoint_location)
 
-    with StateBackend(str(tmp_path / "state"), parallelism=3, task_managers=2, table=table, spark=spark) as backend:
+    with home.backend(parallelism=3, task_managers=2) as backend:
         with pytest.raises(Invalid, match="no operator 'everything'; none is defined"):
             backend.lookup("everything", "total", ("a",))
+        with pytest.raises(MissingState):
+            backend.read_state(home.spark, "total")
+        backend.add_listener(
+            lambda r: checkpoints.update({r.batch_id: r.checkpoint_id} if isinstance(r, CheckpointReport) else {})
+        )
         made = writer(backend)
         query = made.start()
         query.processAllAvailable()
@@ -136,6 +173,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         held = [backend.lookup("everything", "signs", "a", (True, v)) for v in (1, 2, 3)]
         assert held == [Row(n=1), None, Row(n=1)]
         assert found("$timers") == [9_000_000_000_000, 9_000_000_000_001, 9_000_000_000_003]
+        check_frames(home.spark, backend, checkpoints[1])
         for state, key, message in (
             ("nope", ("a",), r"operator 'everything' has no state 'nope'; it has '\$timers', 'total', 'elements'"),
             ("total", ("a", "b"), "the grouping key"),
@@ -158,7 +196,7 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         query.stop()
     with pytest.raises(Closed):
         backend.lookup("everything", "total", ("a",))
-    with StateBackend(str(tmp_path / "state"), parallelism=5, table=table, spark=spark) as backend:
+    with home.backend(parallelism=5) as backend:
         query = writer(backend).start()
         with pytest.raises(Unavailable, match="no batch of it has begun"):
             found("total")
@@ -166,6 +204,11 @@ def test_a_key_is_looked_up_as_of_the_last_committed_batch(
         query.processAllAvailable()
         assert (seen[-1][1].total, found("total").total, found("elements")) == (14, 114, [(3,), (10,), (100,)])
         query.stop()
+
+
+def started(counts: DataFrame, backend: StateBackend, take: Callable[[list[Row]], Any] = len) -> Any:
+    writer = counts.writeStream.outputMode("update").foreachBatch(lambda batch, _: take(batch.collect()))
+    return writer.option("checkpointLocation", backend.checkpoint_location).start()
 
 
 KEYS: dict[str, Callable[[], list[Any]]] = {
@@ -187,21 +230,14 @@ KEYS: dict[str, Callable[[], list[Any]]] = {
 
 
 @pytest.mark.parametrize("by", KEYS)
-def test_every_group_of_an_aggregation_is_found_by_its_key(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, by: str
-) -> None:
-    source = stream()
+def test_every_group_of_an_aggregation_is_found_by_its_key(home: Home, by: str) -> None:
+    source = home.stream()
     source.add(rows(*((f"k{i % 5}" if i % 5 else None, i % 9) for i in range(45))))
-    with StateBackend(str(tmp_path / "state"), parallelism=3, task_managers=2, spark=spark) as backend:
+    with home.backend(parallelism=3, task_managers=2) as backend:
         df = source.read().withColumn("at", F.timestamp_seconds("v"))
         counts = backend.groupBy(df, *KEYS[by]()).count(outputMode="update", name="counts")
         got: list[Row] = []
-        query = (
-            counts.writeStream.outputMode("update")
-            .foreachBatch(lambda batch, _: got.extend(batch.collect()))
-            .option("checkpointLocation", backend.checkpoint_location)
-            .start()
-        )
+        query = started(counts, backend, got.extend)
         query.processAllAvailable()
         assert sum(row["count"] for row in got) == 45
         for row in got:
@@ -212,49 +248,35 @@ def test_every_group_of_an_aggregation_is_found_by_its_key(
         query.stop()
 
 
-def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_next_a_lookup_is_as_old_as_what_a_restart_would_find(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barriers, "LINGER_S", 60.0)  # else it has a record of its own as soon as the query is idle
-    source, conf = stream(), spark.sparkContext._conf
+    source, conf = home.stream(), home.spark.sparkContext._conf
     source.add(rows(("a", 1)))
     conf.set("spark.dstl.commit", "with-next")
     try:
-        backend = StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark)
+        backend = home.backend(parallelism=2)
     finally:
         conf._jconf.remove("spark.dstl.commit")
     with backend:
         counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
-        query = (
-            counts.writeStream.outputMode("update")
-            .foreachBatch(lambda batch, _: batch.collect())
-            .option("checkpointLocation", backend.checkpoint_location)
-            .start()
-        )
+        query = started(counts, backend)
         query.processAllAvailable()
         assert backend.lookup("counts", "aggregates", "a") is None
         source.add(rows(("a", 2)))
         query.processAllAvailable()
         assert backend.lookup("counts", "aggregates", "a") == (1,)
         # What reads a checkpoint makes the commit durable that waits.
-        assert [row.value for row in backend.read_state(spark, "aggregates").collect()] == [(2,)]
+        assert [row.value for row in backend.read_state(home.spark, "aggregates").collect()] == [(2,)]
         assert backend.lookup("counts", "aggregates", "a") == (2,)
         query.stop()
 
 
-def test_a_key_of_a_lost_task_manager_is_unavailable_and_the_query_finds_it_again(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_a_key_of_a_lost_task_manager_is_unavailable_and_the_query_finds_it_again(home: Home) -> None:
+    source = home.stream()
     source.add(rows(("a", 1)))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, task_managers=1, spark=spark) as backend:
+    with home.backend(parallelism=2, task_managers=1) as backend:
         counts = backend.groupBy(source.read(), "k").count(outputMode="update", name="counts")
-        query = (
-            counts.writeStream.outputMode("update")
-            .foreachBatch(lambda batch, _: batch.collect())
-            .option("checkpointLocation", backend.checkpoint_location)
-            .start()
-        )
+        query = started(counts, backend)
         query.processAllAvailable()
         (pid,) = backend.task_manager_pids
         os.kill(pid, signal.SIGSTOP)

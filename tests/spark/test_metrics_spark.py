@@ -2,21 +2,17 @@
 
 import time
 import urllib.request
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from prometheus_client.parser import text_string_to_metric_families
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from dstl.metrics.registry import METRICS, Kind
 from dstl.options import BatchingOptions, MetricsOptions
 from dstl.spark import StateBackend
 from dstl.spark.progress import StateProgress
-
-pytestmark = pytest.mark.spark
 
 
 def get(url: str) -> str:
@@ -33,20 +29,15 @@ def scrape(backend: StateBackend) -> dict[str, float]:
     return found
 
 
-def test_a_query_is_seen_from_outside(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    source, told = stream(), list[dict[str, Any]]()
+def test_a_query_is_seen_from_outside(home: Home) -> None:
+    source, told = home.stream(), list[dict[str, Any]]()
     for batch in range(3):
         source.add([{"k": f"k{n}", "v": batch} for n in range(40)])
-    backend = StateBackend(
-        tmp_path / "state",
-        parallelism=2,
-        task_managers=2,
-        batching=BatchingOptions(inline_threshold=0),
-        metrics=MetricsOptions(port=0),
-        spark=spark,
+    backend = home.backend(
+        parallelism=2, task_managers=2, batching=BatchingOptions(inline_threshold=0), metrics=MetricsOptions(port=0)
     )
     listener = StateProgress(backend, told.append)
-    spark.streams.addListener(listener)
+    home.spark.streams.addListener(listener)
     try:
         assert "has made no checkpoint" in get(str(backend.metrics_url))
         totals = backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="totals")
@@ -81,7 +72,7 @@ def test_a_query_is_seen_from_outside(spark: SparkSession, stream: Callable[...,
         assert last["customMetrics"]["dstlRequests"] >= 3
         assert last["memoryUsedBytes"] > 0
     finally:
-        spark.streams.removeListener(listener)
+        home.spark.streams.removeListener(listener)
         backend.close()
     with pytest.raises(OSError, match=r"refused|closed"):
         get(str(backend.metrics_url))

@@ -4,7 +4,6 @@ import asyncio
 import datetime
 import decimal
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from home import Home
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists
 from dstl.runtime import system_runtime
-from dstl.spark import StateBackend, migrate_state
+from dstl.spark import migrate_state
 from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.migration.spark_operator import SparkState
 from dstl.spark.query.ticks import SupportsTriggerAvailableNow
@@ -33,9 +32,6 @@ from handles.key_group import KeyGroupRange
 from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 WIDE = (
     "b boolean, y tinyint, f float, d double, dec decimal(20, 4), big decimal(38, 10), t string, bin binary, "
@@ -164,61 +160,59 @@ def drain(df: DataFrame, location: str, batches: int = 0, mode: str = "update") 
 
 @pytest.mark.drawn(1, group="moved queries")
 def test_all_kinds_of_state_go_on_at_another_parallelism_where_sparks_would_have(
-    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
+    sparks_store: None, home: Home
 ) -> None:
     """Event time, from ``dstl://`` the query that stays is the same one, on Spark's store."""
     arguments = (Everything(), "k string, j int, what string", "update", "eventTime")
-    source = stream("k string, j int, v int, t timestamp")
+    source = home.stream("k string, j int, v int, t timestamp")
     timed = source.read().withWatermark("t", "5 seconds")
-    place = tmp_path / "old"
+    place = home.path / "old"
     for batch in range(2):
         source.add(rows_of(batch))
-    old, new = f"dstl://{place}", f"file://{tmp_path}/state/_spark"
+    old, new = f"dstl://{place}", f"file://{home.path}/state/_spark"
     drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
-    report = migrate_state(old, tmp_path / "saved", operators={0: "all"}, new_checkpoint=new, spark=spark)
+    report = migrate_state(old, home.path / "saved", operators={0: "all"}, new_checkpoint=new, spark=home.spark)
     assert (report.batch_id, dict(report.operators)) == (1, {"all": ("$timers", "by", "seen", "wide")})
-    assert not (tmp_path / "state" / "_spark" / "state").exists()
+    assert not (home.path / "state" / "_spark" / "state").exists()
     source.add(rows_of(3))
     late = {"k": "k1", "j": 1, "v": 500, "t": "2026-01-01 00:00:10"}
     source.add([late, {"k": "other", "j": 0, "v": 900, "t": "2026-01-01 00:09:00"}])
     source.add([{"k": "other", "j": 0, "v": 901, "t": "2026-01-01 00:09:01"}])
     stayed = drain(timed.groupBy("k", "j").transformWithState(*arguments), old)
-    with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=5, spark=spark) as backend:
+    with home.backend(restore_from=report.savepoint, parallelism=5) as backend:
         moved = drain(
             backend.groupBy(timed, "k", "j").transformWithState(*arguments, name="all"), backend.checkpoint_location
         )
     assert moved == stayed
     assert any("timer" in row[2] for row in moved)
     with pytest.raises(ObjectExists, match="migrated"):
-        migrate_state(old, tmp_path / "saved", spark=spark)
+        migrate_state(old, home.path / "saved", spark=home.spark)
 
 
 @pytest.mark.drawn(1, group="moved queries")
-def test_times_to_live_and_timers_in_processing_time_move_with_their_moments(
-    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
-) -> None:
+def test_times_to_live_and_timers_in_processing_time_move_with_their_moments(sparks_store: None, home: Home) -> None:
     arguments = (Sessions(), "k string, what string", "update", "processingTime")
-    source = stream("k string, j int, v int, t timestamp")
-    old, new = tmp_path / "old", tmp_path / "state" / "_spark"
+    source = home.stream("k string, j int, v int, t timestamp")
+    old, new = home.path / "old", home.path / "state" / "_spark"
     source.add(rows_of(0))
     source.add(rows_of(1))
     drain(source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=2)
     with pytest.raises(Invalid, match="'l' has a time to live"):
-        migrate_state(str(old), tmp_path / "saved", spark=spark)
+        migrate_state(str(old), home.path / "saved", spark=home.spark)
     report = migrate_state(
-        str(old), tmp_path / "saved", ttl_ms=dict.fromkeys("nlm", HOUR), new_checkpoint=str(new), spark=spark
+        str(old), home.path / "saved", ttl_ms=dict.fromkeys("nlm", HOUR), new_checkpoint=str(new), spark=home.spark
     )
     source.add(rows_of(2))
     before = len(list((old / "commits").glob("[0-9]*")))
     stayed = drain(source.read().groupBy("k").transformWithStateInPandas(*arguments), str(old), batches=before + 1)
-    with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=2, spark=spark) as backend:
+    with home.backend(restore_from=report.savepoint, parallelism=2) as backend:
         moved = drain(
             backend.groupBy(source.read(), "k").transformWithStateInPandas(*arguments), backend.checkpoint_location
         )
         assert moved == stayed != []
-    reader = spark.read.format("statestore").option("stateVarName", "n").option("batchId", report.batch_id)
+    reader = home.spark.read.format("statestore").option("stateVarName", "n").option("batchId", report.batch_id)
     sparks = [row[0] for row in reader.load(str(old)).select("value.ttlExpirationMs").collect()]
-    assert sorted(asyncio.run(_ends(tmp_path / "saved", "n"))) == sorted(sparks) != []
+    assert sorted(asyncio.run(_ends(home.path / "saved", "n"))) == sorted(sparks) != []
 
 
 async def _ends(location: Path, state: str) -> list[int]:
@@ -280,10 +274,10 @@ def amounts(batch: int) -> list[dict[str, Any]]:
     ["update", pytest.param("append", marks=batch_by_batch), pytest.param("complete", marks=batch_by_batch)],
 )
 def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_have(
-    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path, mode: str
+    sparks_store: None, home: Home, mode: str
 ) -> None:
     """Plain groups, windows that end, and groups of an expression; the query that stays is never interrupted."""
-    source = stream(AMOUNTS)
+    source = home.stream(AMOUNTS)
     timed = source.read().withWatermark("t", "12 seconds")
     by = {
         "update": ["k"],
@@ -294,61 +288,59 @@ def test_aggregations_of_sparks_go_on_at_another_parallelism_where_they_would_ha
         F.expr(each.replace(", ignore_nulls=True", ", true").replace("count()", "count(*)")).alias(name)
         for name, each in AGGREGATES.items()
     ]
-    old, new = tmp_path / "old", tmp_path / "state" / "_spark"
+    old, new = home.path / "old", home.path / "state" / "_spark"
     for batch in range(2):
         source.add(amounts(batch))
     drain(timed.groupBy(*by).agg(*columns), str(old), mode=mode)
     report = migrate_state(
         str(old),
-        tmp_path / "saved",
+        home.path / "saved",
         operators={0: "amounts"},
         aggregates={0: AGGREGATES},
         types={"fee": "decimal(6, 2)"},
         keys={0: ["odd"]} if mode == "complete" else None,
         output_mode=mode,
         new_checkpoint=str(new),
-        spark=spark,
+        spark=home.spark,
     )
     assert dict(report.operators) == {"amounts": ("aggregates",)}
     for batch in (2, 4, 5):
         source.add(amounts(batch) + amounts(0)[:batch])  # the last of these are late
     stayed = drain(timed.groupBy(*by).agg(*columns), str(old), mode=mode)
-    with StateBackend(tmp_path / "state", restore_from=report.savepoint, parallelism=3, spark=spark) as backend:
+    with home.backend(restore_from=report.savepoint, parallelism=3) as backend:
         moved = backend.groupBy(timed, *by).agg(*columns, outputMode=mode, name="amounts")
         assert drain(moved, backend.checkpoint_location) == stayed != []
 
 
-def test_what_is_not_to_be_had_is_refused_before_anything_is_written(
-    sparks_store: None, spark: SparkSession, stream: Any, tmp_path: Path
-) -> None:
-    source = stream("k string, j int, v int, t timestamp")
+def test_what_is_not_to_be_had_is_refused_before_anything_is_written(sparks_store: None, home: Home) -> None:
+    source = home.stream("k string, j int, v int, t timestamp")
     source.add(rows_of(0))
-    drain(source.read().groupBy(F.col("k")).count(), str(tmp_path / "count"))
-    target = tmp_path / "saved"
+    drain(source.read().groupBy(F.col("k")).count(), str(home.path / "count"))
+    target = home.path / "saved"
     with pytest.raises(Invalid, match=r"operator 0 is an aggregation.*aggregates="):
-        migrate_state(str(tmp_path / "count"), target, spark=spark)
+        migrate_state(str(home.path / "count"), target, spark=home.spark)
     held = {"n": "count()", "total": "sum(v)"}
     with pytest.raises(Invalid, match=r"columns \(count bigint\), which are not those of n=count\(\), total=sum\(v\)"):
-        migrate_state(str(tmp_path / "count"), target, aggregates={0: held}, spark=spark)
+        migrate_state(str(home.path / "count"), target, aggregates={0: held}, spark=home.spark)
     with pytest.raises(Invalid, match="output mode 'latest' is not one of append, update, complete"):
-        migrate_state(str(tmp_path / "count"), target, aggregates={0: held}, output_mode="latest", spark=spark)
+        migrate_state(str(home.path / "count"), target, aggregates={0: held}, output_mode="latest", spark=home.spark)
     with pytest.raises(MissingState, match="no committed batch"):
-        migrate_state(str(tmp_path / "nowhere"), target, spark=spark)
+        migrate_state(str(home.path / "nowhere"), target, spark=home.spark)
     with pytest.raises(Invalid, match="cannot open"):
-        migrate_state("gopher://host/query", target, spark=spark)
+        migrate_state("gopher://host/query", target, spark=home.spark)
     assert not target.exists()
 
 
-def test_a_module_that_a_foreign_checkpoint_names_is_not_imported(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_that_a_foreign_checkpoint_names_is_not_imported(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's parser in Python imports what the schema of a checkpoint says: whoever has written it would run code."""
-    (tmp_path / "planted_type.py").write_text("raise SystemExit('imported')")
-    monkeypatch.syspath_prepend(tmp_path)
+    (home.path / "planted_type.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(home.path)
     planted = {"type": "udt", "pyClass": "planted_type.Value", "serializedClass": "", "sqlType": "long"}
     fields = [{"name": "key", "type": planted, "nullable": True, "metadata": {}}]
-    parsed = spark._jsparkSession.parseDataType(json.dumps({"type": "struct", "fields": fields}))
-    foreign = DataFrame(spark._jsparkSession.createDataFrame(spark._jvm.java.util.ArrayList(), parsed), spark)
+    parsed = home.spark._jsparkSession.parseDataType(json.dumps({"type": "struct", "fields": fields}))
+    foreign = DataFrame(
+        home.spark._jsparkSession.createDataFrame(home.spark._jvm.java.util.ArrayList(), parsed), home.spark
+    )
     reader = OperatorReader(SimpleNamespace(read=_Reading(foreign)), "foreign", 0, 0, 8)
     with pytest.raises(CorruptData, match="holds the type 'udt'"):
         reader.state(SparkState("s", StateKind.VALUE, False))

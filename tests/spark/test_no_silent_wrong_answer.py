@@ -1,49 +1,27 @@
 """What once gave a wrong result without a word is refused by name, or said before it can happen."""
 
-import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from dstl.checkpoint.report import RestoreReport
-from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import Invalid, UserCodeError
-from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
 from dstl.spark.application import environment
-from dstl.spark.saved_state.reader import read_state
-from dstl.store import open_store
-
-pytestmark = pytest.mark.spark
-
-# Workers cannot import a test module: its functions travel by value, as those of a user's __main__ do.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SCHEMA = "page string, user string, at timestamp"
 
 
 def rows_of(batch: int) -> list[dict[str, Any]]:
     return [{"page": f"p{i % 3}", "user": f"u{i % 5}", "at": f"2026-01-01T{batch:02d}:{i:02d}:00Z"} for i in range(30)]
-
-
-def stored(location: Path, operator: str) -> dict[Any, int]:
-    async def read() -> dict[Any, int]:
-        store, runtime = open_store(str(location)), system_runtime()
-        checkpoint = await choose_checkpoint(store, runtime)
-        return {
-            row.key[0]: row.value[0] async for row in read_state(store, runtime, checkpoint, operator, "aggregates")
-        }
-
-    return asyncio.run(read())
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
@@ -54,14 +32,14 @@ def warnings_of(caplog: pytest.LogCaptureFixture, part: str) -> list[str]:
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("columns", [("user", "page"), ("user",)])
 def test_operators_that_change_places_or_columns_do_not_take_each_others_state(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, columns: tuple[str, ...]
+    home: Home, columns: tuple[str, ...]
 ) -> None:
-    source = stream(SCHEMA)
+    source = home.stream(SCHEMA)
     source.add(rows_of(0))
     before = ("page", "user")[: len(columns)]
 
     def run(*by: str) -> None:
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        with home.backend(parallelism=2) as backend:
             counted = [
                 backend.groupBy(source.read(), name).agg(F.count("*").alias("n")).withColumnRenamed(name, "key")
                 for name in by
@@ -78,21 +56,19 @@ def test_operators_that_change_places_or_columns_do_not_take_each_others_state(
     assert ".withColumnRenamed('user', 'page')" in str(error)
     # Nothing was lost: as before, it goes on.
     run(*before)
-    assert stored(tmp_path / "state", "operator-1") == {f"p{i}": 20 for i in range(3)}
+    assert home.stored("operator-1", "aggregates") == {f"p{i}": (20,) for i in range(3)}
 
 
-def test_operators_without_names_are_warned_about_once(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    df = stream(SCHEMA).read()
-    with StateBackend(str(tmp_path / "one"), parallelism=2, spark=spark) as backend:
+def test_operators_without_names_are_warned_about_once(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    df = home.stream(SCHEMA).read()
+    with home.backend("one", parallelism=2) as backend:
         backend.groupBy(df, "page").agg(F.count("*").alias("n"))
         assert not warnings_of(caplog, "without name=")
         backend.groupBy(df, "user").agg(F.count("*").alias("n"), name="users")
         backend.groupBy(df, "at").agg(F.count("*").alias("n"))
     assert len(warnings_of(caplog, "without name=")) == 1
     caplog.clear()
-    with StateBackend(str(tmp_path / "two"), parallelism=2, spark=spark) as backend:
+    with home.backend("two", parallelism=2) as backend:
         backend.groupBy(df, "page").agg(F.count("*").alias("n"), name="pages")
         backend.groupBy(df, "user").agg(F.count("*").alias("n"), name="users")
     assert not warnings_of(caplog, "without name=")
@@ -108,20 +84,16 @@ def saved_job(spark: SparkSession, source: Any, location: Path) -> str:
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_savepoint_says_before_the_first_batch_whether_the_source_goes_on(
-    spark: SparkSession,
-    stream: Callable[..., Any],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    keep: bool,
+    home: Home, caplog: pytest.LogCaptureFixture, keep: bool
 ) -> None:
-    source = stream(SCHEMA)
-    savepoint = saved_job(spark, source, tmp_path / "old")
+    source = home.stream(SCHEMA)
+    savepoint = saved_job(home.spark, source, home.path / "old")
     source.add(rows_of(2))
     restores: list[RestoreReport] = []
     said_at: list[tuple[int, int]] = []
     if keep:
-        source.carry_over(tmp_path / "old", tmp_path / "new")
-    with StateBackend(str(tmp_path / "new"), parallelism=2, spark=spark, restore_from=savepoint) as backend:
+        source.carry_over(home.path / "old", home.path / "new")
+    with home.backend("new", parallelism=2, restore_from=savepoint) as backend:
         backend.add_listener(lambda report: restores.append(report) if isinstance(report, RestoreReport) else None)
         df = backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="pages")
         if keep:
@@ -139,7 +111,7 @@ def test_a_savepoint_says_before_the_first_batch_whether_the_source_goes_on(
     assert restored.savepoint_batch == 1
     if keep:
         assert (restored.first_batch, said) == (2, [])
-        assert stored(tmp_path / "new", "pages") == {f"p{i}": 30 for i in range(3)}
+        assert home.stored("pages", "aggregates", "new") == {f"p{i}": (30,) for i in range(3)}
     else:
         assert restored.first_batch == 0
         assert said_at == [(0, 1), (1, 1), (2, 1)]
@@ -157,128 +129,80 @@ class TestTheConstructor:
         assert not (place / "state").exists()
         return text
 
-    def test_a_python_that_is_not_there(
-        self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(spark.sparkContext, "pythonExec", "python-of-nobody")
-        text = self.refused(spark, tmp_path)
+    def test_a_python_that_is_not_there(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(home.spark.sparkContext, "pythonExec", "python-of-nobody")
+        text = self.refused(home.spark, home.path)
         assert "PYSPARK_PYTHON names 'python-of-nobody' for Spark's workers, and there is no such program" in text
         assert f"set PYSPARK_PYTHON={sys.executable}" in text
 
-    def test_a_python_without_dstl(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        bare = tmp_path / "python3"
+    def test_a_python_without_dstl(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        bare = home.path / "python3"
         bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
         bare.chmod(0o755)
-        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(bare))
-        text = self.refused(spark, tmp_path)
+        monkeypatch.setattr(home.spark.sparkContext, "pythonExec", str(bare))
+        text = self.refused(home.spark, home.path)
         assert f"{bare}, which cannot import dstl (ModuleNotFoundError: No module named" in text
         assert f"set PYSPARK_PYTHON={sys.executable}" in text
 
-    def test_another_python_that_has_it_is_taken(
-        self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        other = tmp_path / "python3"
+    def test_another_python_that_has_it_is_taken(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+        other = home.path / "python3"
         other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         other.chmod(0o755)
-        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(other))
-        StateBackend(str(tmp_path / "state"), spark=spark).close()
+        monkeypatch.setattr(home.spark.sparkContext, "pythonExec", str(other))
+        home.backend().close()
 
-    def test_rocksdict(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rocksdict(self, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "rocksdict", None)
-        assert "needs rocksdict: pip install 'dstl-pyspark[rocksdb]'" in self.refused(spark, tmp_path, table="rocksdb")
+        assert "needs rocksdict: pip install 'dstl-pyspark[rocksdb]'" in self.refused(
+            home.spark, home.path, table="rocksdb"
+        )
 
     @pytest.mark.parametrize("version", ["4.0.2", "3.5.1", "5.0.0"])
-    def test_pyspark(self, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    def test_pyspark(self, home: Home, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
         monkeypatch.setattr(environment.pyspark, "__version__", version)
-        assert f"PySpark {version} is too " in self.refused(spark, tmp_path)
+        assert f"PySpark {version} is too " in self.refused(home.spark, home.path)
 
 
 def failing(rows: Any, keys: Any, states: Any) -> Any:
     raise RuntimeError("no luck with this one")
 
 
-class TestTheTypedError:
-    """It is found in what Spark raises, and it ends the log."""
-
-    def failed(
-        self, spark: SparkSession, source: Any, place: Path, each: Callable[[DataFrame, int], None] | None = None
-    ) -> StreamingQueryException:
-        source.add(rows_of(0))
-        with StateBackend(str(place / "state"), parallelism=2, spark=spark) as backend:
-            if each is None:
-                df = backend.groupBy(source.read(), "page").mapStates(failing, "n long", "n long", name="mine")
-                writer = source.writer(df, backend)
-            else:
-                df = backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"), name="mine")
-                backend.groupBy(source.read(), "user").agg(F.count("*").alias("n"), name="unread")
-                writer = df.writeStream.foreachBatch(each).option("checkpointLocation", backend.checkpoint_location)
-            with pytest.raises(StreamingQueryException) as raised:
-                writer.trigger(availableNow=True).start().awaitTermination()
-        return raised.value
-
-    def last_line(self, caplog: pytest.LogCaptureFixture) -> str:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            said = [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
-            if said and "has failed" in said[-1]:
-                return said[-1]
-            time.sleep(0.05)
-        raise AssertionError(f"the log ends with {said[-1:]}")
-
-    def test_of_a_task(
-        self,
-        spark: SparkSession,
-        stream: Callable[..., Any],
-        tmp_path: Path,
-        caplog: pytest.LogCaptureFixture,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        raised = self.failed(spark, stream(SCHEMA), tmp_path)
-        error = cause(raised)
-        assert isinstance(error, UserCodeError)
-        assert "'mine'" in str(error)
-        assert "no luck with this one" in str(error)
-        assert "in failing" in str(error), "the user's own traceback"
-        line = self.last_line(caplog)
-        assert "UserCodeError: " in line
-        assert "'mine'" in line
-        assert len(line) < 700
-        sys.excepthook(type(raised), raised, raised.__traceback__)  # as where nobody catches it
-        *before, last = capsys.readouterr().err.splitlines()
-        assert last in line
-        assert "StreamingQueryException" in "".join(before)
-        sys.excepthook(type(error), error, None)
-        assert capsys.readouterr().err.count("UserCodeError") == 1
-        assert "\n" not in line
-
-    def test_of_spark_s_commit(
-        self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        error = cause(self.failed(spark, stream(SCHEMA), tmp_path, lambda df, _: df.collect()))
-        assert isinstance(error, Invalid)
-        assert "the query does not read operator 'unread'" in str(error)
-        assert "Invalid: batch 0 is not committed: the query does not read" in self.last_line(caplog)
-
-    def test_is_none_of_ours(self, spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-        source = stream(SCHEMA)
-        source.add(rows_of(0))
-
-        def each(df: DataFrame, batch: int) -> None:
-            raise ValueError("the database is away")
-
-        with pytest.raises(StreamingQueryException) as raised:
-            source.read().writeStream.foreachBatch(each).option(
-                "checkpointLocation", str(tmp_path)
-            ).start().awaitTermination()
-        assert cause(raised.value) is None
-
-
-def test_a_query_without_our_operators_is_not_touched(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+def test_the_typed_error_is_found_in_what_spark_raises_and_ends_the_log(
+    home: Home, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = stream(SCHEMA)
+    source = home.stream(SCHEMA)
     source.add(rows_of(0))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
+        df = backend.groupBy(source.read(), "page").mapStates(failing, "n long", "n long", name="mine")
+        with pytest.raises(StreamingQueryException) as raised:
+            source.drain(df, backend)
+    error = cause(raised.value)
+    assert isinstance(error, UserCodeError)
+    assert "'mine'" in str(error)
+    assert "no luck with this one" in str(error)
+    assert "in failing" in str(error), "the user's own traceback"
+    deadline, said = time.monotonic() + 30, [""]
+    while "has failed" not in said[-1]:
+        assert time.monotonic() < deadline, f"the log ends with {said[-1:]}"
+        time.sleep(0.05)
+        said += [record.getMessage() for record in caplog.records if record.name.startswith("dstl")]
+    line = said[-1]
+    assert "UserCodeError: " in line
+    assert "'mine'" in line
+    assert len(line) < 700
+    sys.excepthook(type(raised.value), raised.value, raised.value.__traceback__)  # as where nobody catches it
+    *before, last = capsys.readouterr().err.splitlines()
+    assert last in line
+    assert "StreamingQueryException" in "".join(before)
+    sys.excepthook(type(error), error, None)
+    assert capsys.readouterr().err.count("UserCodeError") == 1
+    assert "\n" not in line
+
+
+def test_a_query_without_our_operators_is_not_touched(home: Home) -> None:
+    source = home.stream(SCHEMA)
+    source.add(rows_of(0))
+    with home.backend(parallelism=2) as backend:
         backend.groupBy(source.read(), "page").agg(F.count("*").alias("n"))
         ran: list[int] = []
 
@@ -286,6 +210,6 @@ def test_a_query_without_our_operators_is_not_touched(
             ran.append(batch)
 
         writer = source.read().observe("mine", F.count(F.lit(1)).alias("n")).writeStream.foreachBatch(each)
-        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(home.path / "checkpoint")).trigger(availableNow=True)
         writer.start().awaitTermination()
     assert ran == [0]

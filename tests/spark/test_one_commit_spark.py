@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,8 +27,6 @@ from dstl.options import MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
 from dstl.store import open_store
-
-pytestmark = pytest.mark.spark
 
 
 class Job:
@@ -101,11 +100,11 @@ class Numbered:
 
 
 def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoint_and_a_rollback(
-    spark: SparkSession, stream: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every record is counted, and the end of a run may make one for its bases.
     monkeypatch.setenv("DSTL_MATERIALIZATION_ENABLED", "false")
-    job = Job(spark, Numbered(stream), tmp_path / "job")
+    job = Job(home.spark, Numbered(home.stream), home.path / "job")
     job.add(3)
     with pytest.raises(StreamingQueryException, match="the sink is gone"):
         job.run(fail_at=1)
@@ -122,7 +121,7 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
     assert job.checkpointed() == 2
     assert job.got[2] == dict(job.expected)
     assert [(each.batch_id, each.requests) for each in job.reports] == [(0, 1), (1, 1), (2, 1)]
-    records = list((tmp_path / "job" / "manifests").iterdir())
+    records = list((home.path / "job" / "manifests").iterdir())
     assert len(records) == 3 + 6, (
         "a fence for each driver, and two records a batch: offsets/N, and commits/N with all else"
     )
@@ -134,19 +133,17 @@ def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoi
     with pytest.raises(MissingState, match="keeps the commit of batches 0 to 2"):
         asyncio.run(roll_back(job.root, 7, system_runtime(), open_store))
 
-    other = Job(spark, Numbered(stream), tmp_path / "other")
+    other = Job(home.spark, Numbered(home.stream), home.path / "other")
     other.expected = Counter(job.expected)
     other.add()
-    other.run(restore_from=tmp_path / "job" / "savepoints" / "kept", parallelism=2)
+    other.run(restore_from=home.path / "job" / "savepoints" / "kept", parallelism=2)
     assert other.got[0] == dict(other.expected)
 
 
 @pytest.mark.parametrize("runs", [8, pytest.param(50, marks=pytest.mark.long)])
-def test_runs_of_one_batch_keep_log_and_restore_short(
-    spark: SparkSession, stream: Any, tmp_path: Path, runs: int
-) -> None:
+def test_runs_of_one_batch_keep_log_and_restore_short(home: Home, runs: int) -> None:
     """Prevents that a job that a scheduler starts reads all changes since its first run at each start."""
-    job = Job(spark, Numbered(stream), tmp_path / "job")
+    job = Job(home.spark, Numbered(home.stream), home.path / "job")
     often = MaterializationOptions(min_log_bytes=1)
     work = []
     for run in range(runs):
@@ -162,17 +159,15 @@ def test_runs_of_one_batch_keep_log_and_restore_short(
     assert not asyncio.run(verify_location(open_store(str(job.location)), system_runtime())).problems
 
 
-def test_a_checkpoint_directory_elsewhere_or_nowhere_is_refused_with_the_line_to_write(
-    spark: SparkSession, stream: Any, tmp_path: Path
-) -> None:
-    source = stream()
+def test_a_checkpoint_directory_elsewhere_or_nowhere_is_refused_with_the_line_to_write(home: Home) -> None:
+    source = home.stream()
     source.add([{"k": "a", "v": 1}])
     # Of several locations the first has Spark's half.
-    with StateBackend(f"{tmp_path}/a,{tmp_path}/b", parallelism=2, spark=spark) as backend:
+    with StateBackend(f"{home.path}/a,{home.path}/b", parallelism=2, spark=home.spark) as backend:
         out = backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts")
         root = backend.checkpoint_location
-        assert root == backend.checkpoint_location == f"dstl://{tmp_path}/a/_spark"
-        for given in ({"checkpointLocation": str(tmp_path / "elsewhere")}, {}):
+        assert root == backend.checkpoint_location == f"dstl://{home.path}/a/_spark"
+        for given in ({"checkpointLocation": str(home.path / "elsewhere")}, {}):
             writer = out.writeStream.format("noop").options(**given).trigger(availableNow=True)
             with pytest.raises(StreamingQueryException) as refused:
                 writer.start().awaitTermination()
@@ -180,6 +175,6 @@ def test_a_checkpoint_directory_elsewhere_or_nowhere_is_refused_with_the_line_to
             assert isinstance(error, Invalid)
             assert '\n    .option("checkpointLocation", backend.checkpoint_location)\n' in str(error)
         # Nothing is taken over by a query that is refused.
-        assert not (tmp_path / "a" / "manifests").exists()
+        assert not (home.path / "a" / "manifests").exists()
         source.drain(out.select("k", "n"), backend)
     assert source.output("k string, n long") == [("a", 1)]

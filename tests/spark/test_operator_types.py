@@ -1,23 +1,17 @@
 """Columns that no worker can be given, or give back, are refused when the query is defined, by operator and name."""
 
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import Row, SparkSession
+from home import Home
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import CalendarIntervalType, StructType
 
 from dstl.errors import Invalid
-from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 MONTHS, CALENDAR = "make_ym_interval(1, 1)", "make_interval(1, 1)"
 VARIANT, MAP = "parse_json('1')", "map('a', 1)"
@@ -45,12 +39,10 @@ def nothing(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]
     return None, None
 
 
-def test_what_cannot_be_given_or_taken_is_refused_by_name(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    df = stream("k string, n long").read()
+def test_what_cannot_be_given_or_taken_is_refused_by_name(home: Home) -> None:
+    df = home.stream("k string, n long").read()
 
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
 
         def processed(sql: str = "1", output: Any = "k string", by: str = "k", more: Any = None) -> Any:
             given = df.withColumn("x", F.expr(sql))
@@ -66,7 +58,7 @@ def test_what_cannot_be_given_or_taken_is_refused_by_name(
             return backend.groupBy(df.withColumn("x", F.expr(sql)), by).agg(aggregate.alias("x1"), name="op")
 
         def started(sql: str) -> Any:
-            initial = spark.range(1).selectExpr("'a' k", f"{sql} x")
+            initial = home.spark.range(1).selectExpr("'a' k", f"{sql} x")
             return backend.groupBy(df, "k").transformWithState(
                 Keeps(), "k string", "append", "none", name="op", initialState=initial
             )
@@ -106,10 +98,8 @@ def test_what_cannot_be_given_or_taken_is_refused_by_name(
         assert repr(backend).endswith("operators=[])")
 
 
-def test_types_that_sparks_own_refuses_are_kept(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, n long")
+def test_types_that_sparks_own_refuses_are_kept(home: Home) -> None:
+    source = home.stream("k string, n long")
     columns = {
         "v": "parse_json(concat('{\"a\": ', n, '}'))",
         "dt": "make_dt_interval(0, 0, 0, n)",
@@ -120,12 +110,12 @@ def test_types_that_sparks_own_refuses_are_kept(
     out: list[list[Any]] = []
     for n in (1, 2):
         source.add([{"k": "a", "n": n}])
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        with home.backend(parallelism=2) as backend:
             kept = backend.groupBy(df, "k").transformWithState(
                 Keeps(), "k string, seen string, v variant, dt interval day to second", "append", "none"
             )
             out.append(source.collect(kept.selectExpr("k", "seen", "to_json(v)", "cast(dt as string)"), backend))
-            held = [backend.read_state(spark, name) for name in ("last", "all", "by")]
+            held = [backend.read_state(home.spark, name) for name in ("last", "all", "by")]
             last = held[0].selectExpr("to_json(value.v)", "cast(value.dt as string)", "value.m").collect()
             lists = held[1].selectExpr("to_json(value.v[0])", "value.ym").collect()
             by = held[2].selectExpr("cast(user_key.dt as string)", "to_json(value.v.v)", "value.v.c").collect()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,7 @@ import pytest
 
 from bench._files_process import LATENCY, REQUESTS
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(shutil.which("javac") is None, reason="javac is missing: the jar of dstl:// cannot be built"),
-]
+pytestmark = pytest.mark.spark
 
 JOB = Path(__file__).with_name("paths_job.py")
 

@@ -3,14 +3,13 @@
 import inspect
 import re
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from home import Home
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 import dstl.checkpoint.fleet.fleet
@@ -194,16 +193,15 @@ def test_a_start_that_fails_is_tried_again_where_a_restart_helps_and_counts_as_a
     assert len(queries) == 6
 
 
-@pytest.mark.spark
 def test_a_start_that_spark_fails_for_its_checkpoint_directory_is_tried_again_and_a_stopped_query_is_not(
-    spark: SparkSession, tmp_path: Path
+    home: Home,
 ) -> None:
-    blocked = tmp_path / "blocked"
+    blocked = home.path / "blocked"
     blocked.write_text("a file where a directory is to be")
     started: list[StreamingQuery] = []
 
     def start() -> StreamingQuery:
-        writer = spark.readStream.format("rate").load().writeStream.format("noop")
+        writer = home.spark.readStream.format("rate").load().writeStream.format("noop")
         started.append(writer.option("checkpointLocation", str(blocked / "checkpoint")).start())
         threading.Timer(0.5, started[0].stop).start()
         return started[0]

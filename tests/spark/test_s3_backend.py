@@ -1,11 +1,10 @@
 """State on S3 through Spark, and S3's refusals before any query runs."""
 
 import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
+from home import Home
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -14,8 +13,6 @@ from dstl.options import BatchingOptions, S3Options
 from dstl.spark import StateBackend, transform_savepoint
 from worlds.s3_place import S3Place
 from worlds.s3_server import S3Server
-
-pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +25,9 @@ def server() -> Iterator[S3Server]:
 @pytest.mark.s3server
 @pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
 def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_a_changed_savepoint(
-    spark: SparkSession, stream: Callable[..., Any], s3_place: S3Place, monkeypatch: pytest.MonkeyPatch
+    home: Home, s3_place: S3Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = stream()
+    source = home.stream()
     for batch in range(2):
         source.add([{"k": f"k{i % 5}", "v": i} for i in range(20)])
         with StateBackend(
@@ -38,7 +35,7 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_a_changed_sa
             parallelism=2,
             s3=s3_place.options(),
             batching=BatchingOptions(inline_threshold=0),
-            spark=spark,
+            spark=home.spark,
         ) as backend:
             source.drain(backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts"), backend)
             saved = backend.savepoint(f"batch-{batch}").location
@@ -47,16 +44,16 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_a_changed_sa
     # Its tasks read S3 in Spark's workers, which have the environment with which the session was started.
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION"):
         if name in os.environ:
-            monkeypatch.setitem(spark.sparkContext.environment, name, os.environ[name])
+            monkeypatch.setitem(home.spark.sparkContext.environment, name, os.environ[name])
     changed = transform_savepoint(
         saved,
         f"{s3_place.location}/jobs/other/savepoints/without-k0",
         {"counts": {"aggregates": lambda rows: rows.where("key.k != 'k0'")}},
         max_parallelism=32,
         s3=s3_place.options(),
-        spark=spark,
+        spark=home.spark,
     )
-    source = stream()
+    source = home.stream()
     source.add([{"k": f"k{i}", "v": i} for i in range(5)])
     with StateBackend(
         f"{s3_place.location}/jobs/other",
@@ -64,7 +61,7 @@ def test_a_query_keeps_its_state_on_s3_and_goes_on_from_it_and_from_a_changed_sa
         max_parallelism=32,
         restore_from=changed.location,
         s3=s3_place.options(),
-        spark=spark,
+        spark=home.spark,
     ) as backend:
         source.drain(backend.groupBy(source.read(), "k").agg(F.count("*").alias("n"), name="counts"), backend)
     assert source.output("k string, n long") == [("k0", 1), *((f"k{i}", 9) for i in range(1, 5))]
@@ -92,5 +89,5 @@ class TestRefused:
         server.fail("error", method="PUT", status=403, code="AccessDenied", times=99)
         self.refused(spark, "s3://bucket/job", server.endpoint_url)
 
-    def test_an_endpoint_where_nobody_answers(self, spark: SparkSession, tmp_path: Path) -> None:
-        self.refused(spark, "s3://bucket/job", "http://127.0.0.1:9")
+    def test_an_endpoint_where_nobody_answers(self, home: Home) -> None:
+        self.refused(home.spark, "s3://bucket/job", "http://127.0.0.1:9")

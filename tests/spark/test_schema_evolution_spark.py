@@ -26,14 +26,11 @@ What Spark 4.3 does (``encodingFormat`` avro), found by these tests and kept by 
 import datetime
 import decimal
 import random
-import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from home import Home
 from py4j.protocol import Py4JJavaError
-from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
@@ -42,9 +39,6 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from dstl.spark import StateBackend
 from dstl.state.codec.schema_evolution import why_unreadable
 from worlds.ddl import parse_ddl
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 DEFAULTS = StructType(
@@ -139,16 +133,16 @@ def shown(value: Any) -> str:
 
 
 @pytest.fixture
-def avro(set_conf: Any, rocksdb: None, one_partition: None) -> None:
+def avro(set_conf: Any, rocksdb: None) -> None:
     """The encoding with which Spark's own states may change their schemas."""
     set_conf({ENCODING: "avro"})
 
 
 @pytest.mark.drawn(1, group="evolution")
 @pytest.mark.usefixtures("avro")
-def test_schemas_evolve_as_sparks_own_do(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+def test_schemas_evolve_as_sparks_own_do(home: Home) -> None:
     """Three versions in sequence; keys that were written by each of them, or by none but the first."""
-    source = stream("k string, w boolean")
+    source = home.stream("k string, w boolean")
     for version, processor in enumerate((Evolving(), Evolved(), EvolvedTwice())):
         for written in ("abcd"[: 4 - version], "d")[: 1 if version < 2 else 2]:
             source.add([{"k": k, "w": k in written} for k in "abcd"])
@@ -156,7 +150,9 @@ def test_schemas_evolve_as_sparks_own_do(spark: SparkSession, stream: Callable[.
         native = source.collect(source.read().groupBy("k").transformWithState(*what), "native", "update")
         assert native
         for table in ("heap", "rocksdb"):
-            with StateBackend(str(tmp_path / table), parallelism=1 + version, spark=spark, table=table) as backend:
+            with StateBackend(
+                str(home.path / table), parallelism=1 + version, spark=home.spark, table=table
+            ) as backend:
                 df = backend.groupBy(source.read(), "k").transformWithState(*what)
                 assert source.collect(df, backend, "update") == native, (table, version)
 
@@ -227,16 +223,14 @@ class Alone(StatefulProcessor):
 
 @pytest.mark.drawn(1, group="evolution")
 @pytest.mark.usefixtures("avro")
-def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string")
+def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(home: Home) -> None:
+    source = home.stream("k string")
 
     def run(processor: Alone) -> tuple[list[Any], list[Any]]:
         source.add([{"k": "a"}])
         what = (processor, "what string", "update", "none")
         native = source.collect(source.read().groupBy("k").transformWithState(*what), "native", "update")
-        with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
+        with home.backend() as backend:
             df = backend.groupBy(source.read(), "k").transformWithState(
                 processor, what[1], "update", "none", name="bank"
             )
@@ -251,7 +245,7 @@ def test_what_spark_refuses_is_refused_and_says_which_operator_and_state(
         df = source.read().groupBy("k").transformWithState(Alone(schema), "what string", "update", "none")
         with pytest.raises(StreamingQueryException, match="STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"):
             source.collect(df, "native", "update")
-        with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
+        with home.backend() as backend:
             df = backend.groupBy(source.read(), "k").transformWithState(
                 Alone(schema), "what string", "update", "none", name="bank"
             )

@@ -1,37 +1,25 @@
 """The main path through Spark itself: states, operators, restarts, refusals."""
 
 import asyncio
-import os
-import signal
 import socket
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.checkpoint.report import CheckpointReport
-from dstl.checkpoint.savepoint.creation import choose_checkpoint
 from dstl.errors import UserCodeError
 from dstl.files.inspection import roll_back
 from dstl.options import BatchingOptions, ClusterOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
-from dstl.spark.restart import FixedDelay, run_with_restarts
-from dstl.spark.saved_state.reader import read_state
 from dstl.store import open_store
-
-pytestmark = pytest.mark.spark
-
-# Workers cannot import a test module: its classes travel by value, as those of a user's __main__ do.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 TOTAL = "k string, total long, batches int"
 
@@ -51,6 +39,10 @@ class Totals(StatefulProcessor):
         yield Row(k=key[0], total=total, batches=batches)
 
 
+def totals(backend: StateBackend, rows: DataFrame, **more: Any) -> DataFrame:
+    return backend.groupBy(rows, "k").transformWithState(Totals(), TOTAL, "append", "none", **more)
+
+
 def rows_of_batch(batch: int, keys: int = 12) -> list[dict[str, Any]]:
     rows = [{"k": f"k{i % keys}", "v": batch * 100 + i} for i in range(40)]
     return [*rows, {"k": None, "v": batch}]
@@ -68,99 +60,74 @@ def expected_totals(batches: int) -> dict[str | None, tuple[int, int]]:
     return totals
 
 
-def stored(location: Path, operator: str, state: str) -> dict[Any, Any]:
-    async def read() -> dict[Any, Any]:
-        store, runtime = open_store(str(location)), system_runtime()
-        checkpoint = await choose_checkpoint(store, runtime)
-        return {row.key[0]: row.value async for row in read_state(store, runtime, checkpoint, operator, state)}
-
-    return asyncio.run(read())
-
-
-def test_a_second_backend_at_the_port_of_one_that_was_closed_is_called_by_the_same_workers(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_second_backend_at_the_port_of_one_that_was_closed_is_called_by_the_same_workers(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         cluster = ClusterOptions(port=free.getsockname()[1])
-    source = stream()
+    source = home.stream()
     for batch in range(3):
         source.add(rows_of_batch(batch))
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark, cluster=cluster) as backend:
-            source.drain(
-                backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none"), backend
-            )
+        with home.backend(parallelism=2, cluster=cluster) as backend:
+            source.drain(totals(backend, source.read()), backend)
     assert {row[0]: row[1:] for row in source.output(TOTAL) if row[2] == 3} == expected_totals(3)
 
 
-def test_two_operators_and_a_source_without_new_data_checkpoint_together(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_two_operators_and_a_source_without_new_data_checkpoint_together(home: Home) -> None:
     # The second source ends earlier: without care Spark plans its operator away, and no task of it runs.
-    first, second = stream(), stream()
+    first, second = home.stream(), home.stream()
     for batch in range(3):
         first.add(rows_of_batch(batch))
     second.add(rows_of_batch(0))
     reports: list[CheckpointReport] = []
-    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+    with home.backend(parallelism=3) as backend:
         backend.add_listener(lambda report: isinstance(report, CheckpointReport) and reports.append(report))
-        one = backend.groupBy(first.read(), "k").transformWithState(Totals(), TOTAL, "append", "none", name="one")
-        two = backend.groupBy(second.read(), "k").transformWithState(
-            Totals(), TOTAL, "append", "none", name="two", parallelism=2
-        )
+        one = totals(backend, first.read(), name="one")
+        two = totals(backend, second.read(), name="two", parallelism=2)
         first.drain(one.union(two), backend)
     assert [report.batch_id for report in reports] == [0, 1, 2]
-    assert stored(tmp_path / "state", "one", "seen") == {k: (seen,) for k, (_, seen) in expected_totals(3).items()}
-    assert stored(tmp_path / "state", "two", "seen") == {k: (seen,) for k, (_, seen) in expected_totals(1).items()}
+    assert home.stored("one", "seen") == {k: (seen,) for k, (_, seen) in expected_totals(3).items()}
+    assert home.stored("two", "seen") == {k: (seen,) for k, (_, seen) in expected_totals(1).items()}
 
 
-def test_a_stateful_operator_over_another_one_and_over_a_join(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    left, right = stream(), stream("k2 string, w long")
+def test_a_stateful_operator_over_another_one_and_over_a_join(home: Home) -> None:
+    left, right = home.stream(), home.stream("k2 string, w long")
     for batch in range(2):
         left.add(rows_of_batch(batch))
         right.add([{"k2": f"k{i}", "w": 1} for i in range(6)] if batch == 0 else [{"k2": "nobody", "w": 1}])
     both = left.read().join(right.read(), F.col("k") == F.col("k2"), "inner").select("k", "v")
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        inner = backend.groupBy(both, "k").transformWithState(Totals(), TOTAL, "append", "none", name="inner")
+    with home.backend(parallelism=2) as backend:
+        inner = totals(backend, both, name="inner")
         again = inner.selectExpr("k", "cast(batches as long) as v")
-        outer = backend.groupBy(again, "k").transformWithState(Totals(), TOTAL, "append", "none", name="outer")
+        outer = totals(backend, again, name="outer")
         left.drain(outer, backend)
     want = {key: value for key, value in expected_totals(2).items() if key in {f"k{i}" for i in range(6)}}
-    assert stored(tmp_path / "state", "inner", "total") == {key: (value,) for key, (value, _) in want.items()}
+    assert home.stored("inner", "total") == {key: (value,) for key, (value, _) in want.items()}
     # The first operator reported 1 and then 2 batches for each key.
-    assert stored(tmp_path / "state", "outer", "total") == dict.fromkeys(want, (3,))
+    assert home.stored("outer", "total") == dict.fromkeys(want, (3,))
 
 
-def test_a_batch_whose_commit_is_taken_back_is_run_again_from_the_one_before(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_batch_whose_commit_is_taken_back_is_run_again_from_the_one_before(home: Home) -> None:
     """As after a crash between the sink's commit and Spark's: the sink skips the batch, and no task of it would run."""
-    source = stream()
+    source = home.stream()
     for batch in range(3):
         source.add(rows_of_batch(batch))
     for again in (True, False):
-        with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
-            source.drain(
-                backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none"), backend
-            )
+        with home.backend(parallelism=3) as backend:
+            source.drain(totals(backend, source.read()), backend)
         if again:
-            root = f"dstl://{tmp_path}/state/_spark"
+            root = f"dstl://{home.path}/state/_spark"
             asyncio.run(roll_back(root, 1, system_runtime(), open_store))
-    totals = expected_totals(3)
-    assert stored(tmp_path / "state", "operator-1", "seen") == {key: (seen,) for key, (_, seen) in totals.items()}
+    expected = expected_totals(3)
+    assert home.stored("operator-1", "seen") == {key: (seen,) for key, (_, seen) in expected.items()}
 
 
-def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_own_error(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_own_error(home: Home) -> None:
     class Failing(Totals):
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
             raise RuntimeError("no such rate")
 
-    source = stream()
+    source = home.stream()
     source.add(rows_of_batch(0))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         df = backend.groupBy(source.read(), "k").transformWithState(Failing(), TOTAL, "append", "none")
         # The function reads nothing, so that the tasks run before the commit, and for it.
         unread = df.writeStream.foreachBatch(lambda frame, number: None)
@@ -172,113 +139,37 @@ def test_a_task_that_fails_while_its_batch_is_run_again_fails_the_query_by_its_o
     assert "no such rate" in str(error)
 
 
-def test_a_dead_task_manager_between_batches_needs_no_restart(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
+@pytest.mark.parametrize(("inline", "parallelism"), [(0, 4), (64 << 10, 64)])
+def test_the_requests_of_a_checkpoint_do_not_depend_on_the_partitions(
+    home: Home, inline: int, parallelism: int
 ) -> None:
-    source = stream()
+    """All that is stored is counted, Spark's own files too; the figures of either way are those of all parallelisms."""
+    source, requests = home.stream(), set[int]()
     for batch in range(3):
         source.add(rows_of_batch(batch))
-    restarts: list[int] = []
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-
-        def kill_once(report: Any) -> None:
-            if isinstance(report, CheckpointReport) and report.batch_id == 0:
-                os.kill(backend.task_manager_pids[0], signal.SIGKILL)
-
-        backend.add_listener(kill_once)
-        df = backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none")
-        run_with_restarts(
-            source.writer(df, backend).start, FixedDelay(3, 0.1), on_restart=lambda number, _: restarts.append(number)
-        )
-    totals = expected_totals(3)
-    assert stored(tmp_path / "state", "operator-1", "total") == {key: (value,) for key, (value, _) in totals.items()}
-    assert not restarts
+    with home.backend(parallelism=parallelism, batching=BatchingOptions(inline_threshold=inline)) as backend:
+        # Without the hedges, which follow the machine: a store that does not answer for a second gets one.
+        backend.add_listener(lambda r: isinstance(r, CheckpointReport) and requests.add(r.requests - r.hedges))
+        source.drain(totals(backend, source.read()), backend)
+    # With all of Spark's own files: the fence, and for each batch its offsets, and its commit with all else.
+    # Where nothing is inlined there is one more, and one for either file of Spark's.
+    stored = Counter(path.suffix for path in (home.path / "state").rglob("*.*"))
+    assert (stored[".dstl"], stored[".seg"]) == (1 + 2 * 3, 0 if inline else 3 * 3), stored
+    assert requests == {1 if inline else 2}
 
 
-def test_the_requests_of_a_checkpoint_do_not_depend_on_the_partitions(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    requests: dict[tuple[int, int], set[int]] = {}
-    for inline in (0, 64 << 10):
-        for parallelism in (4, 64):
-            source = stream()
-            for batch in range(3):
-                source.add(rows_of_batch(batch))
-            found = requests.setdefault((inline, parallelism), set())
-            with StateBackend(
-                str(tmp_path / f"state-{inline}-{parallelism}"),
-                parallelism=parallelism,
-                batching=BatchingOptions(inline_threshold=inline),
-                spark=spark,
-            ) as backend:
-                # Without the hedges, which follow the machine: a store that does not answer for a second gets one.
-                backend.add_listener(
-                    lambda r, f=found: isinstance(r, CheckpointReport) and f.add(r.requests - r.hedges)
-                )
-                source.drain(
-                    backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none"), backend
-                )
-            # With all of Spark's own files: the fence, and for each batch its offsets, and its commit with all else.
-            # Where nothing is inlined there is one more, and one for either file of Spark's.
-            stored = Counter(path.suffix for path in (tmp_path / f"state-{inline}-{parallelism}").rglob("*.*"))
-            assert (stored[".dstl"], stored[".seg"]) == (1 + 2 * 3, 0 if inline else 3 * 3), stored
-    assert requests == {(0, 4): {2}, (0, 64): {2}, (64 << 10, 4): {1}, (64 << 10, 64): {1}}
-
-
-@pytest.mark.drawn(2, group="refused")
-def test_a_second_query_on_one_backend_is_refused(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    one, two = stream(), stream()
-    for source in (one, two):
-        source.add(rows_of_batch(0))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        df = backend.groupBy(one.read(), "k").transformWithState(Totals(), TOTAL, "append", "none")
-        one.drain(df, backend)
-        other = two.writer(df, backend).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        with pytest.raises(StreamingQueryException, match="one StateBackend per streaming query"):
-            other.awaitTermination()
-
-
-@pytest.mark.drawn(2, group="refused")
-def test_another_max_parallelism_is_refused(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    one = stream()
-    one.add(rows_of_batch(0))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        one.drain(backend.groupBy(one.read(), "k").transformWithState(Totals(), TOTAL, "append", "none"), backend)
-    one.add(rows_of_batch(1))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, max_parallelism=64, spark=spark) as backend:
-        df = backend.groupBy(one.read(), "k").transformWithState(Totals(), TOTAL, "append", "none")
-        with pytest.raises(StreamingQueryException, match=r"max_parallelism=128"):
-            one.drain(df, backend)
-
-
-@pytest.mark.drawn(2, group="refused")
-def test_an_old_query_s_directory_in_a_location_without_its_state_is_refused_and_nothing_is_lost(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_an_old_query_s_directory_in_a_location_without_its_state_is_refused_and_nothing_is_lost(home: Home) -> None:
+    source = home.stream()
     source.add(rows_of_batch(0))
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        source.drain(backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none"), backend)
+    with home.backend(parallelism=2) as backend:
+        source.drain(totals(backend, source.read()), backend)
     source.add(rows_of_batch(1))
-    source.carry_over(tmp_path / "state", tmp_path / "elsewhere")
-    with StateBackend(str(tmp_path / "elsewhere"), parallelism=2, spark=spark) as backend:
-        df = backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none")
+    source.carry_over(home.path / "state", home.path / "elsewhere")
+    with home.backend("elsewhere", parallelism=2) as backend:
+        df = totals(backend, source.read())
         with pytest.raises(StreamingQueryException, match=r"batch 1 needs the checkpoint of batch 0"):
             source.drain(df, backend)
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        source.drain(backend.groupBy(source.read(), "k").transformWithState(Totals(), TOTAL, "append", "none"), backend)
-    totals = expected_totals(2)
-    assert stored(tmp_path / "state", "operator-1", "total") == {key: (value,) for key, (value, _) in totals.items()}
-
-
-def test_no_secret_is_in_what_spark_could_log(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-        df = backend.groupBy(stream().read(), "k").transformWithState(Totals(), TOTAL, "append", "none")
-        secret = backend._secret.reveal()
-        shown = repr(backend) + repr(backend._secret) + df._jdf.queryExecution().toString()
-        assert secret.hex() not in shown
-        assert repr(secret) not in shown
-        commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-        assert not any(secret in command or secret.hex().encode() in command for command in commands)
+    with home.backend(parallelism=2) as backend:
+        source.drain(totals(backend, source.read()), backend)
+    expected = expected_totals(2)
+    assert home.stored("operator-1", "total") == {key: (value,) for key, (value, _) in expected.items()}

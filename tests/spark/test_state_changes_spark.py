@@ -1,14 +1,12 @@
 """Changes of states between checkpoints: what a checkpoint has and the changes behind it are what the later one has."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 from typer.testing import CliRunner
@@ -18,10 +16,6 @@ from dstl.cli.state import app
 from dstl.errors import Invalid, MissingState
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.spark import StateBackend
-
-pytestmark = pytest.mark.spark
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STATES = ("total", "elements", "signs", "$timers", "rules", "sum")
 
@@ -107,11 +101,9 @@ def check(backend: StateBackend, spark: SparkSession, name: str, after: int, to:
     return changes
 
 
-def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source, checkpoints = stream(), list[int]()
-    where = str(tmp_path / "state")
+def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(home: Home) -> None:
+    source, checkpoints = home.stream(), list[int]()
+    where = str(home.path / "state")
 
     def note(report: Any) -> None:
         if isinstance(report, CheckpointReport):
@@ -120,7 +112,7 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(
     def run(batches: list[Any], **options: Any) -> None:
         for batch in batches:
             source.add([{"k": k, "v": v} for k, v in batch])
-        options = {"spark": spark, "checkpoints": CheckpointOptions(retained=60), **options}
+        options = {"spark": home.spark, "checkpoints": CheckpointOptions(retained=60), **options}
         with StateBackend(where, parallelism=2, **options) as backend:
             backend.add_listener(note)
             df = source.read()
@@ -145,25 +137,25 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(
         assert len(checkpoints) == len(BATCHES)
         for name in STATES:
             for after in (0, *checkpoints[:-1]):
-                check(backend, spark, name, after, checkpoints[-1])
-            check(backend, spark, name, checkpoints[1], checkpoints[3])
+                check(backend, home.spark, name, after, checkpoints[-1])
+            check(backend, home.spark, name, checkpoints[1], checkpoints[3])
         # What has not changed is no row, and each has its keys.
-        (row,) = check(backend, spark, "total", checkpoints[-2], checkpoints[-1])
+        (row,) = check(backend, home.spark, "total", checkpoints[-2], checkpoints[-1])
         assert row == Row(change="put", key=Row(k="e"), value=Row(total=7))
-        found = check(backend, spark, "elements", checkpoints[1], checkpoints[2])
+        found = check(backend, home.spark, "elements", checkpoints[1], checkpoints[2])
         assert sorted(found, key=repr) == [
             Row(change="clear", key=Row(k="a"), value=None),
             Row(change="put", key=Row(k="a"), value=Row(v=-2)),
             Row(change="put", key=Row(k="c"), value=Row(v=9)),
         ]
-        found = check(backend, spark, "signs", checkpoints[1], checkpoints[2])
+        found = check(backend, home.spark, "signs", checkpoints[1], checkpoints[2])
         assert Row(change="delete", key=Row(k="a"), user_key=Row(odd=False, v=2), value=None) in found
         with pytest.raises(Invalid, match="no state 'nope'"):
-            backend.read_changes(spark, "nope", checkpoints[0])
+            backend.read_changes(home.spark, "nope", checkpoints[0])
         with pytest.raises(Invalid, match=f"checkpoint {checkpoints[1]} is not before checkpoint {checkpoints[1]}"):
-            backend.read_changes(spark, "total", checkpoints[1], checkpoints[1])
+            backend.read_changes(home.spark, "total", checkpoints[1], checkpoints[1])
         with pytest.raises(MissingState, match="has no checkpoint 999"):
-            backend.read_changes(spark, "total", 1, 999)
+            backend.read_changes(home.spark, "total", 1, 999)
 
     look: Callable[[StateBackend], None] = look_at_log
     run(BATCHES, materialization=MaterializationOptions(enabled=False))
@@ -176,7 +168,7 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(
     assert done.stderr == "from the log\n"
     shown = command("--state", "signs", "--from", str(checkpoints[2]), "--to", str(checkpoints[3])).stdout
     assert [word in shown for word in ("change", "key.k", "user_key.odd", "clear")] == [True] * 4
-    path = tmp_path / "changes.parquet"
+    path = home.path / "changes.parquet"
     told = command("--state", "signs", "--from", "0", "--format", "parquet", "--out", str(path), "--json")
     table = pq.read_table(path)
     assert json.loads(told.stdout) == {
@@ -194,8 +186,8 @@ def test_a_checkpoint_and_the_changes_behind_it_are_a_later_one(
 
     def look_at_both(backend: StateBackend) -> None:
         for name in STATES:
-            changes = check(backend, spark, name, first, checkpoints[-1])
-            before = state_at(backend, spark, name, first)
+            changes = check(backend, home.spark, name, first, checkpoints[-1])
+            before = state_at(backend, home.spark, name, first)
             for row in changes:
                 if name not in ("elements", "$timers") and row.change == "put":
                     assert changed(before, name, "put", row) != before, "a row that is the same is no change"

@@ -1,10 +1,13 @@
-"""A task as a worker runs it, without Spark: what it asks when, and what it keeps for the next one."""
+"""A task as a worker runs it, without Spark: how its rows lie, what it asks when, what it keeps for the next one."""
 
 import asyncio
 import copy
 import json
 import os
 import pickle
+import random
+import subprocess
+import sys
 from functools import partial
 
 import pyarrow as pa
@@ -32,6 +35,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import RpcServer
 from dstl.spark import task
 from dstl.spark.operators.aggregation import AggregationDefinition
+from dstl.spark.operators.grouping import group_rows
 from dstl.spark.operators.processor import ProcessorDefinition
 from dstl.spark.task import OperatorTask
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
@@ -233,3 +237,70 @@ def test_a_run_with_other_states_has_other_runners():
     first, second = (operator.runner(json.dumps(each).encode()) for each in (known, later))
     assert [each.state_id for each in first.registry.descriptors] == [0]
     assert [each.state_id for each in second.registry.descriptors] == [6]
+
+
+def test_more_text_than_one_array_takes_is_grouped_in_parts(seed: int) -> None:
+    """Before, a partition with 2 GiB of text in one column failed with Arrow's own error, at every restart alike."""
+    rng = random.Random(seed)
+    texts = ["x" * (rng.choice([0, 10, 300]) if i != 500 else 9000) for i in range(1000)]
+    nested = [{"a": [text, None], "m": [("k", text)]} for text in texts]
+    table = pa.table(
+        {
+            "k": [i * 7 % 31 for i in range(1000)],
+            KEY_GROUP_COLUMN: [i * 7 % 31 % 5 for i in range(1000)],
+            "text": texts,
+            "nested": pa.array(
+                nested, pa.struct([("a", pa.list_(pa.string())), ("m", pa.map_(pa.string(), pa.string()))])
+            ),
+        }
+    )
+    batches = table.to_batches(max_chunksize=99)
+    whole = [row for batch in group_rows(iter(batches), ["k"]) for row in batch.to_pylist()]
+    parts = list(group_rows(iter(batches), ["k"], rows_per_batch=64, most_bytes=5000))
+    assert [row for batch in parts for row in batch.to_pylist()] == whole
+    assert all(batch.nbytes <= 5000 or batch.num_rows == 1 for batch in parts)
+    assert max(batch.num_rows for batch in parts) <= 64
+    assert {batch.schema for batch in parts} == {table.schema}
+
+
+def test_keys_come_by_key_group_and_rows_of_a_key_as_they_came(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = [rng.choice([None, *range(40)]) for _ in range(1000)]
+    rows = [{"k": k, "i": i, KEY_GROUP_COLUMN: (k or 0) % 7} for i, k in enumerate(keys)]
+    batches = pa.Table.from_pylist(rows).to_batches(max_chunksize=99)
+    out = [row for batch in group_rows(iter(batches), ["k"], rows_per_batch=64) for row in batch.to_pylist()]
+    first = {k: keys.index(k) for k in keys}
+    assert out == sorted(rows, key=lambda row: (row[KEY_GROUP_COLUMN], first[row["k"]], row["i"]))
+
+
+_WORKER = """
+import gc, json, weakref
+from dstl.spark.worker_process import count_task
+
+class Cycle:
+    def __init__(self):
+        self.itself = self
+
+seen = []
+for task in range(1, 131):
+    if task == 100:
+        import colorsys
+    dropped = weakref.ref(Cycle())
+    before = gc.get_freeze_count()
+    count_task()
+    # The collector has run where it froze, so that garbage of the task is gone rather than kept for ever.
+    if gc.get_freeze_count() != before:
+        seen.append(task)
+        assert dropped() is None, task
+print(json.dumps([seen, gc.get_freeze_count(), gc.collect()]))
+"""
+
+
+def test_a_worker_freezes_after_its_first_tasks_and_imports_and_never_their_garbage() -> None:
+    # Frozen objects of this process would change what other tests see: a process of its own.
+    run = subprocess.run([sys.executable, "-c", _WORKER], capture_output=True, text=True, timeout=60, check=True)
+    at, frozen, _ = json.loads(run.stdout)
+    assert at[0] == 1
+    assert set(at) <= {1, 2, 4, 8, 16, 32, 64, 100}
+    assert 100 in at
+    assert frozen > 1_000

@@ -1,25 +1,19 @@
 """Timers and times to live through Spark: as Spark's own, and without input."""
 
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import Row, SparkSession
+from home import Home
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 from dstl.errors import Invalid
-from dstl.spark import StateBackend
 from dstl.spark.query.ticks import interval_ms
-
-pytestmark = pytest.mark.spark
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 INPUT = "k string, i long, op string, n long, t timestamp"
 OUTPUT = "k string, i long, what string"
@@ -113,10 +107,8 @@ def event_time_batches(rng: random.Random) -> list[list[dict[str, Any]]]:
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("style", ["row", "pandas"])
 @pytest.mark.usefixtures("rocksdb")
-def test_event_time_timers_and_late_rows_are_as_in_spark(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, style: str, seed: int
-) -> None:
-    source = stream(INPUT.replace("timestamp", "long"))
+def test_event_time_timers_and_late_rows_are_as_in_spark(home: Home, style: str, seed: int) -> None:
+    source = home.stream(INPUT.replace("timestamp", "long"))
     for rows in event_time_batches(random.Random(seed)):
         source.add(rows)
     df = source.read().withColumn("t", F.timestamp_seconds("t")).withWatermark("t", "2 seconds")
@@ -124,12 +116,12 @@ def test_event_time_timers_and_late_rows_are_as_in_spark(
     if style == "pandas":
         method, processor = "transformWithStateInPandas", PandasAlarms()
         given = [(k, (START_S + i) * 1000) for i, k in enumerate("abxxb")]
-        state = spark.createDataFrame(given, "k string, at long").groupBy("k")
+        state = home.spark.createDataFrame(given, "k string, at long").groupBy("k")
     what = (processor, OUTPUT, "append", "eventTime", state)
     want = source.collect(getattr(df.groupBy("k"), method)(*what), "native")
-    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+    with home.backend(parallelism=3) as backend:
         assert source.collect(getattr(backend.groupBy(df, "k"), method)(*what), backend) == want
-        assert {row.key.k for row in backend.read_state(spark, "$timers").collect()} == set()
+        assert {row.key.k for row in backend.read_state(home.spark, "$timers").collect()} == set()
     assert any(row[3].startswith("fired") for row in want)
     assert style == "row" or any(row[1] == "x" for row in want)
 
@@ -157,15 +149,15 @@ class Chained(Alarms):
 
 
 @pytest.mark.usefixtures("rocksdb")
-def test_timers_of_timers_fire_as_in_spark(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    source = stream("k string, i long")
+def test_timers_of_timers_fire_as_in_spark(home: Home) -> None:
+    source = home.stream("k string, i long")
     last = [1000, 1001, 1002, 1003]  # what fires is due long before: Spark's last batch without data has nothing left
     for seconds in ([1, 2, 3, 5], [3, 11, 24, 25], [6, 9, 11, 24, 26], [3, 11, 24, 31], *([i] for i in last)):
         source.add([{"k": "z" if i in last else k, "i": i} for i in seconds for k in ("a", None)])
     df = source.read().withColumn("t", F.timestamp_seconds(F.col("i") + START_S)).withWatermark("t", "1 second")
     what = (Chained(), OUTPUT, "append", "eventTime")
     want = source.collect(df.groupBy("k").transformWithState(*what), "native")
-    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+    with home.backend(parallelism=3) as backend:
         ours = source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
     # Spark's batch without data at the end fires the timers of "z".
     assert [row for row in ours if row[1] != "z"] == [row for row in want if row[1] != "z"]
@@ -184,17 +176,15 @@ class Passing(StatefulProcessor):
 
 
 @pytest.mark.usefixtures("rocksdb")
-def test_rows_in_a_window_that_spark_takes_are_taken(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream("k string, i long")
+def test_rows_in_a_window_that_spark_takes_are_taken(home: Home) -> None:
+    source = home.stream("k string, i long")
     for seconds in ([1, 2, 25], [3, 11, 24, 26], [3, 11, 24, 26, 45], [3, 24, 44], [3, 26, 38, 44]):
         source.add([{"k": "a", "i": i} for i in seconds])
     df = source.read().withColumn("t", F.timestamp_seconds(F.col("i") + START_S)).withWatermark("t", "1 second")
     df = df.select("k", "i", F.window("t", "10 seconds").alias("w"))
     what = (Passing(), OUTPUT, "append", "eventTime")
     want = {row[:3]: int(row[3]) for row in source.collect(df.groupBy("k").transformWithState(*what), "native")}
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         rows = source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
     ours = {row[:3]: int(row[3]) for row in rows}
     assert want.keys() <= ours.keys()
@@ -204,11 +194,9 @@ def test_rows_in_a_window_that_spark_takes_are_taken(
 
 
 @pytest.mark.usefixtures("rocksdb")
-def test_processing_time_timers_and_times_to_live_are_as_in_spark(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
-) -> None:
+def test_processing_time_timers_and_times_to_live_are_as_in_spark(home: Home, seed: int) -> None:
     rng = random.Random(seed)
-    source = stream(INPUT)
+    source = home.stream(INPUT)
     far = 9_000_000_000_000
     for batch in range(3):
         rows = []
@@ -223,10 +211,12 @@ def test_processing_time_timers_and_times_to_live_are_as_in_spark(
     want = source.collect(
         df.groupBy("k").transformWithState(Reminders(), OUTPUT, "append", "processingTime"), "native", batches=3
     )
-    with StateBackend(str(tmp_path / "state"), parallelism=3, spark=spark) as backend:
+    with home.backend(parallelism=3) as backend:
         ours = backend.groupBy(df, "k").transformWithState(Reminders(), OUTPUT, "append", "processingTime")
         assert source.collect(ours, backend) == want
-        assert {row.expiry_ms for row in backend.read_state(spark, "$timers").collect()} <= set(range(far, far + 4))
+        assert {row.expiry_ms for row in backend.read_state(home.spark, "$timers").collect()} <= set(
+            range(far, far + 4)
+        )
 
 
 class Soon(StatefulProcessor):
@@ -245,15 +235,13 @@ class Soon(StatefulProcessor):
         yield Row(k=key[0], i=0, what="fired")
 
 
-def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(home: Home) -> None:
     # The other branch has tasks in the first batch and none later: it shifts the operator's tasks by another distance
     # in each batch, and a task without rows that went by an earlier one would fire another partition's timers.
-    source = stream(INPUT)
+    source = home.stream(INPUT)
     source.add([{"k": f"k{i}", "i": 0, "op": "x", "n": 0} for i in range(40)])
     got: list[str] = []
-    with StateBackend(str(tmp_path / "state"), parallelism=5, spark=spark) as backend:
+    with home.backend(parallelism=5) as backend:
         df = source.read()
         timed = backend.groupBy(df, "k").transformWithState(Soon(), OUTPUT, "append", "processingTime", tick="1 second")
         both = df.select("k", "i", F.lit("row").alias("what")).union(timed)
@@ -270,7 +258,7 @@ def test_ticks_let_timers_fire_without_input_each_once_in_a_union_too(
     assert sorted(got) == sorted([f"k{i} row" for i in range(40)] + [f"k{i} fired" for i in range(40)])
 
 
-def test_what_a_tick_may_be(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_a_tick_may_be(home: Home) -> None:
     assert [
         interval_ms(text, "operator 'x'") for text in ("10 seconds", "1 Second", "500 ms", "2min", "1 hour", "3 s")
     ] == [
@@ -284,5 +272,7 @@ def test_what_a_tick_may_be(spark: SparkSession, stream: Callable[..., Any], tmp
     for wrong in ("", "seconds", "0 seconds", "-1 second", "5 m", "1 fortnight", 5):
         with pytest.raises(Invalid):
             interval_ms(wrong, "operator 'x'")  # type: ignore[arg-type]
-    with StateBackend(str(tmp_path / "state"), spark=spark) as backend, pytest.raises(Invalid, match="no timers"):
-        backend.groupBy(stream(INPUT).read(), "k").transformWithState(Soon(), OUTPUT, "append", "none", tick="1 second")
+    with home.backend() as backend, pytest.raises(Invalid, match="no timers"):
+        backend.groupBy(home.stream(INPUT).read(), "k").transformWithState(
+            Soon(), OUTPUT, "append", "none", tick="1 second"
+        )

@@ -1,15 +1,15 @@
 """Savepoints made of others: rows changed by the user, other key groups, and queries that go on from them."""
 
+import functools
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from pyspark import cloudpickle
+from home import Home
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
@@ -20,10 +20,6 @@ from dstl.checkpoint.savepoint.format import decode_savepoint
 from dstl.cli.savepoint import app as savepoint_cli
 from dstl.errors import CorruptData, Invalid, MissingState, ObjectExists
 from dstl.spark import StateBackend, transform_savepoint
-
-pytestmark = pytest.mark.spark
-
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 OUT = "k string, total string, elements string, flags string"
 
@@ -103,18 +99,16 @@ def states_of(spark: SparkSession, location: str, name: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def saved(spark: SparkSession, open_stream: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> str:
+def saved(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A savepoint of a query of one batch."""
-    work = tmp_path_factory.mktemp("saved")
-    source = open_stream(work / "stream")
+    home = Home(spark, tmp_path_factory.mktemp("saved"))
+    source = home.stream()
     source.add(rows_of_batch(0))
-    run(spark, source, work / "state", Everything(), parallelism=3)
-    return f"{work}/state/savepoints/mine"
+    run(spark, source, home.path / "state", Everything(), parallelism=3)
+    return f"{home.path}/state/savepoints/mine"
 
 
-def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, saved: str
-) -> None:
+def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(home: Home, saved: str) -> None:
     def to_text(rows: DataFrame) -> DataFrame:
         return rows.withColumn("value", F.struct(F.concat(F.lit("<"), F.col("value.total"), F.lit(">")).alias("total")))
 
@@ -127,7 +121,7 @@ def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(
 
     report = transform_savepoint(
         saved,
-        tmp_path / "other" / "savepoints" / "changed",
+        home.path / "other" / "savepoints" / "changed",
         {
             "everything": {
                 "total": to_text,
@@ -137,29 +131,29 @@ def test_a_query_goes_on_from_rows_that_were_changed_with_other_key_groups(
             }
         },
         max_parallelism=37,
-        spark=spark,
+        spark=home.spark,
     )
-    assert (report.batch_id, report.location) == (0, f"{tmp_path}/other/savepoints/changed")
+    assert (report.batch_id, report.location) == (0, f"{home.path}/other/savepoints/changed")
     keys = [None, *(f"k{i}" for i in range(1, 7))]
-    timers = states_of(spark, report.location, "$timers")
+    timers = states_of(home.spark, report.location, "$timers")
     assert timers == sorted(
         (((key,), 9_000_000_000_000 + v) for key in keys for v in values(key, 0) if v % 2 == 0), key=repr
     )
     # What was not changed has moved to other key groups whole.
-    recent = states_of(spark, report.location, "recent")
+    recent = states_of(home.spark, report.location, "recent")
     assert [(key, value) for key, value, _ in recent] == sorted(
         (((key,), (values(key, 0)[-1],)) for key in keys), key=repr
     )
-    assert recent == states_of(spark, saved, "recent")
-    assert states_of(spark, report.location, "sum") == states_of(spark, saved, "sum")
-    source = stream()
+    assert recent == states_of(home.spark, saved, "recent")
+    assert states_of(home.spark, report.location, "sum") == states_of(home.spark, saved, "sum")
+    source = home.stream()
     source.add([*rows_of_batch(1), {"k": "new", "v": 2}])
     with pytest.raises(Invalid, match="max_parallelism=37"):
-        StateBackend(str(tmp_path / "state"), spark=spark, parallelism=2, restore_from=report.location)
+        home.backend(parallelism=2, restore_from=report.location)
     found = run(
-        spark,
+        home.spark,
         source,
-        tmp_path / "state",
+        home.path / "state",
         Texts(),
         restore_from=report.location,
         max_parallelism=37,
@@ -213,75 +207,58 @@ def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("at", F.timestamp_seconds("v")).withWatermark("at", "10 seconds")
 
 
-Query = Callable[[StateBackend, DataFrame], DataFrame]
-
-
-def windows(backend: StateBackend, df: DataFrame) -> DataFrame:
-    return backend.groupBy(timed(df), "k", F.window("at", "20 seconds")).count(outputMode="append", name="one")
-
-
-def windows_alone(backend: StateBackend, df: DataFrame) -> DataFrame:
-    return backend.groupBy(timed(df), F.window("at", "5 seconds")).sum("v", outputMode="append", name="one")
-
-
-def sessions(backend: StateBackend, df: DataFrame) -> DataFrame:
+def of_each_kind(backend: StateBackend, df: DataFrame) -> DataFrame:
+    """One query with an operator of each kind, whose rows are JSON behind their operator's name."""
+    rows = timed(df)
     gaps = F.session_window("at", F.expr("IF(k IS NULL, '2 seconds', '9 seconds')"))
-    return backend.groupBy(timed(df), "k", gaps).count(outputMode="append", name="one")
+    rules, others = df.where("k = 'k1'").selectExpr("k || v as id", "v as least"), df.where("k is null or k != 'k1'")
+    frames = {
+        "windows": backend.groupBy(rows, "k", F.window("at", "20 seconds")).count(outputMode="append", name="windows"),
+        "alone": backend.groupBy(rows, F.window("at", "5 seconds")).sum("v", outputMode="append", name="alone"),
+        "sessions": backend.groupBy(rows, "k", gaps).count(outputMode="append", name="sessions"),
+        "once": backend.dropDuplicates(rows.select("k", F.window("at", "5 seconds").alias("w")), name="once"),
+        "within": backend.dropDuplicatesWithinWatermark(rows, ["k"], name="within").select("k"),
+        "rules": backend.groupBy(others, "k").transformWithState(
+            Rules(), "k string, n long, rules string", "append", "none", broadcast={"rules": rules}, name="rules"
+        ),
+    }
+    shown = [each.select(F.lit(name).alias("operator"), F.to_json(F.struct("*"))) for name, each in frames.items()]
+    return functools.reduce(DataFrame.union, shown)
 
 
-def duplicates(backend: StateBackend, df: DataFrame) -> DataFrame:
-    return backend.dropDuplicates(timed(df).select("k", F.window("at", "5 seconds").alias("w")), name="one")
-
-
-def duplicates_within_the_watermark(backend: StateBackend, df: DataFrame) -> DataFrame:
-    return backend.dropDuplicatesWithinWatermark(timed(df), ["k"], name="one").select("k")
-
-
-def shared_rules(backend: StateBackend, df: DataFrame) -> DataFrame:
-    rules = df.where("k = 'k1'").selectExpr("k || v as id", "v as least")
-    return backend.groupBy(df.where("k is null or k != 'k1'"), "k").transformWithState(
-        Rules(), "k string, n long, rules string", "append", "none", broadcast={"rules": rules}, name="one"
-    )
-
-
-@pytest.mark.parametrize(
-    "query", [windows, windows_alone, sessions, duplicates, duplicates_within_the_watermark, shared_rules]
-)
-def test_an_operator_of_each_kind_goes_on_with_other_key_groups_as_if_it_had_not_stopped(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, query: Query
-) -> None:
+@pytest.mark.usefixtures("one_partition", "same_batches")
+def test_operators_of_each_kind_go_on_with_other_key_groups_as_if_they_had_not_stopped(home: Home) -> None:
     def rows(batch: int) -> list[dict[str, Any]]:
         many = [{"k": f"k{i % 5}" if i % 5 else None, "v": batch * 15 + i} for i in range(25)]
         return [*many, {"k": "x", "v": batch * 15 + 24}]
 
     def collected(place: str, parallelism: int, **settings: Any) -> list[Any]:
-        with StateBackend(str(tmp_path / place), spark=spark, parallelism=parallelism, **settings) as backend:
-            found: list[Any] = source.collect(query(backend, source.read()), backend)
+        with home.backend(place, parallelism=parallelism, **settings) as backend:
+            found: list[Any] = source.collect(of_each_kind(backend, source.read()), backend)
             if not settings:
                 saved.append(backend.savepoint(f"after-{len(saved)}"))
         return found
 
-    source, saved = stream(), list[SavepointReport]()
+    source, saved = home.stream(), list[SavepointReport]()
     for batch in (0, 1):
         source.add(rows(batch))
-    assert collected("old", 2) == collected("plain", 3)
+    assert collected("old", 1) == collected("plain", 2)
     report = transform_savepoint(
-        saved[0].location, tmp_path / "new/savepoints/rekeyed", max_parallelism=50, spark=spark
+        saved[0].location, home.path / "new/savepoints/rekeyed", max_parallelism=50, spark=home.spark
     )
     assert report.entries == saved[0].entries > 0
-    source.carry_over(tmp_path / "old", tmp_path / "new")
+    source.carry_over(home.path / "old", home.path / "new")
     for batch in (2, 4):
         source.add(rows(batch))
-    after = collected("new", 7, max_parallelism=50, restore_from=report.location)
-    assert after == collected("plain", 3) != []
+    after = collected("new", 3, max_parallelism=50, restore_from=report.location)
+    assert after == collected("plain", 2)
+    assert {row[1] for row in after} == {"windows", "alone", "sessions", "once", "within", "rules"}
 
 
-def test_operators_that_are_not_named_are_copied_byte_by_byte(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path
-) -> None:
-    source = stream()
+def test_operators_that_are_not_named_are_copied_byte_by_byte(home: Home) -> None:
+    source = home.stream()
     source.add(rows_of_batch(0))
-    with StateBackend(str(tmp_path / "state"), spark=spark, parallelism=2) as backend:
+    with home.backend(parallelism=2) as backend:
         once = backend.dropDuplicates(source.read(), ["k", "v"], name="seen")
         df = backend.groupBy(once, "k").transformWithState(
             Everything(), OUT, "append", "processingTime", name="everything"
@@ -290,17 +267,19 @@ def test_operators_that_are_not_named_are_copied_byte_by_byte(
         saved = backend.savepoint("mine")
 
     def files(name: str, operator: str) -> list[Any]:
-        descriptor = decode_savepoint((tmp_path / f"state/savepoints/{name}/savepoint.dstl").read_bytes(), name, "here")
+        descriptor = decode_savepoint(
+            (home.path / f"state/savepoints/{name}/savepoint.dstl").read_bytes(), name, "here"
+        )
         return [(each.parts, each.checksum) for each in descriptor.files if each.operator == operator]
 
     changes = {
         "everything": {"total": lambda rows: rows.withColumn("value", F.struct(F.lit(1).cast("long").alias("total")))}
     }
-    transform_savepoint(saved.location, f"{tmp_path}/state/savepoints/changed", changes, spark=spark)
-    transform_savepoint(saved.location, f"{tmp_path}/state/savepoints/same", spark=spark)
+    transform_savepoint(saved.location, f"{home.path}/state/savepoints/changed", changes, spark=home.spark)
+    transform_savepoint(saved.location, f"{home.path}/state/savepoints/same", spark=home.spark)
     assert files("changed", "seen") == files("mine", "seen") == files("same", "seen") != []
     assert files("changed", "everything") != files("mine", "everything") == files("same", "everything")
-    done = CliRunner().invoke(savepoint_cli, ["verify", f"{tmp_path}/state", "changed"])
+    done = CliRunner().invoke(savepoint_cli, ["verify", f"{home.path}/state", "changed"])
     assert done.exit_code == 0, done.output
 
 
@@ -362,34 +341,34 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_rows_that_a_state_cannot_have_are_refused_and_nothing_is_written(
-    spark: SparkSession, tmp_path: Path, saved: str, name: str
-) -> None:
+def test_rows_that_a_state_cannot_have_are_refused_and_nothing_is_written(home: Home, saved: str, name: str) -> None:
     state, change, message = WRONG[name]
     with pytest.raises(Invalid, match=message):
-        transform_savepoint(saved, tmp_path / "savepoints" / "wrong", {"everything": {state: change}}, spark=spark)
-    assert [each for each in tmp_path.rglob("*") if each.is_file()] == []
+        transform_savepoint(
+            saved, home.path / "savepoints" / "wrong", {"everything": {state: change}}, spark=home.spark
+        )
+    assert [each for each in home.path.rglob("*") if each.is_file()] == []
 
 
-def test_what_cannot_be_transformed_is_named(spark: SparkSession, tmp_path: Path, saved: str) -> None:
-    target = tmp_path / "savepoints" / "new"
+def test_what_cannot_be_transformed_is_named(home: Home, saved: str) -> None:
+    target = home.path / "savepoints" / "new"
 
     def same(rows: DataFrame) -> DataFrame:
         return rows
 
     with pytest.raises(Invalid, match="has no operator 'nobody'; it has 'everything'"):
-        transform_savepoint(saved, target, {"nobody": {"total": same}}, spark=spark)
+        transform_savepoint(saved, target, {"nobody": {"total": same}}, spark=home.spark)
     with pytest.raises(MissingState, match="has no savepoint 'nothing'"):
-        transform_savepoint(tmp_path / "savepoints" / "nothing", target, spark=spark)
+        transform_savepoint(home.path / "savepoints" / "nothing", target, spark=home.spark)
     with pytest.raises(Invalid, match="LOCATION/savepoints/NAME"):
-        transform_savepoint(saved, tmp_path, spark=spark)
+        transform_savepoint(saved, home.path, spark=home.spark)
     with pytest.raises(Invalid, match="max_parallelism"):
-        transform_savepoint(saved, target, max_parallelism=40_000, spark=spark)
+        transform_savepoint(saved, target, max_parallelism=40_000, spark=home.spark)
     with pytest.raises(Invalid, match="memory://"):
-        transform_savepoint(saved, "memory://x/savepoints/new", spark=spark)
+        transform_savepoint(saved, "memory://x/savepoints/new", spark=home.spark)
     with pytest.raises(ObjectExists, match="'mine'"):
-        transform_savepoint(saved, saved, {"everything": {"total": same}}, spark=spark)
-    copy = tmp_path / "copy"
+        transform_savepoint(saved, saved, {"everything": {"total": same}}, spark=home.spark)
+    copy = home.path / "copy"
     shutil.copytree(Path(saved).parents[1], copy)
     (file,) = (copy / "savepoints" / "mine").rglob("*.base")
     data = bytearray(file.read_bytes())
@@ -398,36 +377,37 @@ def test_what_cannot_be_transformed_is_named(spark: SparkSession, tmp_path: Path
     file.write_bytes(data)
     for states in ({}, {"everything": {"total": same}}):
         with pytest.raises(CorruptData, match=r"\.base"):
-            transform_savepoint(f"{copy}/savepoints/mine", target, states, spark=spark)
+            transform_savepoint(f"{copy}/savepoints/mine", target, states, spark=home.spark)
     assert not target.exists()
 
 
-def test_the_command_line_makes_one_with_functions_of_a_file(spark: SparkSession, tmp_path: Path, saved: str) -> None:
+def test_the_command_line_makes_one_with_functions_of_a_file(home: Home, saved: str) -> None:
     location, _, name = saved.rpartition("/savepoints/")
-    (tmp_path / "fix.py").write_text(
+    (home.path / "fix.py").write_text(
         "from pyspark.sql import functions as F\n"
         "def doubled(rows):\n"
         "    return rows.withColumn('value', F.struct((F.col('value.total') * 2).alias('total')))\n"
     )
 
     def transform(*more: str) -> Any:
-        return CliRunner().invoke(savepoint_cli, ["transform", location, name, "new", "--to", str(tmp_path), *more])
+        return CliRunner().invoke(savepoint_cli, ["transform", location, name, "new", "--to", str(home.path), *more])
 
-    change = f"--change=everything:total={tmp_path}/fix.py:doubled"
+    change = f"--change=everything:total={home.path}/fix.py:doubled"
     done = transform(change, "--max-parallelism=40", "--json")
     assert done.exit_code == 0, done.output
     made = json.loads(done.stdout)
-    assert made["location"] == f"{tmp_path}/savepoints/new"
-    before = states_of(spark, saved, "total")
-    assert states_of(spark, made["location"], "total") == [(key, (2 * total,)) for key, (total,) in before]
+    assert made["location"] == f"{home.path}/savepoints/new"
+    before = states_of(home.spark, saved, "total")
+    assert states_of(home.spark, made["location"], "total") == [(key, (2 * total,)) for key, (total,) in before]
     assert (
-        decode_savepoint((tmp_path / "savepoints/new/savepoint.dstl").read_bytes(), "new", "here").max_parallelism == 40
+        decode_savepoint((home.path / "savepoints/new/savepoint.dstl").read_bytes(), "new", "here").max_parallelism
+        == 40
     )
     assert "ObjectExists" in transform(change).output
     for wrong, said in (
-        (f"everything:total={tmp_path}/fix.py:tripled", "fix.py has no function 'tripled'"),
-        (f"total={tmp_path}/fix.py:doubled", "does not begin with OPERATOR:STATE"),
-        (f"everything:total={tmp_path}/none.py:doubled", "none.py cannot be read: No such file or directory"),
+        (f"everything:total={home.path}/fix.py:tripled", "fix.py has no function 'tripled'"),
+        (f"total={home.path}/fix.py:doubled", "does not begin with OPERATOR:STATE"),
+        (f"everything:total={home.path}/none.py:doubled", "none.py cannot be read: No such file or directory"),
         ("everything:total=doubled", "not of the form FILE.py:FUNCTION"),
     ):
         refused = transform(f"--change={wrong}")

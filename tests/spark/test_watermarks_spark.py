@@ -1,22 +1,19 @@
-"""Watermarks through Spark, where event times fall as well as rise: batch by batch as Spark's own."""
+"""The watermark of two operators through Spark, where event times fall as well as rise: batch by batch as Spark's own.
+
+That of one, late rows and restarts are in ``test_windows_spark.py`` and ``test_timers_spark.py``.
+"""
 
 import random
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, Row, SparkSession
+from home import Home
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
-from dstl.spark import StateBackend
-from dstl.spark.listener import CheckpointReport
-
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("rocksdb", "same_batches")]
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("rocksdb", "same_batches")
 
 OUTPUT = "k string, what string, at long, n long, mark long"
 WINDOW_S = 10
@@ -64,59 +61,10 @@ def timed(df: DataFrame) -> DataFrame:
     return df.withColumn("t", F.timestamp_seconds("i")).withWatermark("t", "2500 milliseconds")
 
 
-def test_a_watermark_never_falls_and_late_rows_and_windows_are_those_of_spark(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
-) -> None:
-    rng = random.Random(seed)
-    source = stream("k string, i long")
-    df = timed(source.read())
-    what = (Windows(), OUTPUT, "append", "eventTime")
-    native = df.groupBy("k").transformWithState(*what)
-    # A straggler far behind, an empty batch, and the straggler again: each set the watermark back.
-    runs = [[[1], [1000], [1001], [5], [], [7], [1002]], [[6], [1003], *event_times(rng, 5, 1000)]]
-    want, ours = [], []
-    late: dict[int, int] = {}
-    for number, times in enumerate(runs):
-        for rows in rows_of(times, rng):
-            source.add(rows)
-        want += source.collect(native, "native")
-        # Each run is a driver of its own.
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
-            backend.add_listener(lambda report: late.update(dropped(report)))
-            ours += source.collect(backend.groupBy(df, "k").transformWithState(*what), backend)
-        assert sorted(ours) == sorted(want), f"run {number}"
-    assert any(row[2] == "window" for row in want)
-    assert sum(map(len, (batch for times in runs for batch in times))) == sum(late.values()) + sum(
-        row[2] == "row" for row in want
-    )
-    assert late[3] == 1
-    # The watermark is also that of an aggregation of Spark's.
-    marks = aggregation_marks(source, df.groupBy(F.window("t", "10 seconds"), "k").count(), tmp_path)
-    assert {row[0]: row[5] for row in ours if row[2] == "row"}.items() <= marks.items()
-
-
-def dropped(report: Any) -> dict[int, int]:
-    return {report.batch_id: sum(report.late_rows.values())} if isinstance(report, CheckpointReport) else {}
-
-
-def aggregation_marks(source: Any, df: DataFrame, directory: Path) -> dict[int, int]:
-    """Return the watermark of each batch of a query, in milliseconds."""
-    query = df.writeStream.format("noop").outputMode("append").option("checkpointLocation", str(directory / "counted"))
-    running = query.trigger(availableNow=True).start()
-    running.awaitTermination()
-    reported = {p.batchId: p.eventTime["watermark"] for p in running.recentProgress}
-    spark = source.spark
-    as_ms = F.expr("unix_millis(to_timestamp(mark))")
-    frame = spark.createDataFrame(list(reported.items()), "batch long, mark string").select("batch", as_ms)
-    return {row[0]: row[1] for row in frame.collect()}
-
-
-def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
-) -> None:
+def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark(home: Home, seed: int) -> None:
     """Where a run begins both have rows: Spark forgets there what an operator has seen, and we do not."""
     rng = random.Random(seed)
-    sources = [stream("k string, i long") for _ in range(2)]
+    sources = [home.stream("k string, i long") for _ in range(2)]
     frames = [timed(source.read()) for source in sources]
     what = (Windows(), OUTPUT, "append", "eventTime")
     first, second = (frame.groupBy("k").transformWithState(*what) for frame in frames)
@@ -131,7 +79,7 @@ def test_two_operators_go_by_the_slower_and_one_that_pauses_holds_it_as_in_spark
             for rows in rows_of(times, rng):
                 source.add(rows)
         want += sources[0].collect(first.union(second), "native")
-        with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+        with home.backend(parallelism=2) as backend:
             one, other = (backend.groupBy(frame, "k").transformWithState(*what) for frame in frames)
             ours += sources[0].collect(one.union(other), backend)
         assert sorted(ours) == sorted(want), f"run {number}"

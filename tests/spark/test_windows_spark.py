@@ -3,19 +3,17 @@
 import functools
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from pyspark.sql import Column, DataFrame, SparkSession
+from home import Home
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery
 
 from dstl.errors import Invalid
 from dstl.spark import StateBackend
 from dstl.spark.listener import CheckpointReport
-
-pytestmark = pytest.mark.spark
 
 SCHEMA = "k string, g string, i long, v long, x double"
 RUNS = (2, 3)
@@ -178,19 +176,13 @@ def native_late(query: StreamingQuery) -> dict[int, list[int]]:
     ids=["some", "all"],
 )
 def test_batches_are_sparks_own(
-    cases: tuple[Windowed | Duplicates, ...],
-    count: int,
-    spark: SparkSession,
-    stream: Callable[..., Any],
-    set_conf: Any,
-    tmp_path: Path,
-    seed: int,
+    cases: tuple[Windowed | Duplicates, ...], count: int, home: Home, set_conf: Any, seed: int
 ) -> None:
     """All of ours are one query; of Spark's those in append mode, for it takes only one of another mode."""
     # Moments are the same in every zone; their Arrow type is not.
     set_conf({"spark.sql.session.timeZone": "America/New_York"})
     rng = random.Random(seed)
-    source = stream(SCHEMA)
+    source = home.stream(SCHEMA)
     df = timed(source.read())
     native = {case: case.native(df) for case in cases}
     appending = [case for case in cases if case.mode == "append"]
@@ -205,11 +197,11 @@ def test_batches_are_sparks_own(
         want_late: dict[tuple[str, ...], dict[int, list[int]]] = {}
         for of_query in (appending, *alone):
             frames = together({each: native[each] for each in of_query})
-            got, query = run(frames, of_query[0].mode, str(tmp_path / of_query[0].label))
+            got, query = run(frames, of_query[0].mode, str(home.path / of_query[0].label))
             want += got
             want_late[tuple(case.label for case in of_query)] = native_late(query)
         late: dict[int, dict[str, int]] = {}
-        with StateBackend(str(tmp_path / "state"), parallelism=parallelism, spark=spark) as backend:
+        with home.backend(parallelism=parallelism) as backend:
             backend.add_listener(lambda report, into=late: into.update(dropped(report)))  # type: ignore[misc]
             ours = {case: case.ours(backend, df) for case in cases}
             for case in cases:
@@ -239,18 +231,16 @@ LATE_CASES: tuple[tuple[str, str, tuple[Any, ...]], ...] = (
 )
 
 
-def test_each_row_is_in_a_group_or_among_the_late_ones(
-    spark: SparkSession, stream: Callable[..., Any], tmp_path: Path, seed: int
-) -> None:
+def test_each_row_is_in_a_group_or_among_the_late_ones(home: Home, seed: int) -> None:
     rng = random.Random(seed)
-    source = stream(SCHEMA)
+    source = home.stream(SCHEMA)
     sent = []
     for number, rows in enumerate(batches(rng, 5, 100)):
         # Numbered, and each with a time, without which a row is in no window and late for none.
         sent += [row | {"v": number * 100 + at, "i": row["i"] or 100} for at, row in enumerate(rows)]
         source.add(sent[-len(rows) :] if rows else [])
     source.add([{"k": "end", "v": -1, "i": 10_000, "x": 0.0, "g": ""}])  # it ends every group
-    with StateBackend(str(tmp_path / "state"), parallelism=2, spark=spark) as backend:
+    with home.backend(parallelism=2) as backend:
         tagged = [
             backend.groupBy(timed(source.read()), *(each() if callable(each) else each for each in by))
             .agg(
@@ -277,9 +267,9 @@ def test_each_row_is_in_a_group_or_among_the_late_ones(
         assert on_time | set(numbers) == set(values), name
 
 
-def test_late_rows_need_a_group_that_ends(spark: SparkSession, stream: Callable[..., Any], tmp_path: Path) -> None:
-    rows = stream(SCHEMA).read()
-    with StateBackend(str(tmp_path / "state"), spark=spark) as backend:
+def test_late_rows_need_a_group_that_ends(home: Home) -> None:
+    rows = home.stream(SCHEMA).read()
+    with home.backend() as backend:
         with pytest.raises(Invalid, match="lateColumnName='late' is for groups that end with the watermark"):
             backend.groupBy(rows, "k").count(lateColumnName="late")
         with pytest.raises(Invalid, match="windows that overlap needs another grouping column"):

@@ -1,4 +1,4 @@
-"""Grouped aggregations with event time, without Spark: batch by batch against a plain model of Spark's rules."""
+"""Aggregations and deduplications with event time, without Spark: batch by batch as plain models have it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, Aggregation, OutputMode
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
+from dstl.state.vectorised.duplicates_runner import Deduplication, DuplicatesRunner
 from dstl.state.vectorised.key_codes import Groups
 from dstl.state.vectorised.session_runner import SessionRunner
 from dstl.state.vectorised.time_windows import TimeWindows
@@ -265,3 +266,96 @@ def test_state_of_another_output_mode_is_refused() -> None:
         aggregation(mode, of).check_known(known, "op")  # type: ignore[arg-type]
         with pytest.raises(Invalid, match=f"mode {other}, but its stored state was kept for the mode {mode}"):
             aggregation(other, of).check_known(known, "op")  # type: ignore[arg-type]
+
+
+EVENTS = StructType([StructField("k", StringType()), StructField("t", TimestampType()), StructField("n", LongType())])
+Event = tuple[str | None, int | None, int]
+"""Key, event time in milliseconds, a number of its own."""
+
+KINDS = {
+    "by time": Deduplication(
+        input_schema=EVENTS,
+        columns=(("k", None), ("t", None)),
+        key_schema=StructType(EVENTS.fields[:2]),
+        time="t",
+        expires="t",
+    ),
+    "for ever": Deduplication(
+        input_schema=EVENTS, columns=(("k", None),), key_schema=StructType(EVENTS.fields[:1]), time="t"
+    ),
+    "within": Deduplication(
+        input_schema=EVENTS,
+        columns=(("k", None),),
+        key_schema=StructType(EVENTS.fields[:1]),
+        time="t",
+        within_us=DELAY * 1000,
+    ),
+}
+
+
+class Seen:
+    """Spark's rules, a row at a time."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.seen: dict[Any, int | None] = {}
+        self.watermark = self.late_watermark = self.late_rows = 0
+
+    def batch(self, rows: list[Event]) -> list[Event]:
+        passed: list[Event] = []
+        self.late_rows = 0
+        for row in rows:
+            key, at, _ = row
+            if at is not None and at <= self.late_watermark:
+                self.late_rows += 1
+                continue
+            name = (key, at) if self.kind == "by time" else key
+            if name not in self.seen:
+                self.seen[name] = {"by time": at, "for ever": None, "within": (at or 0) + DELAY}[self.kind]
+                passed.append(row)
+        self.seen = {name: end for name, end in self.seen.items() if end is None or end > self.watermark}
+        self.late_watermark = self.watermark
+        self.watermark = max([self.watermark, *(at - DELAY for _, at, _ in rows if at is not None)])
+        return sorted(passed, key=repr)
+
+
+def events_of(rows: list[Event]) -> list[pa.RecordBatch]:
+    schema = arrow_schema(EVENTS)
+    times = pa.array([None if at is None else at * 1000 for _, at, _ in rows], pa.int64()).cast(schema.field(1).type)
+    columns = [pa.array([key for key, _, _ in rows], pa.string()), times, pa.array([n for _, _, n in rows], pa.int64())]
+    columns.append(pa.array([group_of(key) for key, _, _ in rows], pa.int32()))
+    table = pa.table(columns, schema=schema.append(pa.field("__dstl_key_group", pa.int32())))
+    return table.to_batches(max_chunksize=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_passes_a_deduplication_is_what_the_rules_let_through(kind: str, seed: int) -> None:
+    rng = random.Random(f"{seed}-{kind}")
+    definition, model, source = KINDS[kind], Seen(kind), MemorySource()
+    now = number = 0
+    for batch in range(40):
+        now += rng.choice([0, 3, 10, 40])
+        rows: list[Event] = []
+        for _ in range(rng.choice([0, 2, 15])):
+            at = None if rng.random() < 0.1 else max(0, now - rng.randrange(60 if rng.random() < 0.3 else 12))
+            rows.append((rng.choice(["a", "b", "c", "d", "e", None]), at, number))
+            number += 1
+        late, mark = model.late_watermark, model.watermark
+        want = model.batch(rows)
+        got: list[Event] = []
+        parts: list[pa.RecordBatch] = []
+        late_rows = 0
+        for groups in np.array_split(np.arange(GROUPS), 1 + batch % 3):
+            registry = StateRegistry(definition.key_schema)
+            runner = DuplicatesRunner(definition, operator="op", registry=registry)
+            task = TaskInput(source, parts.append, 1, groups.tolist(), 0, mark, late)
+            mine = [row for row in rows if group_of(row[0]) in groups]
+            for each in runner.run(iter(events_of(mine)), task):
+                for row in each.to_pylist():
+                    got.append((row["k"], None if row["t"] is None else round(row["t"].timestamp() * 1000), row["n"]))
+            late_rows += runner.late_rows
+        for part in parts:
+            source.apply(part)
+        assert sorted(got, key=repr) == want, f"batch {batch}"
+        assert late_rows == model.late_rows
+        assert len(source.content(0)) == len(model.seen)

@@ -62,16 +62,6 @@ def test_the_same_as_pysparks_tester(seed, mode, options):
             assert times == sorted(times)
 
 
-def test_how_the_input_is_cut_into_batches_does_not_matter(seed):
-    rng = random.Random(seed)
-    history = [random_rows(rng, 1000 + 20 * b) for b in range(4)]
-    results = []
-    for chunk in (1, 2, 5, 10_000):
-        job = Job(TimedScript, time_mode="processingTime")
-        results.append([job.run(batches_of(rows, chunk), 1000 + 20 * b) for b, rows in enumerate(history)])
-    assert all(one == results[0] for one in results)
-
-
 def test_states_of_all_keys_of_a_batch_are_fetched_in_one_call():
     job = Job(Script)
     rows = [{"k": f"k{i:03d}", "op": op, "n": i} for i in range(300) for op in ("update", "append", "set", "look")]

@@ -8,26 +8,34 @@ from worlds.memory_source import MemorySource
 from worlds.runner import Counter, Job, Script, Seen, batches_of
 
 
-def test_an_error_in_user_code_carries_its_traceback_key_and_operator():
+@pytest.mark.parametrize("where", ["handleInputRows", "handleExpiredTimer"])
+def test_an_error_in_user_code_carries_its_traceback_key_and_operator(where):
     class Breaks(Seen):
         def handleInputRows(self, key, rows, timerValues):
+            self.handle.registerTimer(1)
             yield Row(k="x", what="", n=1)
+            if where == "handleInputRows":
+                self.explode()
+
+        def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
             self.explode()
+            yield
 
         def explode(self):
             raise RuntimeError("the user's own words")
 
-    job = Job(Breaks)
+    job = Job(Breaks, time_mode="processingTime")
     with pytest.raises(UserCodeError) as caught:
-        job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
+        job.run(batches_of([{"k": "a", "op": "", "n": 0}], 5), now=5)
     message = str(caught.value)
     for part in (
         "Breaks",
         "operator 'op'",
-        "('a',)",
+        "for key ('a',)" if where == "handleInputRows" else "for key Row(k='a')",
         "RuntimeError",
         "the user's own words",
         "in explode",
+        f"in {where}",
         "test_runner_errors.py",
     ):
         assert part in message

@@ -140,12 +140,3 @@ def test_a_wrong_output_names_operator_and_column(row, message):
     with pytest.raises(Invalid, match="operator 'op'") as caught:
         Job(Yields).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
     assert message in str(caught.value)
-
-
-def test_a_null_in_a_column_without_nulls_is_refused():
-    class Yields(Seen):
-        def handleInputRows(self, key, rows, timerValues):
-            return iter([Row(k=None)])
-
-    with pytest.raises(Invalid, match="null in column 'k'"):
-        Job(Yields, output=parse_ddl("k string not null")).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))

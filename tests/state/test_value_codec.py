@@ -173,19 +173,6 @@ def test_a_row_is_taken_by_place_as_spark_takes_it():
     assert codec.decode(codec.encode(Row(other=7))) == (7,)
 
 
-def test_added_columns_read_as_none_whatever_their_place():
-    for old_ddl, new_ddl in (
-        ("a int, b long", "b long, c string, a long"),
-        ("a int, s string", "z int, s string, a int"),
-    ):
-        old, new = parse_ddl(old_ddl), parse_ddl(new_ddl)
-        before, after = ValueCodec("s", [old]), ValueCodec("s", [old, new])
-        value = dict(zip(old.names, (7, 8 if "b" in old.names else "x"), strict=True))
-        assert after.decode(before.encode(value)) == tuple(value.get(name) for name in new.names)
-        newer = tuple("y" if f.dataType == StringType() else 3 for f in new.fields)
-        assert after.decode(after.encode(newer)) == newer
-
-
 @settings(deadline=None, max_examples=80)
 @given(
     st.binary(max_size=40),

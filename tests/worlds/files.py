@@ -40,6 +40,9 @@ from handles.file_record import FILES_OWNER
 from tests.simulation.faulty_store import FaultyStore
 from worlds.wrapped_store import WrappedStore
 
+Stores = dict[str, ObjectStore]
+"""What is in the stores outlives the applications of a test: each by its location."""
+
 ROOT = "dstl:///jobs/query"
 DRIVER_HOST = "127.0.0.1"
 BIG = 300 << 10
@@ -175,7 +178,7 @@ class Application:
 
     def __init__(
         self,
-        stores: dict[str, ObjectStore],
+        stores: Stores,
         wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
         options: dict[str, str] | None = None,
     ) -> None:
@@ -288,7 +291,7 @@ def kept(store: ObjectStore) -> ObjectStore:
 
 @contextlib.asynccontextmanager
 async def application(
-    stores: dict[str, ObjectStore],
+    stores: Stores,
     wrap: Callable[[ObjectStore], ObjectStore] = lambda store: store,
     *,
     is_hasty: bool = False,
