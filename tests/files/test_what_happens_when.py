@@ -186,7 +186,7 @@ async def test_files_of_no_run_wait_for_the_next_record_where_one_was_given_up(s
         assert await driver.read("state/0/0/SSTs/1-aa.sst") == noise(BIG)
 
 
-async def test_files_that_a_host_has_of_no_run_outlive_a_record_that_failed(stores: dict[str, ObjectStore]) -> None:
+async def test_files_that_a_host_has_of_no_run_outlive_a_record_that_failed(stores: Stores) -> None:
     class Refusing(FaultyStore):
         refuses = False
 

@@ -5,13 +5,15 @@ import contextlib
 
 import pytest
 
-from dstl.errors import Fenced, TaskManagerLost
+from dstl.errors import AccessDenied, Fenced, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, Stores, application, changelog, noise, until
+from worlds.files import BIG, RefusesThird, Stores, application, changelog, noise, until
 
 HOST = "127.0.0.2"
+LONGER = 0.2
+"""Seconds after which a commit has a record of its own."""
 
 
 @pytest.fixture
@@ -100,6 +102,27 @@ async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: Store
     async with application(stores) as app:
         driver = await app.driver("next")
         assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept too"]
+
+
+async def test_a_commit_that_was_told_and_is_lost_ends_its_run(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    for waits in (False, True):
+        stores.clear()
+        monkeypatch.setattr(barriers, "LINGER_S", 0.01 if waits else 60.0)
+        async with application(stores, RefusesThird, commit="with-next") as app:
+            driver = await app.driver("run")
+            await driver.batch(0, {changelog(0, 1): b"lost"})
+            if waits:
+                await asyncio.sleep(LONGER)
+            with pytest.raises(TaskManagerLost if waits else AccessDenied, match="today"):
+                await driver.offsets(1)
+            with pytest.raises(TaskManagerLost, match="today"):
+                await driver.put(changelog(0, 2))
+            next_run = await app.driver("next")
+            assert await next_run.names("commits") == []
+            await next_run.put(changelog(0, 1), b"again")
+            await next_run.commit(0)
+            await next_run.offsets(1)
+            assert await next_run.read(changelog(0, 1)) == b"again"
 
 
 @pytest.mark.usefixtures("patient")
