@@ -134,8 +134,8 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
     held, go_on = asyncio.Event(), asyncio.Event()
     restore = service.TableRestore.open
 
-    async def slow(self: service.TableRestore) -> None:
-        await restore(self)
+    async def slow(self: service.TableRestore, *, serves: bool) -> None:
+        await restore(self, serves=serves)
         if not go_on.is_set():
             held.set()
             await go_on.wait()
@@ -145,7 +145,8 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
         await driver.members["tm-1"].kill()
         monkeypatch.setattr(service.TableRestore, "open", slow)
         batch = asyncio.create_task(driver.run_batch("run-1", 1, some_events(rng, 1), model))
-        await held.wait()
+        async with asyncio.timeout(10):
+            await held.wait()
         await driver.members["tm-2"].kill()
         async with asyncio.timeout(10):
             while len(driver.members) < 4:  # noqa: ASYNC110
