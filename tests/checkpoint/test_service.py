@@ -134,7 +134,7 @@ async def test_a_task_manager_lost_while_another_is_restored_leaves_no_key_group
     held, go_on = asyncio.Event(), asyncio.Event()
     restore = service.TableRestore.open
 
-    async def slow(self: service.TableRestore, *, serves: bool) -> None:
+    async def slow(self: service.TableRestore, *, serves: bool = False) -> None:
         await restore(self, serves=serves)
         if not go_on.is_set():
             held.set()
