@@ -307,19 +307,6 @@ class ReadUnnamedBases(Call[UnnamedBases], role=Role.COORDINATOR, name="unnamed_
 
 
 @dataclass(frozen=True, slots=True)
-class TableSize(Message):
-    """The size of all tables of a TaskManager."""
-
-    entries: int
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Size(Call[TableSize], role=Role.COORDINATOR):
-    """The coordinator asks how large the tables are."""
-
-
-@dataclass(frozen=True, slots=True)
 class Measured(Message):
     """The reply to :class:`ReadMetrics`.
 

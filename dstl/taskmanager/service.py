@@ -30,8 +30,6 @@ from dstl.rpc.fleet_messages import (
     RestoreStatusReply,
     Resume,
     Resumed,
-    Size,
-    TableSize,
     UnnamedBases,
 )
 from dstl.rpc.messages import AttemptCall, Done, EndOfChanges, FetchDue, OpenAttempt, ScanTimers, Write
@@ -93,7 +91,6 @@ class TaskManagerService:
                 Complete: self._complete,
                 Abort: self._abort,
                 ReadUnnamedBases: self._unnamed_bases,
-                Size: self._size,
                 ReadMetrics: self._read_metrics,
                 LookUp: self._look_up,
             },
@@ -259,10 +256,6 @@ class TaskManagerService:
         found = backend.look_up(*place, call.user_keys)
         ordered = sorted(found.items())
         return Content(tuple(user_key for user_key, _ in ordered), tuple(value for _, value in ordered))
-
-    async def _size(self, peer: Peer, call: Size) -> TableSize:
-        sizes = [table.size() for table in self._backend.committed.all().values()]
-        return TableSize(sum(s.entries for s in sizes), sum(s.bytes for s in sizes))
 
 
 def _fold_ahead(backend: TaskManagerStateBackend) -> None:

@@ -363,11 +363,15 @@ class DriverActor:
             running.worker.process.kill()
 
     def _forget(self, running: _Running) -> None:
-        """Spark has no more use for an attempt: its worker is killed a while later, and works on until then."""
-        if self._running.pop(running.spec.attempt, None) is not None and not running.ended.done():
+        """Spark has no more use for an attempt: its worker is killed a while later, and works on until then.
+
+        One that stands still, as its host does, goes on when it wakes, with no other task beside its own.
+        """
+        if self._running.pop(running.spec.attempt, None) is not None and not running.is_reported:
             process = running.worker.process
             self._retired.append(running.worker)
-            self._world.loop.call_later(self._rng.uniform(0.0, 0.5), process.kill, context=self._world.context)
+            if process.is_running:
+                self._world.loop.call_later(self._rng.uniform(0.0, 0.5), process.kill, context=self._world.context)
 
     def _free_worker(self) -> Worker:
         """Return a worker without a task, a new one where none is free."""

@@ -25,8 +25,6 @@ from dstl.rpc.fleet_messages import (
     Restore,
     Restored,
     Resume,
-    Size,
-    TableSize,
     UnnamedBases,
 )
 from dstl.rpc.messages import Assignment
@@ -220,11 +218,6 @@ class Fleet(Members):
     def members(self) -> Sequence[MemberInfo]:
         """The registered TaskManagers."""
         return [MemberInfo(m.member_id, m.address, m.pid, m.key_groups) for m in self._members.values()]
-
-    async def size(self) -> TableSize:
-        """Return the size of all tables together."""
-        sizes = await self._all(Size())
-        return TableSize(sum(each.entries for each in sizes), sum(each.bytes for each in sizes))
 
     async def unnamed_bases(self) -> UnnamedBases:
         """Return how many materializations run or wait for a checkpoint to name them, on all TaskManagers together.
