@@ -35,7 +35,9 @@ class ClusterManager:
         self._world = world
         self._checkpoints, self._task_manager = _draw_options(world.own_rng, world.grace_s, world.logs.max_parallelism)
         batching = self._task_manager.batching
-        world.materializes = self._task_manager.materialization.enabled
+        bases = self._task_manager.materialization
+        # A run that waits for a second alone may end before all that its tables restore is there, and says so.
+        world.materializes = bases.enabled and bases.publish_within_s > 1.0
         # Segments, what a log holds unasked, and all logs together: more than any world's changes.
         sizes = (batching.segment_size, batching.preemptive_persist_threshold, batching.byte_budget)
         world.is_roomy = min(sizes) >= 1 << 20

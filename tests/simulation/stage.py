@@ -34,7 +34,7 @@ class Stage:
         savepoints: Those that were made.
         violated: Set with the first violation.
         is_calm: Whether nothing has been wrong for long, and nothing may fail.
-        materializes: Whether its TaskManagers make bases.
+        materializes: Whether its TaskManagers make bases, and runs that end wait for them.
         is_roomy: Whether nothing makes them store changes before a checkpoint asks.
         task_managers: Number of the newest driver's.
         fired: Number of times that each fault has happened.
