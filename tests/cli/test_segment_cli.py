@@ -114,7 +114,7 @@ def test_what_cannot_be_read_is_one_line_and_the_exit_code_of_its_kind(segment: 
 def test_a_sound_manifest_is_not_called_a_damaged_segment() -> None:
     golden = Path(__file__).parent.parent / "golden"
     for name, what in (
-        ("manifest_v2.dstl", "not a segment but a manifest"),
+        ("manifest_v1.dstl", "not a segment but a manifest"),
         ("savepoint_v1.dstl", "not a segment but a savepoint's record"),
         ("table_index_v1.base", "not a segment but an index"),
     ):

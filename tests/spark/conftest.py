@@ -15,6 +15,9 @@ from dstl.spark import jar_path
 from worlds import driver_process
 from worlds.driver_process import LOCAL
 
+# Of the session and of the programs that tests start, whichever comes first.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
 
 @pytest.fixture(autouse=True)
 def random_materialization(seed: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,7 +30,6 @@ def random_materialization(seed: int, request: pytest.FixtureRequest, monkeypatc
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
     work = tmp_path_factory.mktemp("spark")
     conf = {
         **LOCAL,
