@@ -163,8 +163,12 @@ class StateCatalogue:
             ours_ms: That of the checkpoint before; None where there is none.
             sparks_ms: Spark's for the batch, of the operators that go by it.
         """
-        timed = {uid for uid, each in self._expected.items() if each.follows is not None} | self._delays.keys()
-        return {uid: (sparks_ms.get(uid) if self.goes_by_spark(uid) else ours_ms) or 0 for uid in timed}
+        delays = self._delays
+        return {
+            uid: (sparks_ms.get(uid) if each.follows == "spark" else ours_ms) or 0
+            for uid, each in self._expected.items()
+            if each.follows is not None or uid in delays
+        }
 
     def registry_of(self, operator: str) -> bytes:
         """Return the states of an operator in the run that was opened, as JSON: each of its tasks is told."""

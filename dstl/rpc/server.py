@@ -157,7 +157,7 @@ class RpcServer:
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        # They listen no more. wait_closed() would wait, from Python 3.12 on, for peers, too: one of them may hang.
+        # They listen no more. From Python 3.12 on, wait_closed() also waits for peers, one of which may hang.
         self._servers.clear()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

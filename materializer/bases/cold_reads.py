@@ -32,12 +32,13 @@ class ReadCosts:
 
     Attributes:
         request: A request for bytes through aiobotocore.
-        stored: A byte of it. So what is left out between two blocks is read and thrown away where that is cheaper.
+        stored: A byte of it. What lies between two blocks is read along where that is cheaper than a second request.
         block: To check a block and search it.
         key: To look a key up, and put it below what the table has.
         raw: A byte of a base, before compression, that is decoded and put into a table.
-        share: The load comes all the same, so what costs more than this share of it is loaded instead,
-        soon: unless the load of all that is asked for takes longer: then, above twice the share.
+        share: A key group is loaded first where reading in place costs more than this share of its load, which comes
+            all the same; or more than twice this share, where the load of all that is asked for is not ``soon`` there.
+        soon: Seconds of such a load.
         run: Most bytes of a request.
         requests: At once; so many runs may be in memory.
     """

@@ -363,6 +363,17 @@ async def test_records_below_the_boundary_go_after_a_day_except_the_fence_of_the
     assert (await world.log.scan()).epoch == world.log.epoch
 
 
+async def go_on_for_days(world: World, free: int) -> None:
+    """Let another driver work until this number is cleaned away."""
+    await world.log.fence(QUERY)
+    await world.log.fence(QUERY)
+    for batch in (0, 1, 2):
+        await world.commit(batch, oldest=world.log.next_sequence - 1)
+    await world.clock.advance(FORGOTTEN_S)
+    await world.clean()
+    assert free not in await kinds(world.store)
+
+
 @pytest.mark.parametrize("stopped", ["process", "host and its clock"])
 async def test_a_driver_that_was_paused_for_days_is_fenced_by_a_fence_that_is_gone(world: World, stopped: str) -> None:
     """Put-if-absent forgets a name that is deleted: the driver would go on, and delete what its successor needs."""
@@ -372,13 +383,7 @@ async def test_a_driver_that_was_paused_for_days_is_fenced_by_a_fence_that_is_go
     await commit(paused, 0)
     free = paused.next_sequence
     world.log = ManifestLog(world.store, world.runtime, attempts=2)
-    await world.log.fence(QUERY)
-    await world.log.fence(QUERY)
-    for batch in (0, 1, 2):
-        await world.commit(batch, oldest=world.log.next_sequence - 1)
-    await world.clock.advance(FORGOTTEN_S)
-    await world.clean()
-    assert free not in await kinds(world.store)
+    await go_on_for_days(world, free)
     with pytest.raises(Fenced, match="was taken over"):
         await commit(paused, 1)
     assert [c.batch_id for c in await world.log.checkpoints()] == [1, 2]
@@ -394,13 +399,7 @@ async def test_a_driver_that_sleeps_for_days_behind_a_fence_whose_answer_was_los
     while not fencing.done():
         await world.clock.advance(1.0)
     free = asleep.next_sequence
-    await world.log.fence(QUERY)
-    await world.log.fence(QUERY)
-    for batch in (0, 1, 2):
-        await world.commit(batch, oldest=world.log.next_sequence - 1)
-    await world.clock.advance(FORGOTTEN_S)
-    await world.clean()
-    assert free not in await kinds(world.store)
+    await go_on_for_days(world, free)
     with pytest.raises(Fenced, match="was taken over"):
         await commit(asleep, 0)
 

@@ -320,7 +320,7 @@ def _says_the_same(found: ManifestRecord, record: ManifestRecord) -> bool:
 
     def content(each: ManifestRecord) -> ManifestRecord:
         checkpoint = each.checkpoint and each.checkpoint.model_copy(update={"created_at": 0.0})
-        told = {"put_id": "", "created_at": 0.0, "history": (), "version": 1, "checkpoint": checkpoint}
+        told = {"put_id": "", "created_at": 0.0, "history": (), "checkpoint": checkpoint}
         return each.model_copy(update=told)
 
     return record.kind != "fence" and content(found) == content(record)
