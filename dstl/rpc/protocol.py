@@ -108,7 +108,9 @@ def encode_frame(
     body = 4 + len(packed) + len(payload) + trailer
     if body > MAX_FRAME:
         raise Invalid(f"a message of {body} bytes is above the limit of {MAX_FRAME}: send it in parts")
-    return [struct.pack(">II", body, len(packed)), packed, payload]
+    front = [struct.pack(">II", body, len(packed)), packed]
+    # From Python 3.12 on, asyncio's writelines() never gets rid of an empty buffer at its end, and polls for ever.
+    return [*front, payload] if len(payload) else front
 
 
 def frame_length(prefix: bytes, limit: int = MAX_FRAME) -> int:

@@ -36,6 +36,12 @@ def frame(header: dict[str, object], payload: bytes = b"") -> bytes:
     return b"".join(encode_frame(header, payload))
 
 
+def test_no_buffer_of_a_frame_is_empty_for_python_3_12_polls_for_ever_behind_one() -> None:
+    """A TaskManager took a whole core, and its connections were never closed."""
+    assert all(map(len, encode_frame({})))
+    assert all(map(len, encode_frame({}, memoryview(b""))))
+
+
 @given(
     st.dictionaries(st.text(max_size=8), st.one_of(st.integers(-(2**63), 2**63), st.binary(), st.none()), max_size=5),
     st.binary(max_size=200),
