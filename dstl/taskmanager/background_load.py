@@ -86,7 +86,7 @@ class BackgroundLoad:
         try:
             await self._restore.bring(operator, asked)
         except Closed as error:
-            raise _replaced() from error
+            raise replaced() from error
 
     async def ended(self) -> None:
         """Wait until it has ended, well or not."""
@@ -95,7 +95,7 @@ class BackgroundLoad:
     async def close(self) -> None:
         """Give up what is not loaded yet; reads that need it are refused from now on. Idempotent."""
         if self.failure is None and not self._restore.is_loaded:
-            self.failure = _replaced()
+            self.failure = replaced()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -146,7 +146,8 @@ class BackgroundLoad:
         return left
 
 
-def _replaced() -> Unavailable:
+def replaced() -> Unavailable:
+    """Return the error of a read whose tables are on their way out."""
     return Unavailable("the tables are being replaced by those of another checkpoint: ask again")
 
 

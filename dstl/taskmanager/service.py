@@ -37,6 +37,7 @@ from dstl.rpc.protocol import Secret
 from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
+from dstl.taskmanager.background_load import replaced
 from dstl.taskmanager.process_metrics import TaskManagerMetrics
 from dstl.taskmanager.reads import READS, REPLY_BYTES
 from dstl.taskmanager.state_backend import TaskManagerStateBackend
@@ -251,7 +252,11 @@ class TaskManagerService:
     async def _look_up(self, peer: Peer, call: LookUp) -> Content:
         backend = self._backend
         if backend.loading is not None and call.key_group in backend.key_groups:
+            table = backend.table(call.operator)
             await backend.loading.bring(call.operator, {call.key_group: [(call.state, call.key)]})
+            if backend.table(call.operator) is not table:
+                # The key was brought into a table that nobody reads any more.
+                raise replaced()
         place = call.checkpoint, call.operator, call.state, call.key_group, call.key
         found = backend.look_up(*place, call.user_keys)
         ordered = sorted(found.items())

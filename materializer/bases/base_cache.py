@@ -18,7 +18,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from dstl.errors import CorruptData
+from dstl.errors import Closed, CorruptData
 from dstl.metrics import NullRecorder, Recorder
 from dstl.options import MaterializationOptions
 from dstl.private_file import make_private_directory
@@ -329,14 +329,18 @@ class BaseSource:
         self._store = store
         self._cache = cache
         self._opened: dict[str, asyncio.Task[CachedObject | CacheFill | None]] = {}
+        self._is_closed = False
 
     async def get(self, base: KeyGroupBase, start: int, stop: int) -> bytes:
         """Return bytes ``[start, stop)`` of the object of a base; those of the cache are of a file checked whole.
 
         Raises:
+            Closed: This was closed: nobody would let go of a file that were opened now.
             CorruptData: The object ends before.
             Unavailable: The store does not answer.
         """
+        if self._is_closed:
+            raise Closed("the restore has ended")
         found = await self._open(self._cache, base) if self._cache is not None else None
         if isinstance(found, CachedObject):
             cached = await call_in_thread(_read_cached, found, start, stop)
@@ -350,7 +354,8 @@ class BaseSource:
         return data
 
     async def close(self) -> None:
-        """Let go of the cache's files."""
+        """Let go of the cache's files. Idempotent; what is being read comes to its end."""
+        self._is_closed = True
         tasks, self._opened = list(self._opened.values()), {}
         for found in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(found, CachedObject | CacheFill):

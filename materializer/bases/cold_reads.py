@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dstl.errors import Closed, CorruptData, MissingState
-from dstl.runtime import Runtime, call_in_thread
+from dstl.runtime import call_in_thread
 from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup
 from handles.materialized_handle import KeyGroupBase
@@ -57,6 +57,11 @@ class ReadCosts:
 READ_COSTS = ReadCosts()
 
 
+def requests_at_once() -> asyncio.Semaphore:
+    """Return what all reads in place of a restore share, whatever the number of operators: connections and memory."""
+    return asyncio.Semaphore(READ_COSTS.requests)
+
+
 @dataclass(slots=True)
 class _Known:
     """A cold key group: its index, and what has been put below its changes."""
@@ -73,7 +78,7 @@ class ColdReads:
         table: The table.
         bases: The newest base of each key group.
         source: Reads them.
-        runtime: Clock and jitter for repeated reads.
+        requests: Held by each request, and by what has come until it was searched; see :func:`requests_at_once`.
         turn: Held while blocks are searched: threads that take turns at the interpreter are three times as slow.
     """
 
@@ -83,15 +88,15 @@ class ColdReads:
         table: LazyTable,
         bases: Mapping[KeyGroup, KeyGroupBase],
         source: BaseSource,
-        runtime: Runtime,
+        requests: asyncio.Semaphore,
         turn: asyncio.Semaphore,
     ) -> None:
         self._load = load
         self._table = table
         self._bases = bases
         self._source = source
-        self._retries = RetryPolicy(runtime)
-        self._requests = asyncio.Semaphore(READ_COSTS.requests)
+        self._retries = RetryPolicy(source.runtime)
+        self._requests = requests
         self._turn = turn
         self._known: dict[KeyGroup, _Known] = {}
 

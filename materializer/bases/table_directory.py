@@ -19,6 +19,7 @@ import mmap
 import re
 import struct
 import tempfile
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -255,6 +256,7 @@ class FileBases:
         self.store = store
         self.runtime = runtime
         self._directory: ScratchDirectory | None = None
+        self._making = threading.Lock()
         self._fetched: dict[str, FetchedFiles] = {}
 
     async def fetch(self, base: KeyGroupBase, progress: Callable[[int], None]) -> FetchedFiles:
@@ -364,8 +366,9 @@ class FileBases:
     def _new_directory(self) -> Path:
         try:
             access("write", Path(tempfile.gettempdir()))
-            if self._directory is None:
-                self._directory = ScratchDirectory("dstl-base-")
+            with self._making:  # several operators are loaded side by side
+                if self._directory is None:
+                    self._directory = ScratchDirectory("dstl-base-")
             return Path(tempfile.mkdtemp(dir=self._directory.path))
         except OSError as error:
             raise Unavailable(f"cannot make a directory for base files: {error.strerror}; check TMPDIR") from error

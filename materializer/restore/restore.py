@@ -24,7 +24,7 @@ from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroup, KeyGroupRange
 from handles.materialized_handle import Generations, generations_of
 from materializer.bases.base_cache import BaseSource
-from materializer.bases.cold_reads import Asked, ColdReads
+from materializer.bases.cold_reads import Asked, ColdReads, requests_at_once
 from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import LoggedChanges, OperatorBases
 from materializer.bases.table_directory import FileBases
@@ -164,7 +164,7 @@ class TableRestore:
         self._owned = owned
         self._open_table = open_table
         self._on_progress = on_progress
-        self._turn = decoding_turn()
+        self._turn, self._requests = decoding_turn(), requests_at_once()
         self._began = self._runtime.clock.now()
         self._progress = RestoreProgress({}, self._began)
         self._log: dict[str, list[LoggedChanges]] = {}
@@ -331,7 +331,7 @@ class TableRestore:
         if table.as_lazy is not None:
             source = BaseSource(self._files.store, self._runtime, self._files.cache, fills=False)
             newest = {group: bases[0] for group, bases in groups.items()}
-            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._runtime, self._turn)
+            self._reads[operator] = ColdReads(load, table.as_lazy, newest, source, self._requests, self._turn)
             # It fetches while the log is replayed, and waits with what it has.
             self._start(operator)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from math import inf
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -15,6 +17,7 @@ from dstl.errors import CorruptData, Invalid, StateTooLarge, Unavailable
 from dstl.store.retry_policy import STALL_S
 from handles.materialized_handle import generations_of
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
+from materializer.bases.base_cache import BaseCache
 from materializer.bases.table_directory import FileBases
 from materializer.restore.progress import RestoreStatus
 from materializer.restore.restore import TableRestore
@@ -128,12 +131,18 @@ async def some_world(seed: int, batches: int = 6, **options: object) -> AsyncIte
         yield world
 
 
+def open_files(directory: Path) -> list[str]:
+    """The files below a directory that this process has open."""
+    held = map(os.path.realpath, Path("/proc/self/fd").iterdir())
+    return [path for path in held if path.startswith(f"{directory}/")]
+
+
 class Opened:
     """A restore of a world's newest checkpoint, and the truth to compare with."""
 
-    def __init__(self, world: World, store: object) -> None:
+    def __init__(self, world: World, store: object, cache: BaseCache | None = None) -> None:
         self.world = world
-        self.files = FileBases(store, world.runtime)  # type: ignore[arg-type]
+        self.files = FileBases(store, world.runtime, cache)  # type: ignore[arg-type]
         self.told: list[RestoreStatus] = []
         assert world.newest is not None
         self.restore = TableRestore(
@@ -329,6 +338,65 @@ async def test_a_store_that_never_answers_is_asked_again(seed: int, monkeypatch:
             opened.check_whole()
             assert not opened.restore.restored.fallbacks
             assert asyncio.get_running_loop().time() > STALL_S
+
+
+@virtual
+async def test_a_read_that_outlives_its_load_leaves_no_file_of_the_cache_open(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is loaded, and the cache closed, while some of its requests still wait for their turn."""
+    small(monkeypatch)
+    async with some_world(seed) as world:
+        cache = BaseCache(tmp_path / "cache", "s3://b", max_bytes=1 << 20, max_age_s=1e6)
+        async with Opened(world, world.memory, cache) as opened:
+            await opened.restore.load()
+        async with Opened(world, world.memory, cache) as opened:
+            operator = OPERATORS[0]
+            reads, table = opened.restore._reads[operator], opened.restore.restored.tables[operator]
+            asked = {group: [(0, bytes([group]))] for group in range(GROUPS) if table.as_lazy.is_cold(group)}
+            for group in asked:
+                await reads._index(reads._bases[group])
+            for _ in range(cold_reads.READ_COSTS.requests):
+                await reads._requests.acquire()
+            read = asyncio.ensure_future(opened.restore.bring(operator, asked))
+            await opened.restore.load()
+            await opened.restore.close()
+            for _ in range(cold_reads.READ_COSTS.requests):
+                reads._requests.release()
+            await read
+            opened.check_whole()
+            assert not open_files(tmp_path)
+
+
+@virtual
+async def test_operators_that_are_read_at_once_share_the_requests(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What bounds the memory and the connections of reads in place is a bound for all of a TaskManager."""
+    small(monkeypatch)
+    async with some_world(seed) as world:
+        store = FaultyStore(world.memory, clock=LoopClock(), latency=lambda *_: 1.0)
+        under_way = most = 0
+        inner = store.get
+
+        async def get(name: str, *rest: object) -> bytes:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            try:
+                return await inner(name, *rest)  # type: ignore[arg-type]
+            finally:
+                under_way -= 1
+
+        async with Opened(world, store) as opened:
+            for task in opened.restore._running.values():
+                task.cancel()
+            monkeypatch.setattr(store, "get", get)
+            asked = {group: [(0, bytes([group]))] for group in range(GROUPS)}
+            reads = [asyncio.ensure_future(opened.restore.bring(operator, asked)) for operator in OPERATORS]
+            await asyncio.sleep(100)
+            assert all(read.done() for read in reads)
+            assert most == cold_reads.READ_COSTS.requests
+            await opened.restore.load()
+            opened.check_whole()
 
 
 @virtual

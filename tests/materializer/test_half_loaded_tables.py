@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from math import inf
 from typing import Any
 
 import pytest
 
 from dstl.errors import CorruptData, DstlError, Unavailable
-from dstl.rpc.fleet_messages import Restore, Resume
+from dstl.rpc.fleet_messages import LookUp, Restore, Resume
 from dstl.rpc.messages import FetchMany
 from dstl.rpc.protocol import Secret
 from dstl.taskmanager.service import TaskManagerService
@@ -150,6 +151,56 @@ async def test_no_read_is_answered_from_a_half_loaded_table_while_another_restor
             await asyncio.sleep(0)
         gate.set()
         await asyncio.gather(again, *asks)
+        await backend.end_loading()
+
+
+@pytest.mark.parametrize("how", ["given up", "ended"])
+@virtual
+async def test_no_lookup_is_answered_by_tables_that_came_after_those_it_has_waited_for(
+    how: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its block is on its way while the same checkpoint is restored again: the new tables are as cold as the old."""
+    small(monkeypatch)
+    async with some_world(seed) as world:
+        store, load, block, at_gate = GatedStore(world.memory, clock=LoopClock()), *(asyncio.Event() for _ in range(3))
+        backend, newest = world.members[0].backend, world.newest
+        service = TaskManagerService(lambda _: backend, store, world.runtime, Secret(b"s" * 32))
+        await service._resume(None, Resume("query", None, world.members[0].owned))  # type: ignore[arg-type]
+        gate: asyncio.Event | None = load
+
+        async def stop(name: str, *_: Any) -> None:
+            if name.endswith(".base") and gate is not None:
+                if gate is block:
+                    at_gate.set()
+                await gate.wait()
+
+        store.gate = stop
+        restore = Restore(world.members[0].owned, newest.model_dump_json().encode())
+        await service._restore(None, restore)  # type: ignore[arg-type]
+        operator, truth = OPERATORS[0], world.models[newest.checkpoint_id][OPERATORS[0]]
+        table, loading = backend.table(operator), backend.loading
+        assert loading is not None
+        points = (at for at in sorted(truth) if at[1] == 0)
+        group, _, key, _ = next(at for at in points if table.get_many(0, [at[0]], [at[2]]) == [None])
+        reads = loading._restore._reads[operator]
+        for known in reads._known.values():
+            known.index.cancel()  # they wait beside the load
+        await asyncio.sleep(0.1)
+        gate = None
+        await reads._index(reads._bases[group])
+        gate = block
+        look_up = LookUp(newest.checkpoint_id, operator, 0, group, key)
+        looks = asyncio.ensure_future(service._look_up(None, look_up))  # type: ignore[arg-type]
+        await at_gate.wait()
+        if how == "ended":
+            gate = None
+            load.set()
+            await loading.ended()
+        gate = asyncio.Event()
+        await service._restore(None, restore)  # type: ignore[arg-type]
+        block.set()
+        with contextlib.suppress(Unavailable):
+            assert (await looks).values == (truth[group, 0, key, b""],)
         await backend.end_loading()
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +23,12 @@ from dstl.store.memory import MemoryStore
 from dstl.store.sealed import SealedStore
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import KeyGroupBase, MaterializedStateHandle, TableFile, generations_of
+from materializer.bases import table_directory
 from materializer.bases.file_reader import TableFileReader
 from materializer.bases.loading import BaseLoad
 from materializer.bases.operator_bases import OperatorBases
 from materializer.bases.table_directory import FileBases, TableIndex, decode_index, encode_index, write_table_files
+from materializer.local_disk import ScratchDirectory
 from materializer.tables import HeapStateTable, RocksDBOptions, RocksDBStateTable, TableKind, open_table, rocksdb_engine
 from tests.simulation.virtual_time import seeded_runtime
 from worlds.materialization import EAGER, OPERATORS, World
@@ -314,6 +317,31 @@ async def test_a_restore_that_is_cancelled_leaves_no_file_behind(
             await asyncio.gather(running, return_exceptions=True)
             assert list(scratch.iterdir()) == []
         await world.check(world.newest)
+
+
+async def test_operators_that_are_loaded_side_by_side_leave_no_file_behind(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one's files are put into a directory of all, which both need at the same moment."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    together = threading.Barrier(len(OPERATORS))
+
+    class LateDirectory(ScratchDirectory):
+        def __init__(self, prefix: str = "dstl-") -> None:
+            with suppress(threading.BrokenBarrierError):
+                together.wait(0.2)
+            super().__init__(prefix)
+
+    async with rocksdb_world(seed, tmp_path / "tables") as world:
+        await world.start(1)
+        await world.batches(4, 60)
+        assert {handle.operator for handle in world.newest.materialized if handle.files} == set(OPERATORS)
+        monkeypatch.setattr(table_directory, "ScratchDirectory", LateDirectory)
+        world.open_table = lambda _: HeapStateTable()  # type: ignore[method-assign]
+        await world.check(world.newest)
+        assert list(scratch.iterdir()) == []
 
 
 async def test_when_one_file_is_not_taken_the_upload_of_the_others_has_ended_too(tmp_path: Path) -> None:
