@@ -64,8 +64,7 @@ async def two_batches(
         yield query, before
 
 
-@either
-@pytest.mark.parametrize("partitions", [4, 64])
+@pytest.mark.parametrize(("files", "partitions"), [(WITH_NEXT, 64), (KEEP, 4)], ids=["with-next", "keep"])
 async def test_a_batch_is_one_request_whatever_the_partitions(
     seed: int, place: Path, files: FileOptions, partitions: int
 ) -> None:

@@ -290,8 +290,11 @@ async def test_the_memory_of_the_logs_does_not_grow_with_the_batches() -> None:
             for partition, task in enumerate(tasks):
                 w.write(task, [(key_of(groups_of("a", partition)[0], 1), b"%d" % batch)])
             parent = await w.checkpoint(tasks, batch, parent)
-            after_batch.append(held())
-        assert after_batch[-1] <= after_batch[5], after_batch
+            # To look through all objects of the process takes longer than a batch.
+            if batch in (5, 23):
+                after_batch.append(held())
+        early, late = after_batch
+        assert late <= early
 
 
 class StateBackendMachine(RuleBasedStateMachine):
