@@ -240,6 +240,7 @@ async def test_flink_26592_appending_from_an_uploads_completion_does_not_deadloc
         w.store.holding = False
         w.store.held[0].succeed()
         await asyncio.wait_for(asyncio.gather(*tasks), 1)
+        assert await w.read("log-a", await w.persist(writer)) == [b"x" * 94, b"y" * 84, b"y" * 84]
 
 
 @virtual

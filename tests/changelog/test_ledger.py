@@ -51,33 +51,6 @@ def span(start: int, end: int) -> SequenceNumberRange:
     return SequenceNumberRange(start, end)
 
 
-def test_truncated_in_flight_bytes_are_counted_until_the_upload_ends(log: Log):
-    log.add("x")
-    seal = log.seal()
-    log.ledger.truncate(1)
-    assert not log.ledger.needs(seal)
-    assert log.budget.used == 10
-    log.store(seal, "obj", 1)
-    assert log.budget.used == 0
-    assert log.references.take_deletable() == ["obj"]
-
-
-@pytest.mark.parametrize("end", ["confirm", "reset"])
-def test_truncation_waits_for_the_checkpoint_that_references_the_range(log: Log, end: str):
-    log.add("x")
-    log.ledger.claim(0)
-    log.store(log.seal(), "obj", 1)
-    log.ledger.truncate(1)
-    assert log.references.take_deletable() == []
-    if end == "confirm":
-        log.ledger.confirm(span(0, 1), {})
-        assert log.references.take_deletable() == []
-    else:
-        log.ledger.reset(span(0, 1))
-        assert log.references.take_deletable() == ["obj"]
-    assert len(log.references) == 0
-
-
 @pytest.mark.parametrize("ends", [("confirm", "reset"), ("reset", "reset"), ("confirm", "confirm")])
 def test_truncation_waits_for_both_of_two_checkpoints_that_reference_the_range(log: Log, ends: tuple[str, str]):
     log.add("x")
@@ -117,18 +90,6 @@ def test_a_persist_that_failed_takes_nothing_from_the_next_one_of_its_range(log:
     assert log.references.take_deletable() == [], "a pending checkpoint may reference it"
 
 
-def test_confirming_what_is_not_durable_is_refused_and_changes_nothing(log: Log):
-    log.add("x", "y")
-    log.ledger.claim(0)
-    seal = log.seal()
-    with pytest.raises(Invalid, match="change set 0 is in flight"):
-        log.ledger.confirm(span(0, 2), {})
-    log.store(seal, "obj", 2)
-    log.ledger.reset(span(0, 2))
-    log.ledger.truncate(2)
-    assert log.references.take_deletable() == ["obj"]
-
-
 class TestInlined:
     INLINE = InlineSegment("seal-1", b"bytes", 0)
     PLACE = SegmentHandle("manifests/7", 5, 0, 100)
@@ -139,12 +100,6 @@ class TestInlined:
         log.ledger.handed_out(log.seal(), self.INLINE)
         assert log.ledger.segments(wanted)[0].location is self.INLINE
 
-    def test_is_still_ours_and_kept_but_no_reason_for_back_pressure(self, log: Log):
-        self.hand_out(log)
-        assert log.states() == "h"
-        assert log.held() == {0: "x"}
-        assert log.budget.used == 0
-
     def test_of_a_persist_that_nobody_waits_for_any_more_is_buffered_and_counted(self, log: Log):
         log.add("x")
         wanted = log.ledger.claim(0)
@@ -154,50 +109,12 @@ class TestInlined:
         assert log.states() == "b"
         assert log.budget.used == 10
 
-    def test_confirmed_is_durable_where_the_manifest_has_it(self, log: Log):
-        self.hand_out(log)
-        log.ledger.confirm(span(0, 1), {"seal-1": self.PLACE})
-        assert log.states() == "d"
-        assert log.ledger.segments(log.ledger.claim(0))[0].location == self.PLACE
-
     def test_reset_is_buffered_and_counted_again(self, log: Log):
         self.hand_out(log)
         log.ledger.reset(span(0, 1))
         assert log.states() == "b"
         assert log.budget.used == 10
         assert log.ledger.buffered_bytes == 10
-
-    def test_another_checkpoint_takes_the_same_seal_again(self, log: Log):
-        self.hand_out(log)
-        assert log.ledger.segments(log.ledger.claim(0))[0].location is self.INLINE
-
-    def test_a_persist_that_wants_an_object_takes_it_back(self, log: Log):
-        self.hand_out(log)
-        log.ledger.take_back(log.ledger.claim(0))
-        assert log.states() == "b"
-        assert log.budget.used == 10
-
-    def test_confirmed_late_while_it_is_uploaded_again_needs_no_object(self, log: Log):
-        self.hand_out(log)
-        wanted = log.ledger.claim(0)
-        log.ledger.take_back(wanted)
-        seal = log.seal()
-        log.ledger.confirm(span(0, 1), {"seal-1": self.PLACE})
-        assert not log.ledger.needs(seal)
-        assert log.ledger.in_flight(wanted) == set()
-        assert log.ledger.segments(wanted)[0].location == self.PLACE
-        log.store(seal, "obj", 1)
-        assert log.references.take_deletable() == ["obj"]
-        assert log.budget.used == 0
-
-    def test_confirming_the_inlined_copy_does_not_give_up_the_uploaded_one(self, log: Log):
-        self.hand_out(log)
-        log.ledger.take_back(log.ledger.claim(0))
-        log.store(log.seal(), "obj", 1)
-        log.ledger.confirm(span(0, 1), {"seal-1": self.PLACE})
-        log.ledger.reset(span(0, 1))
-        log.ledger.truncate(1)
-        assert log.references.take_deletable() == ["obj"]
 
 
 @pytest.mark.parametrize(("from_sqn", "message"), [(0, "were truncated up to 1"), (3, "not appended yet")])
@@ -220,20 +137,6 @@ def test_a_seal_is_needed_as_long_as_one_of_its_change_sets_is(log: Log):
     assert log.ledger.needs(seal)
     log.ledger.truncate(2)
     assert not log.ledger.needs(seal)
-
-
-def test_what_is_truncated_goes_with_the_failure_of_the_last_persist_that_wants_it(log: Log):
-    log.add("x")
-    wanted = log.ledger.claim(0)
-    assert log.ledger.claim(0) == wanted
-    log.ledger.truncate(1)
-    log.ledger.failed(log.seal())
-    log.ledger.withdraw(wanted)
-    assert log.held() == {0: "x"}
-    log.ledger.failed(log.seal())
-    log.ledger.withdraw(wanted)
-    assert log.held() == {}
-    assert log.budget.used == 0
 
 
 def test_a_change_set_that_two_checkpoints_confirm_is_given_up_once(log: Log):

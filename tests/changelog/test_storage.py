@@ -7,7 +7,6 @@ import pytest
 
 from dstl.changelog.ledger import InlineSegment
 from dstl.changelog.object_names import SegmentNames, parse_segment_name
-from dstl.changelog.segment.reader import parse_index
 from dstl.errors import Closed, Invalid, Unavailable
 from dstl.store.base import check_name
 from tests.simulation.virtual_time import seeded_runtime, virtual
@@ -69,20 +68,6 @@ class TestPersistAll:
             assert await w.store.names() == set()
 
     @virtual
-    async def test_cancelling_it_resets_the_checkpoint(self):
-        async with world() as w:
-            w.store.holding = True
-            writer = w.writer()
-            put(writer, b"x")
-            task = asyncio.create_task(w.storage.persist_all([(writer, 0)], allow_inline=False))
-            await turn()
-            task.cancel()
-            await turn()
-            writer.close()
-            await turn(1)
-            assert await w.store.names() == set()
-
-    @virtual
     async def test_a_writer_twice_or_a_truncated_range_is_refused_without_a_trace(self):
         async with world() as w:
             one, two = w.writer("log-a"), w.writer("log-b")
@@ -97,12 +82,6 @@ class TestPersistAll:
             one.truncate(1)
             await turn()
             assert w.storage.budget.used == 0, "the range is claimed still"
-
-    @virtual
-    async def test_of_nothing_is_nothing(self):
-        async with world() as w:
-            result = await w.storage.persist_all([])
-            assert (result.ranges, result.segments, result.inlined) == ({}, {}, ())
 
 
 class TestInlining:
@@ -124,37 +103,6 @@ class TestInlining:
                 assert await w.read(each.log_id, [segment]) == [each.log_id.encode()]
 
     @virtual
-    async def test_an_aborted_one_is_part_of_the_next_seal(self):
-        async with world() as w:
-            writer = w.writer()
-            put(writer, b"x")
-            w.storage.reset(await w.storage.persist_all([(writer, 0)]))
-            put(writer, b"y")
-            result = await w.storage.persist_all([(writer, 0)])
-            (inline,) = result.inlined
-            assert await w.read("log-a", result.segments["log-a"]) == [b"x", b"y"]
-            assert len(parse_index(inline.data, "test").logs) == 1
-
-    @virtual
-    async def test_above_the_threshold_or_when_not_allowed_it_is_an_object(self):
-        async with world(inline_threshold=1000) as w:
-            writer = w.writer()
-            put(writer, bytes(w.runtime.entropy.randbytes(2000)))
-            assert (await w.storage.persist_all([(writer, 0)])).inlined == ()
-            put(writer, b"small")
-            assert (await w.storage.persist_all([(writer, 1)], allow_inline=False)).inlined == ()
-            assert len(await w.store.names()) == 2
-
-    @virtual
-    async def test_a_checkpoint_that_has_no_place_for_it_cannot_be_confirmed(self):
-        async with world() as w:
-            writer = w.writer()
-            put(writer, b"x")
-            result = await w.storage.persist_all([(writer, 0)])
-            with pytest.raises(Invalid, match="handed out"):
-                w.storage.confirm(result, {})
-
-    @virtual
     async def test_a_caller_that_wants_an_object_gets_one_though_another_would_take_it_inline(self):
         async with world() as w:
             writer = w.writer()
@@ -167,32 +115,6 @@ class TestInlining:
 
 
 class TestMemory:
-    @virtual
-    async def test_appends_wait_while_the_store_hangs_and_none_is_lost(self):
-        async with world(byte_budget=1000, preemptive_persist_threshold=400) as w:
-            w.store.holding = True
-            writer = w.writer()
-            appended: list[int] = []
-
-            async def append() -> None:
-                for n in range(40):
-                    async with w.storage.reserve(100):
-                        put(writer, f"{n}".encode().ljust(94, b"."))
-                        appended.append(n)
-
-            task = asyncio.create_task(append())
-            await turn(60)
-            assert 5 <= len(appended) <= 10, "memory is bounded by the budget"
-            assert w.storage.budget.used <= 1000
-            w.store.holding = False
-            for held in list(w.store.held):
-                held.succeed()
-            await task
-            segments = await w.persist(writer)
-            values = [int(v.rstrip(b".")) for v in await w.read("log-a", segments)]
-            assert values == list(range(40))
-            assert w.recorder.counters["backpressureSeconds"] >= 59
-
     @virtual
     async def test_memory_below_every_threshold_is_drained_when_appends_wait(self):
         async with world(byte_budget=1000) as w:
@@ -231,18 +153,6 @@ class TestClose:
             with pytest.raises(Closed):
                 w.writer("another")
             assert w.storage.budget.used == 0
-
-    @virtual
-    async def test_keeps_what_a_checkpoint_may_reference_and_deletes_the_rest(self):
-        async with world(preemptive_persist_threshold=10) as w:
-            writer = w.writer()
-            put(writer, b"in a pending checkpoint")
-            (segment,) = await w.persist(writer)
-            put(writer, b"uploaded before anybody asked")
-            await turn(1)
-            assert len(await w.store.names()) == 2
-            await w.storage.close()
-            assert await w.store.names() == {segment.location.name}
 
     @virtual
     async def test_before_a_seal_has_taken_its_first_step_leaves_nothing(self):

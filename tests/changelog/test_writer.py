@@ -5,40 +5,10 @@ import gc
 import pyarrow as pa
 import pytest
 
-from dstl.changelog.change_set import CHANGE_SCHEMA, OP_META, OP_PUT
-from dstl.changelog.segment.reader import decode_segment
+from dstl.changelog.change_set import CHANGE_SCHEMA
 from dstl.errors import Closed, Invalid, Unavailable
 from tests.simulation.virtual_time import run_in_virtual_time, virtual
 from worlds.changelog import put, turn, world
-from worlds.segment_samples import batch_of
-
-
-@virtual
-async def test_a_batch_a_record_and_metadata_come_back_in_order():
-    async with world() as w:
-        writer = w.writer()
-        writer.append_metadata(b"schema of state 0")
-        put(writer, b"one")
-        rows = {"key_group": 1, "state": 0, "op": OP_PUT, "key": b"k", "user_key": b"", "value": b"two"}
-        writer.append_batch(pa.RecordBatch.from_pylist([rows], schema=CHANGE_SCHEMA))
-        put(writer, b"three")
-        (segment,) = await w.persist(writer)
-        data = await w.bytes_of(segment.location)
-        values = [b for _, _, _, batch in decode_segment(data, "test") for b in batch.to_pylist()]
-        assert [v["value"] for v in values if v["op"] == OP_PUT] == [b"one", b"two", b"three"]
-        assert [v["value"] for v in values if v["op"] == OP_META] == [b"schema of state 0"]
-
-
-@virtual
-async def test_a_refused_append_leaves_nothing():
-    async with world() as w:
-        writer = w.writer()
-        with pytest.raises(Invalid):
-            writer.append_batch(batch_of([(40_000, 0, OP_PUT, b"", b"", b"")]))
-        with pytest.raises(Invalid):
-            writer.append_batch(pa.RecordBatch.from_pydict({"other": [1]}))
-        assert writer.next_sequence_number() == 0
-        assert await w.persist(writer) == ()
 
 
 @virtual

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dstl.checkpoint.assembly import assemble, inlined_handles
-from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record
+from dstl.checkpoint.manifest.format import decode_record, encode_record
 from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
-from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, log_coverage
+from handles.checkpoint import CompletedCheckpoint, LogEntry, log_coverage
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
-from worlds.manifest_samples import QUERY
+from worlds.manifest_samples import QUERY, checkpoint, record_of
 
 ALL = KeyGroupRange(0, 127)
 
@@ -39,15 +39,7 @@ def build(
 ) -> tuple[CompletedCheckpoint, list[bytes]]:
     sequence = parent.checkpoint_id + 1 if parent else 2
     return assemble(
-        CompletedCheckpoint(
-            checkpoint_id=sequence,
-            batch_id=sequence - 2,
-            query_id=QUERY,
-            run_id="run",
-            max_parallelism=max_parallelism,
-            created_at=1.0,
-            operators=(OperatorEntry(uid="op", parallelism=4, key_types="string"),),
-        ),
+        checkpoint(sequence, sequence - 2, max_parallelism=max_parallelism),
         parent,
         parts,
         generations,
@@ -186,10 +178,7 @@ def test_inlined_segments_are_where_the_manifest_will_hold_them() -> None:
     )
     built, inlined = build(None, *parts)
     assert inlined == [b"one", b"three"]
-    record = ManifestRecord(
-        kind="checkpoint", sequence=2, epoch=1, put_id="p", query_id=QUERY, created_at=0.0, checkpoint=built
-    )
-    data = encode_record(record, inlined)
+    data = encode_record(record_of(built), inlined)
     handles = list(inlined_handles(parts, 2).values())
     assert [data[h.offset : h.offset + h.size] for h in handles] == inlined
     own = [e.handle for e in built.segments if e.segment[0].startswith("manifests/")]
@@ -246,18 +235,6 @@ def _name(rng: random.Random, writer: str) -> str:
     return f"{rng.randrange(1 << 16):04x}/{QUERY}/{writer}/{rng.getrandbits(128):032x}.seg"
 
 
-def _record(checkpoint: CompletedCheckpoint) -> ManifestRecord:
-    return ManifestRecord(
-        kind="checkpoint",
-        sequence=checkpoint.checkpoint_id,
-        epoch=1,
-        put_id="0" * 32,
-        query_id=QUERY,
-        created_at=0.0,
-        checkpoint=checkpoint,
-    )
-
-
 def _subtasks(count: int) -> list[Persisted]:
     rng = random.Random(1)
     return [
@@ -274,7 +251,7 @@ def test_ten_thousand_subtasks_are_built_and_encoded_in_time() -> None:
     parts = _subtasks(10_000)
     started = time.process_time()
     built, inlined = build(None, *parts, max_parallelism=1 << 14)
-    data = encode_record(_record(built), inlined)
+    data = encode_record(record_of(built), inlined)
     seconds = time.process_time() - started
     assert len(data) < 1 << 20
     assert seconds < 5
@@ -286,7 +263,7 @@ def test_a_subtask_takes_less_than_10_kb() -> None:
     tracemalloc.start()
     try:
         built, inlined = build(None, *parts, max_parallelism=1 << 14)
-        decode_record(encode_record(_record(built), inlined), "m")
+        decode_record(encode_record(record_of(built), inlined), "m")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -304,7 +281,7 @@ def test_a_manifest_grows_by_its_new_segments_only() -> None:
         pieces = tuple(log(each, (batch, batch + 1, 0)) for each in logs)
         parent, _ = build(parent, Persisted((segment,), pieces))
         if batch + 1 in (1, 100, 200):
-            sizes[batch + 1] = len(encode_record(_record(parent)))
+            sizes[batch + 1] = len(encode_record(record_of(parent)))
     assert sizes[1] < 3000
     assert (sizes[200] - sizes[100]) / 100 < 45, sizes
     assert [e.log_id for e in parent.logs if isinstance(e, LogEntry)] == logs

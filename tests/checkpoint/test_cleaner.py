@@ -1,10 +1,8 @@
 """The cleaner: after any crash nothing is left, and whatever happens nothing is deleted that is needed."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +14,14 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects, SharedStateRegistry
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, LiveDriver, PeriodicCleaner, clean
 from dstl.checkpoint.upkeep.cleaning_plan import Kept
-from dstl.errors import AccessDenied, CorruptData, Fenced, Invalid, OutcomeUnknown, Unavailable
+from dstl.errors import AccessDenied, CorruptData, Fenced, OutcomeUnknown, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
 from dstl.runtime import Runtime, SystemClock
-from dstl.store import LocalStore, MemoryStore, ObjectInfo, ObjectStore
+from dstl.store import MemoryStore, ObjectInfo, ObjectStore
 from dstl.store.instrumented import InstrumentedStore
-from handles.checkpoint import CompletedCheckpoint, OperatorEntry, referenced_objects
+from handles.checkpoint import CompletedCheckpoint, referenced_objects
 from handles.file_record import FILES_OWNER
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
@@ -128,15 +126,7 @@ class Driver:
             PersistedLog(self.log_id, "op", KeyGroupRange(0, 127), ((SequenceNumberRange(self.sqn, self.sqn + 1), 0),)),
         )
         made, inlined = assemble(
-            CompletedCheckpoint(
-                checkpoint_id=self.log.next_sequence,
-                batch_id=batch_id,
-                query_id=QUERY,
-                run_id=run,
-                max_parallelism=128,
-                created_at=0.0,
-                operators=(OperatorEntry(uid="op", parallelism=1, key_types="string"),),
-            ),
+            checkpoint(self.log.next_sequence, batch_id, run_id=run),
             _without_old_segments(parent, keep=3),
             [Persisted((segment,), logs, inlined=b"inline" if segment.seal else b"")],
         )
@@ -289,22 +279,6 @@ async def world() -> World:
     log = ManifestLog(store, runtime, attempts=2)
     await log.fence(QUERY)
     return World(clock, store, runtime, log)
-
-
-async def test_a_dry_run_says_what_and_why_and_deletes_nothing(world: World) -> None:
-    orphan, needed = await world.put(), await world.put()
-    await world.commit(0, needed)
-    await world.clock.advance(2 * GRACE)
-    before = await names(world.store)
-    report = await world.clean(dry_run=True)
-    assert [(d.info.name, d.reason) for d in report.plan.deletions] == [
-        (orphan, "no checkpoint needs it and its writer has ended")
-    ]
-    assert (report.deleted, report.orphan_bytes, report.dry_run) == (0, 5, True)
-    assert await names(world.store) == before
-    assert (await world.clean()).deleted == 1
-    assert not await world.has(orphan)
-    assert await world.has(needed)
 
 
 async def test_the_grace_period_goes_by_the_stores_clock(world: World) -> None:
@@ -630,16 +604,6 @@ async def test_a_damaged_record_below_the_boundary_stops_nothing(world: World) -
     assert not await world.has(manifest_name(2))
 
 
-async def test_a_location_that_no_query_has_used_is_refused(world: World) -> None:
-    stranger = MemoryStore(clock=world.clock)
-    await stranger.put(f"abcd/{QUERY}/w/{'0' * 32}.seg", b"x")
-    await world.clock.advance(30 * DAY)
-    log = ManifestLog(stranger, world.runtime)
-    with pytest.raises(Invalid, match="is not a location of DSTL"):
-        await clean(stranger, log, grace_s=GRACE, dry_run=False)
-    assert len(await names(stranger)) == 1
-
-
 class Hooked(CrashingStore):
     """Does something at the end of the cleaner's list: races it."""
 
@@ -780,22 +744,6 @@ async def test_a_dry_run_needs_no_right_to_write(world: World) -> None:
     assert [d.info.name for d in report.plan.deletions] == [orphan]
     with pytest.raises(AccessDenied):
         await world.clean(store=ReadOnly(world.store))
-
-
-@pytest.mark.parametrize("dry_run", [True, False])
-async def test_what_is_no_location_is_neither_written_to_nor_listed_whole(tmp_path: Path, dry_run: bool) -> None:
-    """A typo makes no directory, and somebody else's gets no probe."""
-    clock = ManualClock()
-    runtime = seeded_runtime(1, clock)
-    foreign = tmp_path / "foreign"
-    foreign.mkdir()
-    (foreign / "mine.txt").write_text("x")
-    for place in (tmp_path / "typo" / "deep", foreign):
-        store = LocalStore(place)
-        with pytest.raises(Invalid, match="is not a location of DSTL"):
-            await clean(store, ManifestLog(store, runtime), grace_s=GRACE, dry_run=dry_run)
-    left = [os.path.join(at, each) for at, folders, found in os.walk(tmp_path) for each in (*folders, *found)]
-    assert sorted(left) == [str(foreign), str(foreign / "mine.txt")]
 
 
 async def test_a_savepoints_objects_are_called_so(world: World) -> None:

@@ -12,16 +12,10 @@ from typing import Any
 import pytest
 
 from dstl.checkpoint.fleet.members import Member
-from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.checkpoint.state_catalogue import ExpectedOperator
 from dstl.errors import DstlError, TaskManagerLost
 from dstl.options import (
-    BatchingOptions,
     CheckpointOptions,
-    HedgingOptions,
-    MaterializationOptions,
-    S3Options,
-    UploadOptions,
 )
 from dstl.process import launch_spec
 from dstl.process.launch_spec import LaunchSpec, launch_detached
@@ -32,7 +26,7 @@ from dstl.runtime import SystemClock
 from dstl.store import open_store
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.virtual_time import seeded_runtime
-from worlds.service import MAX_PARALLELISM, Driver, query_directory, resolve_states
+from worlds.service import MAX_PARALLELISM, Driver, coordinator, query_directory, resolve_states
 
 
 class ProcessDriver(Driver):
@@ -47,32 +41,13 @@ class ProcessDriver(Driver):
         self.pids: list[int] = []
         self._attempts = 0
         self._retry_s = retry_s
-        config = TaskManagerConfig(
-            location,
-            "heap",
-            MAX_PARALLELISM,
-            BatchingOptions(),
-            UploadOptions(),
-            HedgingOptions(),
-            MaterializationOptions(),
-            S3Options(),
-        )
-        self.service = CoordinatorService(
+        self.service = coordinator(
             self.store,
             seeded_runtime(seed, SystemClock()),
             self.secret,
-            CoordinatorSettings(
-                options=CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=2.0),
-                max_parallelism=MAX_PARALLELISM,
-                task_managers=1,
-                host="127.0.0.1",
-                allow_non_restored_state=False,
-                task_manager_config=config.to_json(),
-            ),
-            DriverHooks(
-                on_event=lambda _: None,
-                on_task_manager_lost=self.lost.append,
-            ),
+            {"on_task_manager_lost": self.lost.append},
+            options=CheckpointOptions(timeout_s=1.0, task_manager_timeout_s=2.0),
+            task_manager_config=TaskManagerConfig(location, max_parallelism=MAX_PARALLELISM).to_json(),
         )
         self.directory = query_directory(self.service, self.store, seed)
 

@@ -6,13 +6,14 @@ from collections import Counter
 import pytest
 
 from dstl.checkpoint.fleet.resource_manager import LaunchPlan
+from dstl.runtime import Backoff
 from tests.simulation.manual_clock import ManualClock
 
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
 def plan_for(hosts: int) -> LaunchPlan:
-    plan = LaunchPlan(start_s=30, spread_s=10, backoff_s=1, longest_backoff_s=8)
+    plan = LaunchPlan(start_s=30, spread_s=10, backoff=Backoff(1, 8))
     plan.hosts = hosts
     return plan
 

@@ -34,7 +34,7 @@ from handles.checkpoint import (
 from handles.file_record import FileEntry, FileRecord
 from handles.materialized_handle import MaterializedStateHandle, TableFile
 from handles.segment_handle import SegmentHandle
-from worlds.manifest_samples import QUERY, record
+from worlds.manifest_samples import QUERY, checkpoint, record, record_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 INLINED = (b"first inlined segment", b"second")
@@ -291,14 +291,10 @@ def test_what_no_reader_would_take_is_not_written() -> None:
     """Found in review: the writer had no limit, so a manifest could be committed that nobody can read back."""
     logs = tuple(LogEntry(log_id=str(n), operator="op", first_key_group=0, last_key_group=0) for n in range(1 << 10))
     ranges = [tuple((log, at, at + 1) for log in range(1 << 10)) for at in range(1025)]
-    body = CompletedCheckpoint(
-        checkpoint_id=2,
-        batch_id=0,
-        query_id=QUERY,
-        run_id="r",
+    body = checkpoint(
+        2,
+        0,
         max_parallelism=1,
-        created_at=0.0,
-        operators=(OperatorEntry(uid="op", parallelism=1, key_types="int"),),
         logs=logs,
         segments=tuple(
             SegmentEntry.model_construct(
@@ -308,7 +304,7 @@ def test_what_no_reader_would_take_is_not_written() -> None:
         ),
     )
     with pytest.raises(Invalid, match="materialize more often"):
-        encode_record(record("fence", 2).model_copy(update={"kind": "checkpoint", "checkpoint": body}))
+        encode_record(record_of(body))
 
 
 @pytest.mark.parametrize(
@@ -420,14 +416,10 @@ def test_ranges_survive_being_packed_as_runs(lengths: list[list[int]], rng, star
                     checkpoint=1,
                 )
             )
-    body = CompletedCheckpoint(
-        checkpoint_id=2,
-        batch_id=0,
-        query_id=QUERY,
-        run_id="r",
+    body = checkpoint(
+        2,
+        0,
         max_parallelism=4,
-        created_at=0.0,
-        operators=(OperatorEntry(uid="op", parallelism=1, key_types="int"),),
         materialized=(
             MaterializedStateHandle(
                 operator="op",
@@ -446,9 +438,7 @@ def test_ranges_survive_being_packed_as_runs(lengths: list[list[int]], rng, star
         ),
         segments=tuple(segments),
     )
-    found = decode_record(
-        encode_record(record("fence", 2).model_copy(update={"kind": "checkpoint", "checkpoint": body})), "m"
-    )
+    found = decode_record(encode_record(record_of(body)), "m")
     assert found.checkpoint == body
     assert {log: r.to_sqn for log, r in log_coverage(body).items()} == {
         str(n): start + sum(each) for n, each in enumerate(lengths)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from dstl.checkpoint.fleet.resource_manager import SLOTS_OF_A_TASK_MANAGER, ExecutorHosts, task_managers_of
-from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.errors import Invalid, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
@@ -29,7 +28,7 @@ from dstl.taskmanager.config import TaskManagerConfig
 from handles.key_group import KeyGroupRange
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import seeded_runtime
-from worlds.service import Driver, TaskManager, query_directory
+from worlds.service import Driver, TaskManager, coordinator, query_directory
 
 A, B = "127.0.0.2", "127.0.0.3"
 CONFIG = json.dumps({"location": "somewhere"}).encode()
@@ -52,24 +51,19 @@ class ClusterDriver(Driver):
         super().__init__(store or MemoryStore(), seed=seed, operators={"counts": 4})
         self.hosts = hosts
         self.slots: tuple[int, ...] = ()
-        self.service = CoordinatorService(
+        self.service = coordinator(
             self.store,
             seeded_runtime(seed, SystemClock()),
             self.secret,
-            CoordinatorSettings(
-                options=CheckpointOptions(task_manager_timeout_s=timeout_s),
-                max_parallelism=128,
-                task_managers=task_managers,
-                host="127.0.0.1",
-                allow_non_restored_state=False,
-                task_manager_config=config,
-                task_managers_elsewhere=elsewhere,
-            ),
-            DriverHooks(
-                on_event=self.reports.append,
-                on_task_manager_lost=self.lost.append,
-                executor_hosts=self._count,
-            ),
+            {
+                "on_event": self.reports.append,
+                "on_task_manager_lost": self.lost.append,
+                "executor_hosts": self._count,
+            },
+            options=CheckpointOptions(task_manager_timeout_s=timeout_s),
+            task_managers=task_managers,
+            task_manager_config=config,
+            task_managers_elsewhere=elsewhere,
         )
         self.directory = query_directory(self.service, self.store, seed)
         self._size = 0

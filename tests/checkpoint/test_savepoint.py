@@ -276,13 +276,6 @@ async def test_files_that_are_not_a_savepoints_are_never_deleted(seed: int, tmp_
     assert await contents(store) == before
 
 
-async def test_a_place_without_savepoint_and_manifest_is_said_to_be_none(tmp_path: Path) -> None:
-    for store in (LocalStore(str(tmp_path / "typo")), MemoryStore()):
-        with pytest.raises(Invalid, match="not a location of DSTL: it holds neither"):
-            await list_savepoints(store, a_runtime())
-    assert not (tmp_path / "typo").exists()
-
-
 async def test_a_deletion_is_dry_unless_it_is_committed_and_can_be_finished(seed: int, tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path))
     await a_job(store, seed)
@@ -336,21 +329,6 @@ async def test_each_damaged_or_missing_object_is_reported_with_its_name_and_the_
         assert f"{name} is not there" in problem
         await store.put(name, data)
     assert (await verify_savepoint(store, a_runtime(), "mine")).problems == ()
-
-
-async def test_a_damaged_descriptor_is_listed_as_damaged_and_can_be_deleted(seed: int) -> None:
-    store = MemoryStore()
-    await a_job(store, seed)
-    await create_savepoint(store, store, a_runtime(), "mine")
-    data = await store.get(descriptor_name("mine"))
-    await replace(store, descriptor_name("mine"), data[:40] + b"\0" + data[41:])
-    (listed,) = await list_savepoints(store, a_runtime())
-    assert (listed.state, listed.savepoint) == ("damaged", None)
-    assert "use another savepoint" in listed.detail
-    with pytest.raises(CorruptData, match=r"savepoint\.dstl is damaged"):
-        await verify_savepoint(store, a_runtime(), "mine")
-    await delete_savepoint(store, a_runtime(), "mine", commit=True)
-    assert await contents(store, "savepoints/") == {}
 
 
 class GoingOn(WrappedStore):

@@ -35,7 +35,6 @@ from worlds.service import (
     MAX_PARALLELISM,
     TWO,
     Driver,
-    Model,
     apply,
     check_durable,
     key_group,
@@ -237,20 +236,6 @@ async def test_each_task_manager_fetches_only_segments_with_its_key_groups(seed:
             assert len(meeting) == 2
             assert member.store.totals.get.calls == 2
         await check_durable(store, model)
-
-
-async def test_requests_per_checkpoint_do_not_depend_on_the_parallelism(seed: int) -> None:
-    requests: dict[tuple[int, int], set[int]] = {}
-    for parallelism in (4, 64):
-        for threshold in (64 << 10, 0):
-            operators = {"counts": parallelism, "sums": 4}
-            model: Model = {}
-            rng = random.Random(seed)
-            async with open_driver(MemoryStore(), seed, operators=operators, inline_threshold=threshold) as driver:
-                for batch in range(2):
-                    await driver.run_batch("run-1", batch, some_events(rng, batch, operators), model)
-                requests[parallelism, threshold] = {report.requests for report in driver.checkpoints}
-    assert requests == {(4, 64 << 10): {1}, (64, 64 << 10): {1}, (4, 0): {2}, (64, 0): {2}}
 
 
 async def test_a_cleaner_that_passes_during_a_checkpoint_is_no_request_of_it(seed: int) -> None:

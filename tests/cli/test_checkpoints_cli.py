@@ -142,7 +142,10 @@ def test_verify_reports_damage_with_exit_code_1(place: tuple[Path, Location]) ->
     assert read(run("checkpoints", "verify", path, "--json"))["problems"][0]["kind"] == "missing"
 
 
-@pytest.mark.parametrize("verb", [["checkpoints", "list"], ["checkpoints", "show"], ["checkpoints", "verify"], ["gc"]])
+@pytest.mark.parametrize(
+    "verb",
+    [["checkpoints", "list"], ["checkpoints", "show"], ["checkpoints", "verify"], ["gc"], ["gc", "--commit"]],
+)
 def test_what_is_no_location_is_refused_with_exit_code_2(tmp_path: Path, verb: list[str]) -> None:
     (tmp_path / "README").write_text("somebody's files")
     result = run(*verb, tmp_path)

@@ -116,6 +116,8 @@ def test_damage_is_shown_with_the_object_and_ends_with_1(job: str) -> None:
     assert "savepoint.dstl is damaged" in call("verify", job, "mine", code=1)
     (each,) = json.loads(call("list", job, "--json"))
     assert (each["state"], made["name"]) == ("damaged", each["name"])
+    call("delete", job, "mine", "--commit")
+    assert json.loads(call("list", job, "--json")) == []
 
 
 def test_create_says_where_the_savepoint_is_to_any_process(job: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,13 +134,3 @@ def test_a_grace_is_written_as_in_every_other_command(job: str) -> None:
     assert "may be being made" in call("delete", job, "mine", "--commit", code=2)
     assert "not a duration: '0'" in call("delete", job, "mine", "--grace", "0", "--commit", code=2)
     assert "deleted" in call("delete", job, "mine", "--grace", "0s", "--commit")
-
-
-def test_foreign_files_are_listed_as_foreign_and_never_deleted(tmp_path: Path) -> None:
-    photos = tmp_path / "savepoints" / "photos"
-    photos.mkdir(parents=True)
-    (photos / "a.jpg").write_bytes(b"precious")
-    os.utime(photos / "a.jpg", (1, 1))
-    assert "foreign" in call("list", str(tmp_path))
-    assert "photos/a.jpg" in call("delete", str(tmp_path), "photos", "--commit", "--grace", "0s", code=2)
-    assert (photos / "a.jpg").read_bytes() == b"precious"

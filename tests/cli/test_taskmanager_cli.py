@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 
 from dstl.checkpoint.fleet.resource_manager import ExecutorHosts
-from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
+from dstl.checkpoint.service import CoordinatorService
 from dstl.errors import Invalid
-from dstl.options import CheckpointOptions
 from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.runtime import SystemClock
 from dstl.store.memory import MemoryStore
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.virtual_time import seeded_runtime
+from worlds.service import coordinator
 
 CANARY = "canary-0123456789abcdef"
 
@@ -34,23 +34,12 @@ async def one_host() -> ExecutorHosts:
 
 @contextlib.asynccontextmanager
 async def coordinating(location: Path, seed: int) -> AsyncIterator[CoordinatorService]:
-    service = CoordinatorService(
+    service = coordinator(
         MemoryStore(),
         seeded_runtime(seed, SystemClock()),
         Secret(CANARY.encode()),
-        CoordinatorSettings(
-            options=CheckpointOptions(),
-            max_parallelism=128,
-            task_managers=1,
-            host="127.0.0.1",
-            allow_non_restored_state=False,
-            task_manager_config=TaskManagerConfig(str(location)).to_json(),
-        ),
-        DriverHooks(
-            on_event=lambda _: None,
-            on_task_manager_lost=lambda _: None,
-            executor_hosts=one_host,
-        ),
+        {"executor_hosts": one_host},
+        task_manager_config=TaskManagerConfig(str(location)).to_json(),
     )
     await service.start()
     try:

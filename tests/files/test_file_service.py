@@ -84,21 +84,6 @@ async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stor
         assert await driver.size("metadata") == 2
 
 
-async def test_a_user_who_deletes_barriers_rolls_back(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
-        for batch in range(3):
-            await driver.batch(batch, {changelog(0, batch + 1): b"%d" % batch})
-        # Outside of any query, as `hadoop fs -rm` is; no barrier follows, and the driver ends.
-        for path in ("commits/2", "offsets/2"):
-            await driver.delete(path, run="")
-    async with application(stores) as app:
-        driver = await app.driver("next")
-        assert await driver.names("commits") == ["0", "1"]
-        await driver.batch(2, {changelog(0, 3): b"other"})
-        assert await driver.read(changelog(0, 3)) == b"other"
-
-
 async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_has_committed(stores: Stores) -> None:
     async with application(stores) as first, application(stores) as second:
         old, other = await first.driver("a"), await second.driver("b")

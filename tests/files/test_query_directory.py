@@ -12,7 +12,7 @@ from dstl.checkpoint import retained_objects
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
 from dstl.checkpoint.upkeep.verification import verify_location
-from dstl.errors import CheckpointDeclined, Fenced, Invalid, ObjectExists, OutcomeUnknown, TaskManagerLost
+from dstl.errors import CheckpointDeclined, Fenced, Invalid, ObjectExists, OutcomeUnknown
 from dstl.files import query_directory
 from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
@@ -133,25 +133,6 @@ async def test_an_operator_that_nobody_consumed_is_named_before_the_commit_exist
         await query.start("run-2")
         await query.run_batch(1, events, model)
         await check_durable(store, model, 1)
-
-
-async def test_a_taskmanager_lost_before_the_commit_fails_it_and_the_next_run_replays(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place, task_managers=2) as query:
-        await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        await query.plan(1)
-        events = some_events(rng, 1)
-        await query.driver.run_tasks("run-1", 1, events, {uid: dict(v) for uid, v in model.items()})
-        await query.driver.members["tm-1"].kill()
-        with pytest.raises(TaskManagerLost):
-            await query.jvm.commit(1)
-        await check_durable(store, model, 0)
-        assert await query.start("run-2") == 1
-        await query.run_batch(1, events, model)
-        await check_durable(store, model, 1)
-        with pytest.raises(TaskManagerLost, match="run-1 of the query is over"):
-            await query.jvm.put("sources/0/2", b"x", run="run-1")
 
 
 @pytest.mark.parametrize("same_driver", [True, False])
@@ -288,23 +269,6 @@ async def test_a_run_that_was_paused_while_another_driver_went_on_is_fenced_and_
             assert (await retained(store))[0].batch_id > 1
             with pytest.raises(Fenced, match="newer driver"):
                 await old.driver.run_tasks("run-2", 1, {}, before)
-
-
-async def test_two_drivers_of_one_location_do_not_mix(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as old:
-        await old.start("run-1")
-        await old.run_batch(0, some_events(rng, 0), model)
-        await old.plan(1)
-        await old.driver.run_tasks("run-1", 1, some_events(rng, 1), {uid: dict(v) for uid, v in model.items()})
-        async with open_query(store, TWO, place, 2) as new:
-            assert await new.start("run-2") == 1
-            await new.run_batch(1, some_events(rng, 2), model)
-            with pytest.raises(Fenced):
-                await old.jvm.commit(1)
-            await check_durable(store, model, 1)
-            await new.run_batch(2, some_events(rng, 3), model)
-            await check_durable(store, model, 2)
 
 
 async def test_an_older_driver_commits_nothing_once_a_task_of_the_newer_one_has_begun(seed: int, place: Path) -> None:

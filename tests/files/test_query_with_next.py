@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dstl.errors import AccessDenied, DstlError, Fenced, Invalid, OutcomeUnknown, TaskManagerLost
+from dstl.errors import AccessDenied, DstlError, Fenced, OutcomeUnknown, TaskManagerLost
 from dstl.files import barriers
 from dstl.files.options import FileOptions
 from dstl.store.base import ObjectInfo, ObjectStore
@@ -16,7 +16,7 @@ from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.query import Query, open_query
-from worlds.service import TWO, Model, apply, check_durable, some_events
+from worlds.service import TWO, Model, check_durable, some_events
 
 WITH_NEXT = FileOptions(commit="with-next")
 KEEP = FileOptions(commit="with-next", sources="keep")
@@ -64,8 +64,7 @@ async def two_batches(
         yield query, before
 
 
-@either
-@pytest.mark.parametrize("partitions", [4, 64])
+@pytest.mark.parametrize(("files", "partitions"), [(WITH_NEXT, 64), (KEEP, 4)], ids=["with-next", "keep"])
 async def test_a_batch_is_one_request_whatever_the_partitions(
     seed: int, place: Path, files: FileOptions, partitions: int
 ) -> None:
@@ -101,29 +100,6 @@ async def test_without_new_data_a_commit_is_durable_soon(
         await asyncio.sleep(1.0)
         assert store.totals.calls - before <= 1
         await check_durable(store, model, 0)
-
-
-@either
-async def test_a_batch_that_is_not_whole_is_refused_before_spark_is_told(
-    seed: int, place: Path, files: FileOptions
-) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place, files=files) as query:
-        await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        await query.plan(1)
-        events = some_events(rng, 1)
-        for slot in range(4):
-            await query.driver.task(query.driver.who("run-1", "counts", 1, slot), events["counts"], model["counts"])
-        with pytest.raises(Invalid, match=r"does not read operator 'sums'"):
-            await query.jvm.commit(1)
-        for slot in range(3):
-            await query.driver.task(query.driver.who("run-1", "sums", 1, slot), events["sums"], model["sums"])
-        await query.jvm.commit(1)
-        await query.directory.settle()
-        for uid in TWO:
-            apply(model[uid], events[uid])
-        await check_durable(store, model, 1)
 
 
 @either

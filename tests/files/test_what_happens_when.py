@@ -31,8 +31,13 @@ async def test_of_attempts_on_several_hosts_the_highest_one_is_kept(stores: Stor
         assert await driver.read(changelog(1, 1)) == b"late"
 
 
-async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(stores: Stores) -> None:
-    async with application(stores) as app:
+@pytest.mark.parametrize("commit", ["now", "with-next"])
+async def test_a_zombie_behind_the_commit_changes_nothing_wherever_it_runs(
+    commit: str, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A commit with the next offsets must not have a record of its own before.
+    monkeypatch.setattr(barriers, "LINGER_S", 60.0)
+    async with application(stores, commit=commit) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
         await far.put(changelog(0, 1), b"kept", attempt=1)

@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from dstl.errors import AccessDenied, Fenced, TaskManagerLost
+from dstl.errors import AccessDenied, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
@@ -43,25 +43,6 @@ async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_on
 
 
 @pytest.mark.usefixtures("patient")
-async def test_a_kill_before_the_record_runs_the_batch_again_from_its_offsets(stores: Stores) -> None:
-    async with application(stores, commit="with-next") as dying:
-        driver = await dying.driver("run")
-        await driver.offsets(0)
-        await driver.put(changelog(0, 1), b"first")
-        await driver.commit(0)
-        async with application(stores) as app:
-            next_run = await app.driver("next")
-            assert await next_run.names("offsets") == ["0"]
-            assert await next_run.names("commits") == [], "a restart does not see what was not durable"
-            await next_run.put(changelog(0, 1), b"again")
-            await next_run.commit(0)
-            # The older driver's record comes too late.
-            with pytest.raises(Fenced):
-                await driver.offsets(1)
-            assert await next_run.read(changelog(0, 1)) == b"again"
-
-
-@pytest.mark.usefixtures("patient")
 async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: Stores) -> None:
     async with application(stores, commit="with-next") as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
@@ -79,29 +60,6 @@ async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: Stores
         await driver.offsets(1)
         assert app.puts - before == 3
         assert await far.read(changelog(0, 1)) == noise(BIG, 0)
-
-
-@pytest.mark.usefixtures("patient")
-async def test_a_task_that_comes_behind_the_commit_changes_nothing(stores: Stores) -> None:
-    async with application(stores, commit="with-next") as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
-        await driver.put(changelog(0, 1), b"kept", attempt=3)
-        await far.put(changelog(1, 1), b"kept too", attempt=4)
-        await driver.commit(0)
-        await driver.put(changelog(0, 1), b"zombie", attempt=9)
-        await asyncio.sleep(0.2)
-        await far.put(changelog(1, 1), b"zombie", attempt=9)
-        await driver.offsets(1)
-        assert await driver.read(changelog(0, 1)) == b"kept"
-        assert await driver.read(changelog(1, 1)) == b"kept too"
-        for partition in (0, 1):
-            await driver.put(changelog(partition, 2), b"on")
-        await driver.commit(1)
-        await driver.offsets(2)
-    async with application(stores) as app:
-        driver = await app.driver("next")
-        assert [await driver.read(changelog(each, 1)) for each in (0, 1)] == [b"kept", b"kept too"]
 
 
 async def test_a_commit_that_was_told_and_is_lost_ends_its_run(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from dstl.checkpoint.assembly import Bases, RecoveryWork, kept_log, recovery_work, with_reports
-from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, SegmentEntry, TruncatedEntry
+from handles.checkpoint import CompletedCheckpoint, LogEntry, SegmentEntry, TruncatedEntry
 from handles.materialized_handle import (
     MaterializationReport,
     MaterializedStateHandle,
@@ -15,6 +15,7 @@ from handles.materialized_handle import (
     live_bytes,
     reusable_files,
 )
+from worlds.manifest_samples import checkpoint
 
 
 def _handle(number: int, checkpoint: int, groups: range, operator: str = "op") -> MaterializedStateHandle:
@@ -46,19 +47,7 @@ def _report(
 
 
 def _checkpoint(**fields: object) -> CompletedCheckpoint:
-    return CompletedCheckpoint(
-        **{
-            "checkpoint_id": 9,
-            "batch_id": 8,
-            "query_id": "q",
-            "run_id": "r",
-            "parent": 8,
-            "max_parallelism": 4,
-            "created_at": 0.0,
-            "operators": (OperatorEntry(uid="op", parallelism=1, key_types="int"),),
-            **fields,
-        }
-    )
+    return checkpoint(9, 8, **{"parent": 8, "max_parallelism": 4, **fields})  # type: ignore[arg-type]
 
 
 def test_two_generations_are_kept_and_an_unchanged_key_group_moves_on_in_both() -> None:

@@ -7,12 +7,12 @@ import google_crc32c
 
 from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
-from handles.checkpoint import CompletedCheckpoint, OperatorEntry
 from handles.key_group import KeyGroupRange
 from handles.materialized_handle import MaterializedStateHandle
 from materializer.bases.key_group_file import encode_key_group
 from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, RocksDBStateTable
+from worlds.manifest_samples import checkpoint
 from worlds.table_changes import changes, put
 
 GROUPS, ROWS, VALUE = 8, 40, 1 << 20
@@ -38,20 +38,10 @@ async def test_a_base_that_is_packed_to_kilobytes_does_not_multiply_a_restores_m
         checksum=google_crc32c.value(data),
         parts=tuple(parts),
     )
-    checkpoint = CompletedCheckpoint(
-        checkpoint_id=1,
-        batch_id=0,
-        query_id="q",
-        run_id="r",
-        max_parallelism=GROUPS,
-        created_at=0.0,
-        operators=(OperatorEntry(uid="op", parallelism=1, key_types="string"),),
-        materialized=(base,),
-    )
     tracemalloc.start()
     try:
         restored = await restore_tables(
-            checkpoint,
+            checkpoint(1, 0, max_parallelism=GROUPS, materialized=(base,)),
             store,
             KeyGroupRange(0, GROUPS - 1),
             lambda operator: RocksDBStateTable(tmp_path / operator),

@@ -16,6 +16,7 @@ from handles.checkpoint import CompletedCheckpoint, LogEntry, OperatorEntry, Seg
 from handles.key_group import KeyGroupRange
 from materializer.restore.log_replay import decoding_turn, replay, replay_steps
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from worlds.manifest_samples import checkpoint
 from worlds.segment_samples import batch_of
 
 SEGMENTS, ROWS, VALUE = 12, 24, 1 << 20
@@ -35,13 +36,10 @@ async def stored_log(store: MemoryStore, segments: Sequence[ChangeSet]) -> Compl
                 checkpoint=number + 1,
             )
         )
-    return CompletedCheckpoint(
-        checkpoint_id=len(segments),
-        batch_id=0,
-        query_id="q",
-        run_id="r",
+    return checkpoint(
+        len(segments),
+        0,
         max_parallelism=1,
-        created_at=0.0,
         operators=(OperatorEntry(uid="op", parallelism=1, key_types="string"),),
         logs=(LogEntry(log_id="log", operator="op", first_key_group=0, last_key_group=0),),
         segments=tuple(entries),

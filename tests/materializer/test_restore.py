@@ -20,6 +20,7 @@ from materializer.restore.restore import LogSizes, RestoredTables, restore_table
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, seeded_runtime, virtual
+from worlds.manifest_samples import checkpoint
 from worlds.table_changes import Change, changes, clear, delete, put
 
 GROUPS = 16
@@ -69,13 +70,10 @@ class Log:
         return name
 
     def checkpoint(self) -> CompletedCheckpoint:
-        return CompletedCheckpoint(
-            checkpoint_id=max(1, len(self.segments)),
-            batch_id=4,
-            query_id="query",
-            run_id="run",
+        return checkpoint(
+            max(1, len(self.segments)),
+            4,
             max_parallelism=GROUPS,
-            created_at=0.0,
             operators=tuple(
                 OperatorEntry(uid=uid, parallelism=1, key_types="string")
                 for uid in dict.fromkeys(log.operator for log in self.logs)

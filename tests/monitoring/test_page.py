@@ -238,12 +238,6 @@ async def test_the_store_alone_tells_what_a_driver_before_has_seen(seed: int) ->
     assert "as stored" in Page(2.0).render(overview, {}).body.decode()
 
 
-async def test_an_empty_store_is_an_empty_page(seed: int) -> None:
-    overview = await StoreReader(MemoryStore(), seeded_runtime(seed, SystemClock())).overview()
-    assert (overview.query_id, overview.history, overview.newest) == ("", [], None)
-    assert "Nothing here yet" in Page(2.0).render(overview, {}).body.decode()
-
-
 def test_a_missing_template_library_is_named_with_its_extra() -> None:
     code = "import sys; sys.modules['jinja2'] = None\nfrom dstl.monitoring.page import Page\nPage(1.0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -256,8 +256,9 @@ async def test_a_module_in_the_working_directory_is_not_run(scratch: Path, monke
     monkeypatch.chdir(scratch)
     async with coordinating() as (coordinator, spec):
         process = TaskManagerProcess(spec)
-        await coordinator.member()
+        _, pid = await coordinator.member()
         await in_thread(process.stop)
+    assert (pid, process._process.returncode) == (process.pid, 0)
     (scratch / "uuid.py").unlink()
 
 

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dstl.checkpoint.service import CoordinatorService, CoordinatorSettings, DriverHooks
 from dstl.errors import CorruptData, Invalid
-from dstl.options import CheckpointOptions
 from dstl.rpc import fleet_messages, messages
 from dstl.rpc.client import Address
 from dstl.rpc.codec import CALL, Call, Message, Payload, decode_call, decode_reply, encode_call, encode_reply, reply_of
@@ -25,6 +23,7 @@ from handles.materialized_handle import MaterializationReport
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from materializer.restore.progress import RestoreStatus
 from tests.simulation.virtual_time import seeded_runtime
+from worlds.service import coordinator
 
 ALL = [
     kind
@@ -198,24 +197,8 @@ def test_every_call_has_a_name_a_role_a_reply_and_one_handler() -> None:
         assert kind.role is not None, kind
         assert reply_of(kind) in REPLIES
     runtime, secret = seeded_runtime(1, SystemClock()), Secret.generate()
-    coordinator = CoordinatorService(
-        MemoryStore(),
-        runtime,
-        secret,
-        CoordinatorSettings(
-            options=CheckpointOptions(),
-            max_parallelism=8,
-            task_managers=1,
-            host="127.0.0.1",
-            allow_non_restored_state=False,
-        ),
-        DriverHooks(
-            on_event=lambda report: None,
-            on_task_manager_lost=lambda member: None,
-        ),
-    )
     task_manager = TaskManagerService(lambda query: None, MemoryStore(), runtime, secret)  # type: ignore[arg-type,return-value]
-    handled = [*coordinator.server.calls, *task_manager.server.calls]
+    handled = [*coordinator(MemoryStore(), runtime, secret).server.calls, *task_manager.server.calls]
     assert sorted(kind.name for kind in handled) == sorted(kind.name for kind in CALLS)
     assert set(handled) == set(CALLS)
 

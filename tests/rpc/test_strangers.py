@@ -63,8 +63,8 @@ async def test_a_burst_of_those_who_know_the_secret_gets_in_whole() -> None:
     """Two hundred tasks begin at once: that is no attack, though it may take a slow machine a while."""
     async with serving(max_strangers=4, handshake_s=30.0, patience_s=30.0) as (_, _, address):
         connections = await asyncio.gather(*(AsyncConnection.open(address, SECRET) for _ in range(200)))
-        for connection in connections:
-            await connection.call(Echo())
+        for number, connection in enumerate(connections):
+            assert (await connection.call(Echo(number))).n == number
             connection.close()
 
 

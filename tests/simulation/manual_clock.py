@@ -35,13 +35,8 @@ class ManualClock:
         return self._now
 
     def wall(self) -> float:
-        """Unix seconds: as far from ``now`` as at the beginning, unless ``jump_wall`` moved it."""
+        """Unix seconds: as far from ``now`` as at the beginning."""
         return self._now + self._offset
-
-    @property
-    def sleepers(self) -> int:
-        """Number of callers that wait."""
-        return sum(not woken.done() for _, _, woken in self._sleepers)
 
     async def sleep(self, seconds: float) -> None:
         """Wait until the clock was moved on by this many seconds; 0 or less only lets the others run once."""
@@ -68,20 +63,6 @@ class ManualClock:
                 woken.set_result(None)
                 await self.settle()
         self._now = target
-
-    async def advance_to_next(self) -> bool:
-        """Move on to the next sleeper's time; False if nobody sleeps."""
-        await self.settle()
-        while self._sleepers and self._sleepers[0][2].done():
-            heapq.heappop(self._sleepers)
-        if not self._sleepers:
-            return False
-        await self.advance(self._sleepers[0][0] - self._now)
-        return True
-
-    def jump_wall(self, seconds: float) -> None:
-        """Set the wall clock off, either way, as an operator or NTP does; ``now`` does not notice."""
-        self._offset += seconds
 
     async def settle(self) -> None:
         """Let the loop turn without moving time."""

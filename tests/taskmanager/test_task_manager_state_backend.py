@@ -44,21 +44,6 @@ async def world(**batching: object) -> AsyncIterator[BackendWorld]:
         await each.close()
 
 
-@virtual
-async def test_the_attempts_of_an_aborted_batch_are_dropped_and_their_log_is_closed() -> None:
-    async with world() as w:
-        task = w.open("a", 0, 0, None)
-        w.write(task, [(key_of(1, 1), b"never")])
-        w.backend.resume(None)  # a new run of the query, from the same parent
-        with pytest.raises(Fenced, match="is over"):
-            w.write(task, [(key_of(1, 2), b"never")])
-        again = w.open("a", 0, 0, None)
-        w.write(again, [(key_of(1, 1), b"once")])
-        first = await w.checkpoint([again], 0, None)
-        assert await w.restored(first) == {"a": {key_of(1, 1): b"once"}}
-        assert len(first.logs) == 1
-
-
 @pytest.mark.parametrize("counts", ["first to end", "last to end", "one that goes on"])
 @virtual
 async def test_the_first_attempt_that_ends_is_encoded_before_its_checkpoint_whichever_counts(
@@ -157,18 +142,6 @@ async def test_a_persisted_attempt_takes_nothing_more() -> None:
             w.write(task, [(key_of(1, 1), b"late")])
         w.open("a", 0, 1, first)
         assert content(w.backend.table("a")) == {key_of(1, 1): b"in time"}
-
-
-@virtual
-async def test_an_attempt_without_rows_is_part_of_the_set_and_of_no_log() -> None:
-    async with world() as w:
-        empty, other = w.open("a", 0, 0, None), w.open("a", 1, 0, None)
-        w.write(other, [(key_of(5, 1), b"x")])
-        first = await w.checkpoint([empty, other], 0, None)
-        assert len(first.logs) == 1
-        second = await w.checkpoint([w.open("a", 0, 1, first)], 1, first)
-        assert await w.restored(second) == {"a": {key_of(5, 1): b"x"}}
-        assert second.segments == first.segments
 
 
 @virtual
@@ -278,24 +251,6 @@ async def test_writes_wait_while_the_budget_is_full_and_go_on_when_the_store_tak
 
 
 @virtual
-async def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_their_order() -> None:
-    """A pre-emptive upload of two logs fails; its change sets then lie in later segments than newer ones."""
-    async with world(preemptive_persist_threshold=150, inline_threshold=0) as w:
-        left, right = w.open("a", 0, 0, None), w.open("a", 1, 0, None)
-        key_left, key_right = key_of(1, 1), key_of(5, 1)
-        for n in range(12):
-            w.down(n in (1, 2, 5, 8))
-            for task, key in ((left, key_left), (right, key_right)):
-                if (n + (task is left)) % 3:
-                    w.write(task, [(key, b"%03d" % n + b"." * 100)])
-                await asyncio.sleep(0.3)
-        w.down(False)
-        first = await w.checkpoint([left, right], 0, None)
-        assert len(first.segments) > 2
-        assert await w.restored(first) == after({}, [left, right])
-
-
-@virtual
 async def test_a_resumed_run_forgets_a_checkpoint_whose_fate_is_unknown_and_leaves_its_objects() -> None:
     """The driver stopped between persist and commit; its manifest may come late, so its segments must stay."""
     async with world(inline_threshold=0) as w:
@@ -335,8 +290,11 @@ async def test_the_memory_of_the_logs_does_not_grow_with_the_batches() -> None:
             for partition, task in enumerate(tasks):
                 w.write(task, [(key_of(groups_of("a", partition)[0], 1), b"%d" % batch)])
             parent = await w.checkpoint(tasks, batch, parent)
-            after_batch.append(held())
-        assert after_batch[-1] <= after_batch[5], after_batch
+            # To look through all objects of the process takes longer than a batch.
+            if batch in (5, 23):
+                after_batch.append(held())
+        early, late = after_batch
+        assert late <= early
 
 
 class StateBackendMachine(RuleBasedStateMachine):

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dstl.errors import DstlError, Invalid, ObjectExists, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
+from dstl.errors import DstlError, Invalid, ObjectNotFound, OutcomeUnknown, SlowDown, Unavailable
 from dstl.store import ByteRange, MemoryStore, ObjectStore
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore, FiredFault
 from tests.simulation.manual_clock import ManualClock
@@ -139,94 +139,7 @@ async def test_faults_of_the_other_verbs(verb: str) -> None:
     assert [one.fault for one in store.fired] == kinds
 
 
-async def test_a_lost_answer_to_a_delete_may_be_repeated() -> None:
-    store = FaultyStore(MemoryStore(), [FaultRule(Fault.LOST_RESPONSE, "delete", nth=(1,))])
-    await store.put("a", b"x")
-    with pytest.raises(Unavailable):
-        await store.delete(["a"])
-    await store.delete(["a"])
-    assert not [info async for info in store.list()]
-
-
-async def test_one_seed_is_one_plan(seed: int) -> None:
-    async def run(plan_seed: int) -> list[FiredFault]:
-        rules = [
-            FaultRule(Fault.SLOW_DOWN, "put", chance=0.3),
-            FaultRule(Fault.LOST_RESPONSE, "put", chance=0.2, only="odd", most=4),
-        ]
-        store = FaultyStore(MemoryStore(), rules, seed=plan_seed)
-        for number in range(100):
-            try:
-                await store.put(f"{'odd' if number % 2 else 'even'}/{number}", b"x")
-            except (SlowDown, OutcomeUnknown):
-                continue
-        return store.fired
-
-    fired = await run(seed)
-    assert fired == await run(seed)
-    assert fired != await run(seed + 1)
-    assert 10 <= len(fired) <= 55
-    lost = [one for one in fired if one.fault is Fault.LOST_RESPONSE]
-    assert 1 <= len(lost) <= 4
-    assert all(one.name.startswith("odd") for one in lost)
-
-
 def test_a_rule_that_could_never_fire_is_refused() -> None:
     for fault, verb in ((Fault.CORRUPT_GET, "put"), (Fault.LATE_PUT, "get"), (Fault.UNAVAILABLE, "post")):
         with pytest.raises(Invalid):
             FaultRule(fault, verb)
-
-
-async def test_latency_is_spent_on_the_injected_clock() -> None:
-    clock = ManualClock()
-    store = FaultyStore(MemoryStore(), clock=clock, latency=lambda verb, size, rng: size / 100 if verb == "put" else 0)
-    putting = asyncio.create_task(store.put("a", bytes(100), if_absent=True))
-    await clock.advance(0.99)
-    assert not putting.done()
-    await clock.advance(0.01)
-    assert (await putting).size == 100
-    with pytest.raises(ObjectExists):
-        await store.put("a", b"", if_absent=True)
-
-
-async def test_the_manual_clock_wakes_in_order_and_at_the_right_times() -> None:
-    clock = ManualClock(100.0)
-    seen: list[tuple[str, float]] = []
-
-    async def tick(name: str, *steps: float) -> None:
-        for step in steps:
-            await clock.sleep(step)
-            seen.append((name, clock.now()))
-
-    tasks = [
-        asyncio.create_task(tick("a", 3, 3)),
-        asyncio.create_task(tick("b", 2, 2, 2)),
-        asyncio.create_task(tick("c", 6)),
-    ]
-    await clock.advance(5)
-    assert seen == [("b", 102), ("a", 103), ("b", 104)]
-    assert (clock.now(), clock.sleepers) == (105, 3)
-    assert await clock.advance_to_next()
-    assert clock.now() == 106
-    assert sorted(name for name, now in seen if now == 106) == ["a", "b", "c"]
-    assert not await clock.advance_to_next()
-    await asyncio.gather(*tasks)
-    with pytest.raises(ValueError, match="does not go back"):
-        await clock.advance(-1)
-
-
-async def test_the_wall_may_jump_and_the_monotonic_clock_does_not_notice() -> None:
-    clock = ManualClock(5.0, wall=1000.0)
-    await clock.advance(1)
-    clock.jump_wall(-3600)
-    assert (clock.now(), clock.wall()) == (6.0, 1001.0 - 3600)
-
-
-async def test_a_cancelled_sleeper_is_forgotten() -> None:
-    clock = ManualClock()
-    sleeping = asyncio.create_task(clock.sleep(10))
-    await clock.settle()
-    sleeping.cancel()
-    await clock.settle()
-    assert clock.sleepers == 0
-    assert not await clock.advance_to_next()

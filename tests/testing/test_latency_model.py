@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from bench._models import models
-from dstl.errors import Invalid, SlowDown
+from dstl.errors import Invalid
 from dstl.store.memory import MemoryStore
 from tests.simulation.latency import LatencyModel, LatencyParameters, LatencyStore
-from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, virtual
+from tests.simulation.virtual_time import LoopClock, virtual
 
 PLAIN = LatencyParameters(
     sizes=((1_000_000, 1.0),), body_med=50, body_sig=0.0, bw_med=10, bw_sig=0.0, connect_med=8, reject=20
@@ -94,24 +94,6 @@ def _store(parameters: LatencyParameters) -> tuple[MemoryStore, LatencyStore]:
     return inner, LatencyStore(inner, LatencyModel(parameters, 1))
 
 
-def test_store_waits_and_keeps_its_connection():
-    async def work() -> list[float]:
-        _, store = _store(PLAIN)
-        took = []
-        for i in range(3):
-            began = asyncio.get_running_loop().time()
-            assert (await store.put(f"a/{i}", bytes(1_000_000))).size == 1_000_000
-            took.append(asyncio.get_running_loop().time() - began)
-        assert await store.get("a/0") == bytes(1_000_000)
-        assert store.bytes_sent == 3_000_000
-        return took
-
-    first, second, third = run_in_virtual_time(work())
-    assert second == pytest.approx(0.150)
-    assert third == pytest.approx(0.150)
-    assert first > second
-
-
 @virtual
 @pytest.mark.parametrize(("cancel_after", "sent", "appears"), [(0.15, 1_000_000, True), (0.06, None, False)])
 async def test_cancelled_put_creates_its_object_late_only_if_its_body_had_left(cancel_after, sent, appears):
@@ -130,13 +112,3 @@ async def test_cancelled_put_creates_its_object_late_only_if_its_body_had_left(c
         assert store.bytes_sent == sent
     assert store.late == appears
     await store.close()
-
-
-@virtual
-async def test_throttled_put_stores_nothing():
-    inner, store = _store(_but(thr_rate=0.001, thr_burst=0.001))
-    await store.put("a/0", b"x")
-    with pytest.raises(SlowDown):
-        await store.put("a/1", b"x")
-    assert [info.name async for info in inner.list()] == ["a/0"]
-    assert store.rejected == 1

@@ -139,20 +139,6 @@ def test_late_rows_are_an_output_of_their_own_where_the_processor_takes_them(sty
     assert tester.late_rows == 3
 
 
-def test_what_outlived_its_time_to_live_is_gone():
-    class Short(Visits):
-        def init(self, handle):
-            self.n = handle.getValueState("n", "n long", 100)
-
-    tester = visits(Short(), time_mode="processingTime")
-    tester.process([("a",)])
-    tester.set_processing_time(99)
-    assert tester.peek_value("n", "a") == (1,)
-    tester.set_processing_time(100)
-    assert tester.peek_value("n", "a") is None
-    assert tester.process([("a",)]) == [Row(page="a", n=1)]
-
-
 def test_another_version_of_the_processor_takes_over_the_state_or_is_refused():
     class Wider(Visits):
         def init(self, handle):

@@ -22,6 +22,7 @@ from materializer.restore.restore import restore_tables
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, seeded_runtime
+from worlds.manifest_samples import checkpoint
 from worlds.memory_recorder import MemoryRecorder
 from worlds.table_changes import Change, changes
 
@@ -115,24 +116,12 @@ class BackendWorld:
         if not self.manifests.epoch:
             await self.manifests.fence("query")
         sequence = self.manifests.next_sequence
-        checkpoint, inlined = assemble(
-            CompletedCheckpoint(
-                checkpoint_id=sequence,
-                batch_id=batch,
-                query_id="query",
-                run_id="run",
-                max_parallelism=MAX_PARALLELISM,
-                created_at=0.0,
-                operators=tuple(
-                    OperatorEntry(uid=uid, parallelism=n, key_types="string") for uid, n in PARALLELISM.items()
-                ),
-            ),
-            parent,
-            [part],
-        )
-        await self.manifests.commit(checkpoint, inlined)
+        operators = tuple(OperatorEntry(uid=uid, parallelism=n, key_types="string") for uid, n in PARALLELISM.items())
+        body = checkpoint(sequence, batch, query_id="query", max_parallelism=MAX_PARALLELISM, operators=operators)
+        made, inlined = assemble(body, parent, [part])
+        await self.manifests.commit(made, inlined)
         self.backend.complete(sequence, winners_of(winners), inlined_handles([part], sequence))
-        return checkpoint
+        return made
 
     async def checkpoint(
         self, winners: Sequence[Task], batch: int, parent: CompletedCheckpoint | None

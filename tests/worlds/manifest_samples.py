@@ -1,5 +1,7 @@
 """Checkpoints and records for the tests of this room."""
 
+from typing import Any
+
 from dstl.checkpoint.manifest.format import ManifestRecord, manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.store.base import ObjectStore
@@ -16,39 +18,41 @@ def checkpoint(
     parent: int | None = None,
     objects: tuple[str, ...] = (),
     query_id: str = QUERY,
+    **fields: object,
 ) -> CompletedCheckpoint:
-    """A checkpoint that refers to these objects: one log, one change set in each."""
-    logs = (LogEntry(log_id="log", operator="op", first_key_group=0, last_key_group=127),) if objects else ()
-    return CompletedCheckpoint(
-        checkpoint_id=sequence,
-        batch_id=batch_id,
-        query_id=query_id,
-        run_id="run",
-        parent=parent,
-        max_parallelism=128,
-        created_at=1.5,
-        operators=(OperatorEntry(uid="op", parallelism=4, key_types="string", registry={"ttl": None, "n": 1}),),
-        logs=logs,
-        segments=tuple(
+    """A checkpoint that refers to these objects, one log with one change set in each, or is made of these fields."""
+    made: dict[str, Any] = {
+        "checkpoint_id": sequence,
+        "batch_id": batch_id,
+        "query_id": query_id,
+        "run_id": "run",
+        "parent": parent,
+        "max_parallelism": 128,
+        "created_at": 1.5,
+        "operators": (OperatorEntry(uid="op", parallelism=4, key_types="string", registry={"ttl": None, "n": 1}),),
+        "segments": tuple(
             SegmentEntry(
                 segment=(name, 10, 7, 0), first_key_group=0, last_key_group=127, ranges=((0, at, at + 1),), checkpoint=0
             )
             for at, name in enumerate(objects)
         ),
-    )
+    }
+    if objects:
+        made["logs"] = (LogEntry(log_id="log", operator="op", first_key_group=0, last_key_group=127),)
+    return CompletedCheckpoint(**(made | fields))
 
 
-def record(kind: str, sequence: int, epoch: int = 1, put_id: str = "p", batch_id: int = 0) -> ManifestRecord:
-    body = checkpoint(sequence, batch_id, objects=("a/b", "a/c")) if kind == "checkpoint" else None
-    return ManifestRecord(
-        kind=kind,  # type: ignore[arg-type]
-        sequence=sequence,
-        epoch=epoch,
-        put_id=put_id,
-        query_id=QUERY,
-        created_at=2.5,
-        checkpoint=body,
-    )
+def record(kind: str, sequence: int, epoch: int = 1, **fields: object) -> ManifestRecord:
+    """A record of this kind; a checkpoint's holds one, unless it is among the fields."""
+    made = {"put_id": "p", "query_id": QUERY, "created_at": 2.5, **fields}
+    if kind == "checkpoint" and "checkpoint" not in made:
+        made["checkpoint"] = checkpoint(sequence, 0, objects=("a/b", "a/c"))
+    return ManifestRecord(kind=kind, sequence=sequence, epoch=epoch, **made)  # type: ignore[arg-type]
+
+
+def record_of(body: CompletedCheckpoint, **fields: object) -> ManifestRecord:
+    """The record that holds a checkpoint."""
+    return record("checkpoint", body.checkpoint_id, checkpoint=body, query_id=body.query_id, **fields)
 
 
 def driver(store: ObjectStore, seed: int, attempts: int = 4) -> ManifestLog:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, OP_PUT
 from dstl.checkpoint.assembly import assemble, inlined_handles
-from dstl.checkpoint.manifest.format import ManifestRecord, decode_record, encode_record, manifest_name
+from dstl.checkpoint.manifest.format import decode_record, encode_record, manifest_name
 from dstl.checkpoint.retained_objects import SharedStateRegistry
 from dstl.options import BatchingOptions, HedgingOptions, MaterializationOptions, UploadOptions
 from dstl.store.base import ObjectStore
@@ -25,6 +25,7 @@ from materializer.bases.table_directory import FileBases
 from materializer.restore.restore import RestoredTables, restore_tables
 from materializer.tables import StateTable, open_table
 from tests.simulation.virtual_time import LoopClock, seeded_runtime
+from worlds import manifest_samples
 from worlds.echo import through_a_frame
 from worlds.memory_recorder import MemoryRecorder
 from worlds.table_changes import Change, changes, content
@@ -202,11 +203,10 @@ class World:
         parts = [through_a_frame(await member.backend.persist(winners)) for member in self.members]
         self.sequence += 1
         checkpoint, inlined = assemble(
-            CompletedCheckpoint(
-                checkpoint_id=self.sequence,
-                batch_id=self.batch,
+            manifest_samples.checkpoint(
+                self.sequence,
+                self.batch,
                 query_id="query",
-                run_id="run",
                 max_parallelism=GROUPS,
                 created_at=self.runtime.clock.wall(),
                 operators=tuple(
@@ -217,16 +217,7 @@ class World:
             parts,
             self.options.generations,
         )
-        record = ManifestRecord(
-            kind="checkpoint",
-            sequence=self.sequence,
-            epoch=self.epoch,
-            put_id="p",
-            query_id="query",
-            created_at=0.0,
-            checkpoint=checkpoint,
-        )
-        data = encode_record(record, inlined)
+        data = encode_record(manifest_samples.record_of(checkpoint, epoch=self.epoch), inlined)
         assert decode_record(data, "m").checkpoint == checkpoint
         if not commit:
             for member in self.members:

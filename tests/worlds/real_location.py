@@ -16,6 +16,7 @@ from handles.materialized_handle import MaterializationReport, MaterializedState
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
+from worlds.manifest_samples import checkpoint
 from worlds.segment_samples import batch_of
 
 QUERY = "real-query"
@@ -95,11 +96,10 @@ class Location:
         sequence = self.log.next_sequence
         data = b"".join(self._seals[segment.seal] for segment in segments if segment.seal)
         made, inlined = assemble(
-            CompletedCheckpoint(
-                checkpoint_id=sequence,
-                batch_id=len(self.made),
+            checkpoint(
+                sequence,
+                len(self.made),
                 query_id=QUERY,
-                run_id="run",
                 max_parallelism=GROUPS,
                 created_at=self.runtime.clock.wall(),
                 operators=(OperatorEntry(uid="op", parallelism=2, key_types="string", registry={"states": []}),),

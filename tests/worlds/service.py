@@ -30,7 +30,7 @@ from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, FetchMany, OpenAttempt, TaskAttempt, Write
 from dstl.rpc.protocol import Secret
-from dstl.runtime import SystemClock
+from dstl.runtime import Runtime, SystemClock
 from dstl.store.base import ObjectStore
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.memory import MemoryStore
@@ -147,6 +147,27 @@ def query_directory(
     return QueryDirectory(ROOT, log, service.commits, runtime, files)
 
 
+def coordinator(
+    store: ObjectStore, runtime: Runtime, secret: Secret, hooks: Mapping[str, Any] | None = None, **settings: object
+) -> CoordinatorService:
+    """A driver's coordinator, with one TaskManager to come and nobody who listens unless it is said otherwise."""
+    given: dict[str, Any] = {
+        "options": CheckpointOptions(),
+        "max_parallelism": MAX_PARALLELISM,
+        "task_managers": 1,
+        "host": "127.0.0.1",
+        "allow_non_restored_state": False,
+    }
+    listening: dict[str, Any] = {"on_event": lambda _: None, "on_task_manager_lost": lambda _: None}
+    return CoordinatorService(
+        store,
+        runtime,
+        secret,
+        CoordinatorSettings(**(given | settings)),
+        DriverHooks(**(listening | dict(hooks or {}))),
+    )
+
+
 class Driver:
     """One driver process: a coordinator, its TaskManagers, and the tasks that Spark would start."""
 
@@ -189,27 +210,24 @@ class Driver:
         self._attempts = 0
         self._started = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self.service = CoordinatorService(
+        self.service = coordinator(
             self.store,
             seeded_runtime(seed, SystemClock()),
             self.secret,
-            CoordinatorSettings(
-                options=checkpoints or CheckpointOptions(task_manager_timeout_s=5.0),
-                max_parallelism=max_parallelism,
-                task_managers=task_managers,
-                host="127.0.0.1",
-                allow_non_restored_state=allow_non_restored_state,
-                fall_back=fall_back,
-                commit_attempts=commit_attempts,
-                materialization=self.materialization or MaterializationOptions(),
-            ),
-            DriverHooks(
-                on_event=self.reports.append,
-                on_task_manager_lost=self._lost,
-                on_progress=on_progress,
-                recorder=self.recorder,
-                execution=execution,
-            ),
+            {
+                "on_event": self.reports.append,
+                "on_task_manager_lost": self._lost,
+                "on_progress": on_progress,
+                "recorder": self.recorder,
+                "execution": execution,
+            },
+            options=checkpoints or CheckpointOptions(task_manager_timeout_s=5.0),
+            max_parallelism=max_parallelism,
+            task_managers=task_managers,
+            allow_non_restored_state=allow_non_restored_state,
+            fall_back=fall_back,
+            commit_attempts=commit_attempts,
+            materialization=self.materialization or MaterializationOptions(),
         )
         self.directory = query_directory(self.service, store, seed, plain, files)
 

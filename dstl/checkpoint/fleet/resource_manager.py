@@ -15,7 +15,7 @@ from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Enlisted, Register
 from dstl.rpc.messages import Begin, Done
 from dstl.rpc.server import Peer
-from dstl.runtime import Runtime
+from dstl.runtime import Backoff, Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.probe import mark_place
 
@@ -140,14 +140,13 @@ class LaunchPlan:
     Invariants:
         1. TaskManagers that are there and those on their way are never more than the fleet's size.
         2. A launch that does not register in time, or ends before it has, is given up, and its place is free again.
-        3. A host whose launches fail waits longer each time, up to ``longest_backoff_s``.
+        3. A host whose launches fail waits longer each time (``backoff``).
 
     Args:
         start_s: Seconds that a process has from its launch until it has enlisted, and again until it has registered.
         spread_s: See above. Longer: hosts that are late still get theirs; shorter: the key groups of a host that is
             gone are served again sooner.
-        backoff_s: A host's wait after its first failed launch; doubles.
-        longest_backoff_s: Where it stops doubling.
+        backoff: A host's waits after launches that fail.
 
     Attributes:
         hosts: How many hosts there are, as far as is known: a host's share is its part of the fleet.
@@ -158,14 +157,12 @@ class LaunchPlan:
         *,
         start_s: float = 30.0,
         spread_s: float = 10.0,
-        backoff_s: float = 1.0,
-        longest_backoff_s: float = 30.0,
+        backoff: Backoff = Backoff(1.0, 30.0),
     ) -> None:
         self.hosts = 1
         self._start_s = start_s
         self._spread_s = spread_s
-        self._backoff_s = backoff_s
-        self._longest_backoff_s = longest_backoff_s
+        self._backoff = backoff
         self._coming: dict[str, _Launch] = {}
         self._failures: dict[str, _Failures] = {}
         self._short_since: float | None = None
@@ -234,8 +231,7 @@ class LaunchPlan:
         if launch is None:
             return
         count = self._failures[launch.host].count + 1 if launch.host in self._failures else 1
-        wait = min(self._backoff_s * 2 ** min(count - 1, 16), self._longest_backoff_s)
-        self._failures[launch.host] = _Failures(count, now + wait)
+        self._failures[launch.host] = _Failures(count, now + self._backoff.ceiling(count))
 
 
 SLOTS_OF_A_TASK_MANAGER = 8
