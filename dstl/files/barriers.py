@@ -111,6 +111,13 @@ class Barriers:
         if self._beginning is not None:
             await asyncio.wait([self._beginning])
 
+    async def chosen(self, path: str) -> None:
+        """Wait until a record says which attempt's file counts, where the commit of its batch is on its way."""
+        if self._deferred is not None and is_late(path, self._deferred.batch):
+            await self.wait()
+            async with self.turn:
+                await self._end_deferred()
+
     async def settle(self, run: str) -> None:
         """Let nobody but the run itself see a barrier that no record holds yet."""
         if run != self._stateful:

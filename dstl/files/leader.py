@@ -97,6 +97,9 @@ class LeaderDirectory(Directory):
         """Return a file's bytes, or a part of them."""
         await self._barriers.settle(run)
         await self._records.open()
+        if self._records.participants.has_hosts:
+            # Another one's attempt may be the one that counts.
+            await self._barriers.chosen(path)
         rider = self._log.riders.find(path, run)
         if rider is not None and not rider.is_deletion:
             return await self._log.read(rider, offset, length)
@@ -108,6 +111,7 @@ class LeaderDirectory(Directory):
     async def entry(self, path: str) -> FileEntry | None:
         """Return where a committed file lies."""
         await self._barriers.wait()
+        await self._barriers.chosen(path)
         await self._records.open()
         return self.run.index.find(path)
 

@@ -124,9 +124,10 @@ class RemoteDirectory(Directory):
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them."""
         rider = self._log.riders.find(path, run)
-        if rider is not None:
-            if rider.is_deletion:
-                raise self._missing(path)
+        if rider is not None and rider.is_deletion:
+            raise self._missing(path)
+        # Of a batch whose commit has begun another host's attempt may be the one that counts.
+        if rider is not None and not is_late(path, self._committed):
             return await self._log.read(rider, offset, length)
         found = await self._coordinator.call(FindFile(f"{self.root}/{path}", run))
         if found.entry is None:

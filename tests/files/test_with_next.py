@@ -62,6 +62,21 @@ async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: Stores
         assert await far.read(changelog(0, 1)) == noise(BIG, 0)
 
 
+@pytest.mark.usefixtures("patient")
+async def test_where_a_batch_has_begun_a_task_reads_the_attempt_that_its_commit_takes(stores: Stores) -> None:
+    async with application(stores, commit="with-next") as app:
+        driver, far = await app.driver("run"), await app.executor(HOST, "run")
+        await driver.offsets(0)
+        # A task has ended and runs again on the other host: its later attempt is what the record will hold.
+        await far.put(changelog(0, 1), b"the first attempt's", attempt=3)
+        await driver.put(changelog(0, 1), b"the one that counts", attempt=4)
+        await driver.put(changelog(1, 1), b"the first attempt's", attempt=5)
+        await far.put(changelog(1, 1), b"the one that counts", attempt=6)
+        await driver.commit(0)
+        for host in (far, driver):
+            assert [await host.read(changelog(each, 1)) for each in (0, 1)] == [b"the one that counts"] * 2
+
+
 async def test_a_commit_that_was_told_and_is_lost_ends_its_run(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     for waits in (False, True):
         stores.clear()

@@ -2,8 +2,10 @@
 
 Checked at every start of a run, and at the end:
     1. The commit before the latest offsets is there. What a source was told of is committed.
-    2. Each committed version is that of the task attempts that the committing run has ended with.
+    2. Each committed version is that of the task attempts that the committing run has ended with; so a task that loads
+       one reads it, on whatever host.
     3. A snapshot's files are there. Every file can be read.
+    4. A query that has written offsets has its id, and always the same.
 And at every batch: a sink that has the batch already has it of the same offsets.
 """
 
@@ -13,17 +15,15 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from dstl.errors import DstlError, ObjectExists, ObjectNotFound, TaskManagerLost
-from dstl.files.inspection import export_files, opened_files, roll_back, verify_files
-from dstl.files.namespace import StateFile, location_of
-from dstl.files.options import FileOptions
+from dstl.files.namespace import METADATA
 from dstl.files.rules import batch_of
-from dstl.store.base import ObjectStore
-from dstl.store.memory import MemoryStore
 from tests.simulation.faults import FaultKind, FaultPlan
-from tests.simulation.file_services import ROOT, FileServices, FileWorld
+from tests.simulation.file_copies import look
+from tests.simulation.file_services import FileServices, FileWorld, JvmFiles, Outside
 from tests.simulation.network import NetworkLoop
 from tests.simulation.runner import dispose, quiet
 
@@ -31,6 +31,7 @@ PARTITIONS = 3
 KEPT = 6
 CALM_BATCHES = 3
 LIMIT_S = 3000.0
+_END_S = 60.0
 _SNAPSHOT_EVERY = 3
 _PUT_S = 5.0
 """A task gives up sooner than in the JVM, so that hosts that hang are met by commits, and not by tasks alone."""
@@ -57,22 +58,10 @@ class FileResult:
     handed_over: int = 0
 
 
-@dataclass
-class _Outside:
-    """Everything that outlives the query's processes: sink, source, and what each run's tasks have ended with."""
-
-    sink: dict[int, bytes] = field(default_factory=dict)
-    told: int = -1
-    ended: dict[tuple[int, str], dict[str, bytes]] = field(default_factory=dict)
-    attempt: int = 0
-    committed: int = 0
-    runs: int = 0
-
-
 class _Run:
     """One run of the query in one driver."""
 
-    def __init__(self, world: FileWorld, services: FileServices, outside: _Outside, name: str) -> None:
+    def __init__(self, world: FileWorld, services: FileServices, outside: Outside, name: str) -> None:
         self._world = world
         self._services = services
         self._outside = outside
@@ -80,10 +69,12 @@ class _Run:
         self._rng = world.rng(name)
         self._directory = services.directory
         self._jvm = services.jvm
+        self._owners: dict[int, str] = {}
 
     async def go(self, batches: int) -> None:
         """Look where the query is, and run so many batches; what fails ends it."""
         told = self._outside.told
+        await self._look_for_its_id()
         # The first look is Spark's, and takes nothing over: a driver that was fenced must learn of it here.
         await self._numbers("offsets")
         # Another driver may go on until it is fenced.
@@ -97,11 +88,25 @@ class _Run:
             await self._batch(number, is_new=number not in offsets)
             await asyncio.sleep(self._rng.choice((0.0, 0.02, 0.2)))
 
+    async def _look_for_its_id(self) -> None:
+        """Read the query's id, or write one, as Spark does before it has a run."""
+        outside = self._outside
+        if await self._jvm.is_there(METADATA, ""):
+            found = await self._jvm.read(METADATA, "")
+            if outside.query_id and found != outside.query_id:
+                self._violate(f"the query's id is {found!r}, and was {outside.query_id!r}")
+        else:
+            if outside.query_id:
+                self._violate("the query has batches, and its id is gone")
+            found = b'{"id":"%x"}' % self._rng.getrandbits(60)
+            await self._jvm.put(METADATA, "", -1, found, overwrite=False)
+        self._id = found
+
     async def _batch(self, batch: int, *, is_new: bool) -> None:
         outside, run = self._outside, self._run
         if is_new:
             await self._jvm.put(f"offsets/{batch}", run, -1, b"%d" % self._rng.getrandbits(60), overwrite=False)
-            if self._world.options.sources == "forget":
+            if self._world.config.files.sources == "forget":
                 outside.told = max(outside.told, batch - 1)
         rows = await self._jvm.read(f"offsets/{batch}", run)
         tasks = [self._partition(batch, partition, rows) for partition in range(PARTITIONS)]
@@ -113,6 +118,8 @@ class _Run:
         outside.ended[batch, run] = ended
         await self._jvm.put(f"commits/{batch}", run, -1, run.encode(), overwrite=False)
         outside.committed += 1
+        outside.query_id = self._id
+        self._owners[batch] = run
         if batch > KEPT:
             gone = batch - KEPT
             changes = (f"state/0/{partition}/{gone + 1}.changelog" for partition in range(PARTITIONS))
@@ -124,10 +131,11 @@ class _Run:
         path = f"state/0/{partition}/{batch + 1}.changelog"
         await asyncio.sleep(self._rng.uniform(0, 0.1))
         for left in range(3, -1, -1):
-            files = self._place()
+            jvm = self._place()
             attempt, content = self._next(rows)
             try:
-                await self._put(files, path, attempt, content)
+                await self._load(jvm, batch, partition)
+                await self._put(jvm, path, attempt, content)
             except DstlError:
                 if not left:
                     raise
@@ -139,9 +147,22 @@ class _Run:
             if self._rng.random() < 0.2:
                 self._services.process.spawn(self._zombie(path, rows), "zombie")
             if batch % _SNAPSHOT_EVERY == 0:
-                self._services.process.spawn(self._maintain(files, partition, batch), "maintenance")
+                self._services.process.spawn(self._maintain(jvm, partition, batch), "maintenance")
             return path, content
         raise AssertionError
+
+    async def _load(self, jvm: JvmFiles, batch: int, partition: int) -> None:
+        """Read the version before, as a task does that another one of its partition has not run before it there."""
+        owner = self._owners.get(batch - 1)
+        if owner is None or self._rng.random() < 0.5:
+            return
+        path = f"state/0/{partition}/{batch}.changelog"
+        async with self._in_time(jvm):
+            found = await jvm.read(path, self._run)
+        if found != self._outside.ended[batch - 1, owner][path]:
+            self._violate(
+                f"a task of batch {batch} has loaded another {path} than {owner} has committed: {found!r:.80}"
+            )
 
     async def _zombie(self, path: str, rows: bytes) -> None:
         """Put the file of an attempt once more, when its batch is over."""
@@ -156,36 +177,35 @@ class _Run:
         with contextlib.suppress(DstlError):
             await self._put(self._place(), path, attempt, content)
 
-    async def _maintain(self, files: FileServices | str, partition: int, batch: int) -> None:
-        """Put a snapshot, and delete what an older one has made dispensable."""
+    async def _maintain(self, jvm: JvmFiles, partition: int, batch: int) -> None:
+        """Put a snapshot, and delete the one before the last: nothing needs it any more."""
         front = f"state/0/{partition}"
         sst = f"{front}/SSTs/{batch:06d}-{self._rng.getrandbits(32):08x}.sst"
         with contextlib.suppress(DstlError):
-            await self._put(files, sst, -1, self._rng.randbytes(self._rng.choice((100, 3000, 20000))))
-            await self._put(files, f"{front}/{batch + 1}.zip", -1, sst.encode())
+            await self._put(jvm, sst, -1, self._rng.randbytes(self._rng.choice((100, 3000, 20000))))
+            await self._put(jvm, f"{front}/{batch + 1}.zip", -1, sst.encode())
+            old = f"{batch + 1 - 2 * _SNAPSHOT_EVERY}.zip"
+            async with self._in_time(jvm):
+                if old in [name for name, _ in await jvm.listing(front, self._run)]:
+                    held = (await jvm.read(f"{front}/{old}", self._run)).decode()
+                    for gone in (f"{front}/{old}", held):
+                        await jvm.delete(gone, self._run)
 
     def _next(self, rows: bytes) -> tuple[int, bytes]:
         self._outside.attempt += 1
         padding = b"." * self._rng.choice((0, 0, 2000, 9000))
         return self._outside.attempt, b"%s by %d%s" % (rows, self._outside.attempt, padding)
 
-    def _place(self) -> FileServices | str:
+    def _place(self) -> JvmFiles:
         """Return where a task runs: on the driver's host, or on another one."""
-        names = sorted(self._services.hosts)
-        if not names or self._rng.random() < 0.3:
-            return self._services
-        return self._rng.choice(names)
+        executors = list(self._services.executors.values())
+        if not executors or self._rng.random() < 0.3:
+            return self._jvm
+        return self._rng.choice(executors)
 
-    async def _put(self, place: FileServices | str, path: str, attempt: int, content: bytes) -> None:
-        if not isinstance(place, str):
-            await self._jvm.put(path, self._run, attempt, content)
-            return
-        host = self._services.hosts.get(place) or self._services.host()
-        try:
-            async with asyncio.timeout(_PUT_S):
-                await host.jvm.put(path, self._run, attempt, content)
-        except TimeoutError:
-            raise TaskManagerLost(f"{place} hangs") from None
+    async def _put(self, jvm: JvmFiles, path: str, attempt: int, content: bytes) -> None:
+        async with self._in_time(jvm):
+            await jvm.put(path, self._run, attempt, content)
 
     async def _numbers(self, kind: str) -> list[int]:
         return [int(name) for name, _ in await self._jvm.listing(kind, self._run)]
@@ -198,7 +218,7 @@ class _Run:
         if newest < told:
             self._violate(f"a source was told of batch {told}, and {newest} is the last commit")
         for batch in commits:
-            owner = (await self._jvm.read(f"commits/{batch}", self._run)).decode()
+            owner = self._owners[batch] = (await self._jvm.read(f"commits/{batch}", self._run)).decode()
             for path, content in self._outside.ended[batch, owner].items():
                 try:
                     found = await self._jvm.read(path, self._run)
@@ -215,11 +235,20 @@ class _Run:
                 if name.endswith(".zip") and not await self._jvm.is_there(content.decode(), self._run):
                     self._violate(f"{front}/{name} is there without {content.decode()}")
 
+    @contextlib.asynccontextmanager
+    async def _in_time(self, jvm: JvmFiles) -> AsyncIterator[None]:
+        """Give a call up where another host than the driver's hangs."""
+        try:
+            async with asyncio.timeout(None if jvm is self._jvm else _PUT_S):
+                yield
+        except TimeoutError:
+            raise TaskManagerLost("a host hangs") from None
+
     def _violate(self, what: str) -> None:
         self._world.violations.append(f"seed {self._world.seed}, run {self._run}: {what}")
 
 
-async def _drive(world: FileWorld, services: FileServices, outside: _Outside, batches: int) -> bool:
+async def drive_query(world: FileWorld, services: FileServices, outside: Outside, batches: int) -> bool:
     """Run the query again and again until a run ends well; False where the driver could not go on."""
     for _ in range(40):
         await services.open()
@@ -270,13 +299,11 @@ async def _terminate(world: FileWorld, rng: random.Random, services: FileService
 
 
 async def _live(world: FileWorld) -> FileResult:
-    rng, outside = world.rng("life"), _Outside()
+    rng, outside = world.rng("life"), Outside()
     beside: list[FileServices] = []
     for number in range(rng.randrange(2, 6)):
-        services = FileServices(world, f"driver-{number}")
-        for _ in range(rng.randrange(3)):
-            services.host()
-        driving = services.process.spawn(_drive(world, services, outside, 1000), "query")
+        services = FileServices(world, f"driver-{number}", hosts=rng.randrange(3))
+        driving = services.process.spawn(drive_query(world, services, outside, 1000), "query")
         striking = [
             world.loop.create_task(strike(world, world.rng(f"{name}-{number}"), services))
             for name, strike in (("nemesis", _strike), ("leaving", _terminate))
@@ -285,7 +312,12 @@ async def _live(world: FileWorld) -> FileResult:
         await asyncio.wait([driving], timeout=rng.uniform(1, rng.choice((15, 15, 60))))
         for each in striking:
             each.cancel()
-        if rng.random() < 0.8:
+        ending = rng.random()
+        if ending < 0.15:
+            closing = services.process.spawn(services.close(), "close")
+            await asyncio.wait([closing], timeout=_END_S)
+            services.kill()
+        elif ending < 0.8:
             world.fired[FaultKind.DRIVER_CRASH] += 1
             services.kill()
         else:
@@ -296,70 +328,39 @@ async def _live(world: FileWorld) -> FileResult:
     for services in beside:
         # Two that are started again and again would fence each other for ever.
         services.kill()
-    last = FileServices(world, "driver-last")
-    last.host()
-    done = last.process.spawn(_drive(world, last, outside, CALM_BATCHES), "query")
+    last = FileServices(world, "driver-last", hosts=1)
+    done = last.process.spawn(drive_query(world, last, outside, CALM_BATCHES), "query")
     await asyncio.wait([done], timeout=LIMIT_S)
     if not done.done() or not done.result():
         world.violations.append(f"seed {world.seed}: the query does not go on when all faults are over")
     else:
-        check = last.process.spawn(_drive(world, FileServices(world, "reader"), outside, 0), "check")
+        check = last.process.spawn(drive_query(world, FileServices(world, "reader"), outside, 0), "check")
         await asyncio.wait([check], timeout=LIMIT_S)
         if not world.violations:
-            looking = last.process.spawn(_look(world, last, outside), "command-line")
+            looking = last.process.spawn(look(world, last, outside, drive_query), "command-line")
             await asyncio.wait([looking], timeout=LIMIT_S)
             looking.result()
     return FileResult(world.seed, world.violations, outside.committed, outside.runs, world.fired, world.handed_over)
 
 
-async def _look(world: FileWorld, services: FileServices, outside: _Outside) -> None:
-    """Verify, copy and roll back, as the command line does with a directory whose query has ended; then go on."""
-    runtime = world.runtime(services.process)
-
-    def open_store(location: str) -> ObjectStore:
-        return world.store.client(services.process) if location == location_of(ROOT) else MemoryStore()
-
-    async with opened_files(ROOT, runtime, open_store) as files:
-        batches, problems = files.batches, await verify_files(files)
-        copied = await export_files(files, MemoryStore())
-    if problems or not copied or len(batches) < 2:
-        world.violations.append(f"seed {world.seed}: of batches {batches} {copied} bytes were copied: {problems}")
-        return
-    back = batches[-2]
-    await roll_back(ROOT, back, runtime, open_store)
-    async with opened_files(ROOT, runtime, open_store) as files:
-        state = [(path, found.version) for path in files.entries if (found := StateFile.of(path)) is not None]
-        ahead = [path for path, version in state if version > back + 1]
-        if files.batches != batches[:-1] or ahead or await verify_files(files):
-            world.violations.append(f"seed {world.seed}: rolled back to {back}, it has {files.batches} and {ahead}")
-    # What the user takes back the sink and the source take back.
-    outside.told = min(outside.told, back)
-    for batch in [each for each in outside.sink if each > back]:
-        del outside.sink[batch]
-    again = FileServices(world, "driver-rolled-back")
-    if not await _drive(world, again, outside, 2):
-        world.violations.append(f"seed {world.seed}: the query does not go on when it was rolled back")
-    await _drive(world, FileServices(world, "last-reader"), outside, 0)
-
-
 def run_file_seed(
-    seed: int, options: FileOptions | None = None, plan: FaultPlan | None = None, *, collect: bool = True
+    seed: int, options: Mapping[str, str] | None = None, plan: FaultPlan | None = None, *, collect: bool = True
 ) -> FileResult:
     """Run one seed to its end.
 
     Args:
         seed: Everything follows from it.
-        options: When files become durable; by default drawn.
+        options: Spark's configuration of when files become durable; by default drawn.
         plan: Faults other than the seed's own.
         collect: Collect the world's garbage at the end; the collector is off meanwhile.
     """
     rng = random.Random(f"files:{seed}")
     if options is None:
-        options = FileOptions(
-            commit=rng.choice(("now", "with-next")),
-            sources=rng.choice(("forget", "keep")),
-            durability=rng.choice(("commit", "task")),
-        )
+        options = {
+            "spark.dstl.commit": rng.choice(("now", "with-next")),
+            "spark.dstl.sources": rng.choice(("forget", "keep")),
+            "spark.dstl.durability": rng.choice(("commit", "task")),
+        }
     with quiet(collect=collect):
         loop = NetworkLoop(start=1_000_000.0)
         asyncio.set_event_loop(loop)

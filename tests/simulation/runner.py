@@ -282,7 +282,8 @@ async def dispose(world: World | FileWorld) -> None:
     """End every task of a world, those of dead processes too; nothing that they do reaches anything any more."""
     loop = world.loop
     loop.set_exception_handler(lambda *_: None)
-    world.store.closed = True
+    for store in world.stores:
+        store.closed = True
     world.network.close()
     if isinstance(world, World):
         world.threads.end()

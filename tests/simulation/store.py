@@ -102,9 +102,9 @@ class SimulatedStore:
         self.slow_bases_s = 0.0
         self.context = copy_context()
 
-    def client(self, process: Process) -> ClientStore:
+    def client(self, process: Process, location: str = "sim://") -> ClientStore:
         """Return the store as one process reaches it."""
-        return ClientStore(self, process)
+        return ClientStore(self, process, location)
 
     def put(self, name: str, body: bytes, if_absent: bool) -> ObjectInfo:
         """Apply a PUT."""
@@ -263,14 +263,10 @@ class _Request:
 class ClientStore:
     """The store as one simulated process sees it: an ``ObjectStore``."""
 
-    def __init__(self, store: SimulatedStore, process: Process) -> None:
+    def __init__(self, store: SimulatedStore, process: Process, location: str) -> None:
         self._store = store
         self._process = process
-
-    @property
-    def location(self) -> str:
-        """``sim://``: there is one."""
-        return "sim://"
+        self.location = location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""

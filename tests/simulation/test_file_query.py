@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from dstl.files.options import FileOptions
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_query import run_file_seed
 
@@ -34,7 +33,7 @@ def test_drawn_seeds_hold_every_invariant() -> None:
 @pytest.mark.parametrize("commit", ["now", "with-next"])
 @pytest.mark.parametrize("durability", ["commit", "task"])
 def test_without_faults_every_run_goes_on_where_the_last_one_was(commit: str, durability: str) -> None:
-    options = FileOptions.of({"spark.dstl.commit": commit, "spark.dstl.durability": durability})
+    options = {"spark.dstl.commit": commit, "spark.dstl.durability": durability}
     result = run_file_seed(7, options, FaultPlan())
     assert not result.violations, result.violations
     assert result.batches > 20

@@ -96,6 +96,11 @@ class World(Stage):
         self.clocks_set += self._skewed
         loop.set_exception_handler(self._loop_error)
 
+    @property
+    def stores(self) -> list[SimulatedStore]:
+        """Every store there is: one."""
+        return [self.store]
+
     def runtime(self, name: str) -> Runtime:
         """Return the runtime of a process."""
         skew = 0.0
