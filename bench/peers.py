@@ -91,8 +91,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench peers", description=__doc__)
     parser.add_argument("--pyflink", required=True, metavar="PYTHON", help="that has apache-flink (tried: 2.3)")
-    parser.add_argument("--events", type=int, default=2_000_000, help="of all measured files")
-    parser.add_argument("--keys", type=int, default=200_000)
+    parser.add_argument("--events", type=int, default=120_000, help="of all measured files: a minute for PyFlink")
+    parser.add_argument("--keys", type=int, default=20_000)
     parser.add_argument("--batches", type=int, default=8, help="measured files, one more for the start")
     parser.add_argument("--interval-ms", type=int, default=1000, help="between PyFlink's checkpoints (default 1000)")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="of one job of PyFlink's")
