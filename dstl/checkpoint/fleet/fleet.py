@@ -166,10 +166,12 @@ class Fleet(Members):
         loading = {
             member.member_id: member.connection.address
             for member, each in zip(waiting, done, strict=True)
-            if each is not None and each.status is not None and not each.status.finished
+            # Of one that goes on with its tables it is not known.
+            if each is None or (each.status is not None and not each.status.finished)
         }
-        self._end_following()
-        if loading and self._on_progress is not None:
+        if restored:
+            self._end_following()  # else it goes on: whatever was being loaded still is
+        if restored and loading and self._on_progress is not None:
             self._following = asyncio.ensure_future(watch.follow(loading))
         return Restored(
             max((each.seconds for each in restored), default=0.0),

@@ -73,7 +73,7 @@ class RestoreWatch:
         """Go on asking TaskManagers that serve before all is loaded, until they have loaded it or are gone.
 
         Args:
-            loading: Addresses by member id.
+            loading: Addresses by member id. Of one that has loaded all before this run nothing is told.
         """
         await asyncio.gather(*(self._follow(member_id, address) for member_id, address in loading.items()))
 
@@ -86,8 +86,10 @@ class RestoreWatch:
             while True:
                 async with asyncio.timeout(_ANSWER_S):
                     status = (await connection.call(ReadRestoreStatus())).status
+                if status is None or (status.finished and member_id not in self._latest):
+                    return
                 self._note(member_id, status)
-                if status is None or status.finished:
+                if status.finished:
                     return
                 await asyncio.wait([never], timeout=_INTERVAL_S)
         except (DstlError, TimeoutError) as error:
