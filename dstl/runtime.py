@@ -8,6 +8,7 @@ elsewhere.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
 import secrets
@@ -22,6 +23,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class Clock(Protocol):
@@ -183,6 +186,22 @@ class IoLoop:
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self._name, daemon=True)
                 self._thread.start()
             return self._loop
+
+
+def call_before_exit(work: Callable[[], object]) -> None:
+    """Call something when the program ends, while threads still take work.
+
+    Where ``atexit`` and finalizers have their turn, the threads of every executor have ended, and no object can be put
+    into a directory any more. What it raises is logged.
+    """
+
+    def call() -> None:
+        try:
+            work()
+        except Exception:
+            _log.exception("what was to be done at the end of the program has failed")
+
+    threading._register_atexit(call)  # type: ignore[attr-defined]
 
 
 async def call_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

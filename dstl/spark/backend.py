@@ -36,7 +36,7 @@ from dstl.options import (
 )
 from dstl.process.launch_spec import LaunchSpec
 from dstl.rpc.protocol import Secret
-from dstl.runtime import IoLoop, system_runtime
+from dstl.runtime import IoLoop, call_before_exit, system_runtime
 from dstl.spark.application.checkpoint_directory import CheckpointDirectory
 from dstl.spark.application.environment import check_pyspark, check_table, check_worker_python
 from dstl.spark.application.fleet_launcher import FleetLauncher
@@ -273,6 +273,7 @@ class StateBackend(StatefulOperators, ReadableStates):
         self._reader = StateReading(session, self._store, self._loop, self._service, self._directory, self._operators)
         end = (self._loop, self._service, self._launcher, stores, self._monitor, self._watermark, self._directory)
         self._closer = weakref.finalize(self, shut_down, *end)
+        call_before_exit(self._closer)
         self._savepoints = SavepointMaker(self._service, self._loop, absolute, open_at)
         if restore_from is not None:
             begin = start_from_savepoint(self._service, self._store, absolute, restore_from, restore_mode, open_at)
