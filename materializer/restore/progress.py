@@ -94,6 +94,9 @@ class RestoreProgress:
 
     def status(self, now: float, *, finished: bool = False) -> RestoreStatus:
         """Return how far it has come."""
+        if finished:
+            # Where a base was damaged, an older one of another size was read, or none.
+            self._totals = {name: self._done.get(name, 0) for name in self._totals}
         done, total = sum(self._done.values()), sum(self._totals.values())
         since, before = self._recent[0]
         rate = (done - before) / (now - since) if now > since else 0.0

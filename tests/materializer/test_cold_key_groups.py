@@ -224,7 +224,7 @@ async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
             assert opened.restore.is_loaded
             opened.check_whole()
             assert opened.told[-1].finished
-            assert opened.told[-1].done == opened.told[-1].total
+            assert opened.told[-2].done == opened.told[-2].total == opened.told[-1].done
             assert not opened.restore.restored.fallbacks
 
 
@@ -287,6 +287,7 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int, monkeyp
             opened.check_whole()
             assert newest.issuperset(opened.restore.restored.fallbacks)
             assert opened.restore.restored.fallbacks
+            assert opened.told[-1].done == opened.told[-1].total
 
 
 @virtual
