@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -118,6 +119,7 @@ class Connection:
         timeout: Seconds of silence after which a call fails. The handshake has 30 seconds at most.
         role: In which capacity this process calls.
         clock: Bounds the handshake.
+        dial: Connects a socket.
 
     Raises:
         Unavailable: Nothing listens there, it is not a DSTL service, or the connection broke.
@@ -133,6 +135,7 @@ class Connection:
         timeout: float = 600.0,
         role: Role = Role.WORKER,
         clock: Clock | None = None,
+        dial: Dial | None = None,
     ) -> None:
         self.address = address
         self.pid = os.getpid()
@@ -141,7 +144,10 @@ class Connection:
         self._waiting: deque[Pending[Any]] = deque()
         clock = clock if clock is not None else SystemClock()
         deadline = clock.now() + min(timeout, _OPEN_SECONDS)
-        sock = _connect(address, min(timeout, _OPEN_SECONDS))
+        try:
+            sock = (dial or _dial)(address, min(timeout, _OPEN_SECONDS))
+        except (OSError, UnicodeError) as error:  # a name that cannot be one of a host is a UnicodeError
+            raise Unavailable(f"nothing answers at {address}: {error}") from error
         self._frames = FrameSocket(sock, clock)
         self._frames.set_deadline(deadline)
         try:
@@ -294,22 +300,23 @@ def _names(address: Address, sock: socket.socket) -> tuple[str, str]:
     return f"{address.host}:{address.port}", reached
 
 
-def _connect(address: Address, timeout: float) -> socket.socket:
-    try:
-        if address.is_local:
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.settimeout(timeout)
-                sock.connect(address.path)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        sock = socket.create_connection((address.host, address.port), timeout)
-        set_tcp_options(sock)
+Dial = Callable[[Address, float], socket.socket]
+"""Connects a socket to an address within so many seconds, or raises ``OSError``."""
+
+
+def _dial(address: Address, timeout: float) -> socket.socket:
+    if address.is_local:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(address.path)
+        except BaseException:
+            sock.close()
+            raise
         return sock
-    except (OSError, UnicodeError) as error:  # a name that cannot be one of a host is a UnicodeError
-        raise Unavailable(f"nothing answers at {address}: {error}") from error
+    sock = socket.create_connection((address.host, address.port), timeout)
+    set_tcp_options(sock)
+    return sock
 
 
 class AsyncConnection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from dstl.metrics import NullRecorder, Recorder
 from dstl.runtime import Clock, SystemClock
@@ -89,7 +89,7 @@ class InstrumentedStore:
         self._recorder: Recorder = recorder or NullRecorder()
         self._clock: Clock = clock or SystemClock()
         self._names = names
-        self._totals = StoreTotals()
+        self._counts = {each.name: [0, 0, 0, 0.0] for each in fields(StoreTotals)}
 
     @property
     def location(self) -> str:
@@ -99,7 +99,7 @@ class InstrumentedStore:
     @property
     def totals(self) -> StoreTotals:
         """Everything so far; a value that does not change any more."""
-        return self._totals
+        return StoreTotals(**{verb: VerbTotals(*counts) for verb, counts in self._counts.items()})  # type: ignore[arg-type]
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
@@ -140,8 +140,9 @@ class InstrumentedStore:
     @contextmanager
     def _measure(self, verb: str) -> Iterator[_Call]:
         call, started, errors = _Call(), self._clock.now(), 0
+        counts = self._counts[verb]
         # At once: a list that is left early ends when the collector gets to it.
-        self._add(verb, VerbTotals(calls=1))
+        counts[0] += 1
         try:
             yield call
         except GeneratorExit:
@@ -151,11 +152,8 @@ class InstrumentedStore:
             raise
         finally:
             seconds = self._clock.now() - started
-            self._add(verb, VerbTotals(errors=errors, bytes=call.bytes, seconds=seconds))
+            counts[1:] = counts[1] + errors, counts[2] + call.bytes, counts[3] + seconds
             self._record(verb, call.bytes, seconds, errors)
-
-    def _add(self, verb: str, more: VerbTotals) -> None:
-        self._totals = replace(self._totals, **{verb: getattr(self._totals, verb) + more})
 
     def _record(self, verb: str, size: int, seconds: float, errors: int) -> None:
         names = self._names

@@ -33,9 +33,10 @@ from tests.simulation.clocked_model import Batch
 from tests.simulation.directory_audit import DirectoryAudit
 from tests.simulation.face_audit import FaceAudit
 from tests.simulation.faults import FaultKind
+from tests.simulation.raw_store import RawStore
 from tests.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, keys_of
-from tests.simulation.stage import Stage
-from tests.simulation.store import RawStore, Stored
+from tests.simulation.stage import Stage, driver_of
+from tests.simulation.store import Stored
 from tests.simulation.virtual_time import seeded_runtime
 from tests.simulation.writer_audit import WriterAudit
 
@@ -69,7 +70,7 @@ class Auditor:
         self.checkpoints = 0
         self.verified = 0
         self.live: dict[int, ManifestRecord] = {}
-        self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.clocks_set)
+        self.faces = FaceAudit(world.logs, world.faces, self.fail, lambda: world.clocks_set, world.version_of)
         self.calm = CalmAudit(world, self.fail)
         self._world = world
         self._objects = objects
@@ -171,6 +172,7 @@ class Auditor:
         world = self._world
         self.checkpoints += 1
         self._landed.add((checkpoint.run_id, checkpoint.batch_id))
+        world.wrote(checkpoint.run_id)
         self.live[sequence] = record
         self._names[sequence] = frozenset(referenced_objects(checkpoint))
         self._hold()
@@ -281,6 +283,8 @@ class Auditor:
         """A task has failed: only with an error that a fault may lead to (I21)."""
         self._world.trace("task-error", f"{spec.run} {spec.batch} {spec.attempt} {type(error).__name__}")
         unexpected = not isinstance(error, DstlError) or type(error) is DstlError or isinstance(error, Invalid)
+        if isinstance(error, Invalid) and "schema" in str(error):
+            unexpected = not self._world.is_outdated(driver_of(spec.run))
         if "not deterministic" in str(error):
             unexpected = not self._world.plan.per_task.get(FaultKind.CHANGING_OUTPUT)
         # A read that waits for what is being restored says it through the processor's call.

@@ -5,7 +5,8 @@ That nothing fails in them (``I22``) is seen where it would.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 
 from dstl.checkpoint.report import CheckpointReport
 from handles.checkpoint import CompletedCheckpoint
@@ -31,23 +32,39 @@ class CalmAudit:
         if world.is_calm and world.is_roomy and not report.materializations and requests > 1 + world.task_managers:
             self._fail("I23", f"checkpoint {report.checkpoint_id} took {requests} requests")
 
-    def ended(self, newest: CompletedCheckpoint, since: int, records: int, runs: int, batches: int) -> None:
+    def ended(
+        self, newest: CompletedCheckpoint, since: int, records: int, batches: int, costs: Sequence[tuple[int, int]]
+    ) -> None:
         """Runs that ended well cost few records (I23), and bases take the place of the log before them (I24).
 
         Args:
             newest: The checkpoint that they have led to.
             since: The newest record before them.
             records: The records since.
-            runs: Their number.
-            batches: And that of their batches.
+            batches: Their batches.
+            costs: Of each run how many requests it has made, and how many objects there are behind it.
         """
+        runs = len(costs)
         # A batch's offsets and its commit; a run's fence, and a checkpoint once more for its bases.
         if records > 2 * batches + 4 * runs:
             self._fail("I23", f"{records} records for {batches} batches in {runs} runs")
         old = {each.checkpoint for each in newest.segments if each.checkpoint <= since}
         if old and runs >= BASES_AFTER and self._world.materializes:
             self._fail("I24", f"checkpoint {newest.checkpoint_id} has the log of {sorted(old)} after {runs} calm runs")
+        if runs < 2 * _SOME:
+            return
+        # However often it was started before, a run costs what the first ones have cost.
+        for what, early, late in zip(
+            ("requests of a run", "objects"),
+            map(max, zip(*costs[:_SOME], strict=True)),
+            map(median, zip(*costs[-_SOME:], strict=True)),
+            strict=True,
+        ):
+            if late > 2 * early + _SOME:
+                self._fail("I23", f"{what}: {late} after {runs} starts, and {early} at most in the first {_SOME}")
 
 
+_SOME = 20
+"""Runs whose costs are compared."""
 BASES_AFTER = 8
 """Calm runs after which what was logged before them is in bases: a short run loads first, and makes a part of them."""

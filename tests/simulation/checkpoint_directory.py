@@ -116,7 +116,7 @@ class CheckpointDirectory:
     def _durable(self, batch: int) -> None:
         """The batches before this one are committed for good."""
         logs, told = self._world.logs, self._told
-        logs.committed = max(logs.committed, batch)
+        logs.commit(batch)
         self._told = None
         if told is not None and told[1] < batch:
             told[2]()

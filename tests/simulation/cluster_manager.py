@@ -20,7 +20,7 @@ from tests.simulation.faults import FaultKind
 from tests.simulation.stage import CROWD
 from tests.simulation.world import World
 
-_SECRET = Secret(b"the secret of a simulated world")
+_SECRET = Secret.from_text("the secret of a simulated world\n")
 
 
 class ClusterManager:
@@ -55,6 +55,7 @@ class ClusterManager:
             task_manager=self._task_manager,
             together=rng.random() < 0.5,
             commit_attempts=rng.choice((8, 8, 3)),
+            version=world.deploy(process.name),
             batches=batches,
         )
         before = self.drivers[-1].options if self.drivers else options
@@ -73,14 +74,17 @@ class ClusterManager:
         return [driver for driver in self.drivers if driver.process.is_running]
 
     async def supervise(self) -> None:
-        """Keep a driver running; a stopped one counts as lost after a while."""
+        """Keep a driver running; a stopped one counts as lost after a while, and one whose program is outdated ends."""
         rng = self._world.rng("supervisor")
         while True:
+            for driver in self.running_drivers():
+                if self._world.is_outdated(driver.process.name):
+                    driver.process.kill()
             if not self.running_drivers():
                 await asyncio.sleep(rng.uniform(0.2, 3.0))
                 if not self.running_drivers():
                     self.start_driver()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
 
 
 def _draw_options(

@@ -48,6 +48,7 @@ class DriverOptions:
     task_manager: TaskManagerConfig
     together: bool
     commit_attempts: int
+    version: int
     batches: int | None = None
     """How many there are for it; None: it goes on for ever."""
 
@@ -123,7 +124,7 @@ class DriverActor:
         self.process.spawn(Watch(world, self.process, self.service).run(), "watch")
         for operator in options.operators:
             groups = options.task_manager.max_parallelism
-            definition = simulated_operator(operator, options.parallelism, groups)
+            definition = simulated_operator(operator, options.parallelism, groups, version=options.version)
             await definition.announce_to(self.service)
         for _ in range(options.task_managers):
             self._start_task_manager()

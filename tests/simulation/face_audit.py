@@ -7,14 +7,15 @@ from then on the batch must have that time whenever it runs again, or its output
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from handles.checkpoint import CompletedCheckpoint
 from handles.key_group import partition_of, range_of_partition
 from materializer.tables.base import StateTable
 from tests.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, event_time_ms, run_model
-from tests.simulation.faces import Output, entries_of, face_operator, run_face, states_of
+from tests.simulation.evolving import WRONG
+from tests.simulation.faces import EVOLVING, Output, entries_of, face_operator, run_face, states_of
 from tests.simulation.spark import CLOCKED, QueryLogs, TaskSpec, key_group_of, keys_of
 
 _LATER_MS = 1700
@@ -34,6 +35,7 @@ class _Known:
     committed_ms: float = 0.0
     by: tuple[str, int] = ("", 0)
     """The run, and how often a clock had been set when it committed: who agree in both have gone by one clock."""
+    registries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _NOTHING = _Known(-1, 0, 0, 0, {}, {})
@@ -50,13 +52,26 @@ class _Batch:
     key_groups: Sequence[int]
     most: int
     parent: int | None = None
+    known: Mapping[str, Any] | None = None
+    version: int = 0
 
     def run(self) -> tuple[Mapping[Any, Any], Output]:
         """Return the states behind it, and what it must yield."""
         if self.uid in CLOCKED:
             return run_model(CLOCKED[self.uid], self.states, self.rows, self.given)
         sequence = (self.parent or 0) + 1
-        return run_face(self.uid, self.states, self.rows, self.given, self.key_groups, self.most, sequence=sequence)
+        version = self.version if self.uid == EVOLVING else 0
+        return run_face(
+            self.uid,
+            self.states,
+            self.rows,
+            self.given,
+            self.key_groups,
+            self.most,
+            self.known,
+            sequence=sequence,
+            version=version,
+        )
 
     def output(self) -> Output:
         return self.run()[1]
@@ -75,6 +90,7 @@ class FaceAudit:
         operators: Uids of the operators; it does nothing where there are none.
         fail: Takes an invariant's number and what was observed.
         clock_jumps: Returns how often a clock was set so far.
+        version_of: Returns the version of the program that a run is of.
     """
 
     def __init__(
@@ -83,12 +99,14 @@ class FaceAudit:
         operators: Sequence[str],
         fail: Callable[[str, str], None],
         clock_jumps: Callable[[], int],
+        version_of: Callable[[str], int],
     ) -> None:
         self.operators = operators
         self.compared = 0
         self._logs = logs
         self._fail = fail
         self._clock_jumps = clock_jumps
+        self._version_of = version_of
         self._known: dict[int, _Known] = {}
         self._times: dict[int, tuple[int, int]] = {}
         self._outputs: dict[bytes, Output] = {}
@@ -111,8 +129,19 @@ class FaceAudit:
         operations = self._logs.range_of(batch)
         rows = self._rows(operations)
         most = self._logs.max_parallelism
+        registries, version = parent.registries, self._version_of(checkpoint.run_id)
         ran = {
-            uid: _Batch(uid, parent.states.get(uid, {}), rows, given, range(most), most, checkpoint.parent).run()
+            uid: _Batch(
+                uid,
+                parent.states.get(uid, {}),
+                rows,
+                given,
+                range(most),
+                most,
+                checkpoint.parent,
+                registries.get(uid),
+                version,
+            ).run()
             for uid in self.operators
         }
         latest = max((event_time_ms(each) for each in operations), default=0)
@@ -129,6 +158,7 @@ class FaceAudit:
             checkpoint.held_since_ms,
             checkpoint.created_at * 1000,
             by,
+            {each.uid: each.registry for each in checkpoint.operators},
         )
         if (checkpoint.watermark_ms or 0) != watermark:
             self._fail("I9", f"checkpoint {number} has watermark {checkpoint.watermark_ms}, not {watermark}")
@@ -167,7 +197,11 @@ class FaceAudit:
             for place, state in parent.states.get(spec.operator, {}).items()
             if (key_group_of(place, groups) if is_clocked else place[1]) in owned
         }
-        batch = _Batch(spec.operator, states, spec.operations, expected, list(owned), groups, parent_id)
+        known, version = parent.registries.get(spec.operator), self._version_of(spec.run)
+        batch = _Batch(spec.operator, states, spec.operations, expected, list(owned), groups, parent_id, known, version)
+        wrong = [row for rows in output.values() for row in rows if WRONG in row]
+        if wrong:
+            self._fail("I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}: {wrong[0]}")
         self._outputs[spec.writer] = self._compare(
             "I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}", output, batch
         )

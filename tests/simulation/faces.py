@@ -8,10 +8,11 @@ fault: what partitions, logs, restores and attempts make of it must be the same,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from decimal import Decimal
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from dstl.spark.operators.aggregation import AggregationDefinition
 from dstl.spark.operators.deduplication import DeduplicationDefinition
 from dstl.spark.operators.map_states import MapStatesDefinition
 from dstl.spark.operators.processor import ProcessorDefinition
-from dstl.spark.task_definition import EventTime, TaskDefinition
+from dstl.spark.task_definition import EventTime, PreparedOperator, TaskDefinition
 from dstl.state.descriptor import DeclaredSchemas
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.group_state_processor import GroupStateProcessor
@@ -53,6 +54,7 @@ from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.all_kinds import AllKinds
 from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
+from tests.simulation.evolving import Evolving
 from tests.simulation.spark import key_group_of
 
 Entries = Mapping[tuple[int, int, bytes, bytes], bytes]
@@ -123,9 +125,10 @@ def face_mark(partition: int) -> pa.RecordBatch:
 
 
 @cache
-def face_operator(uid: str, parallelism: int, max_parallelism: int) -> TaskDefinition:
-    """Return the definition of one of :data:`FACES`."""
-    return FACES[uid](uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, input_schema=_ROW)
+def face_operator(uid: str, parallelism: int, max_parallelism: int, version: int = 0) -> TaskDefinition:
+    """Return the definition of one of :data:`FACES`, as a version of the program has it."""
+    define = _processed(lambda: Evolving(version), "row", "none") if uid == EVOLVING else FACES[uid]
+    return define(uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, input_schema=_ROW)
 
 
 def run_face(
@@ -137,6 +140,7 @@ def run_face(
     most: int,
     known: Mapping[str, Any] | None = None,
     sequence: int = 1 << 40,
+    version: int = 0,
 ) -> tuple[Entries, Output]:
     """Return an operator's values behind a batch, and what it must yield for each key.
 
@@ -149,9 +153,10 @@ def run_face(
         most: Number of all key groups.
         known: Its states as a checkpoint has them; None for what it declares.
         sequence: Orders what the batch appends to lists.
+        version: Of the program.
     """
-    definition = face_operator(uid, 1, most)
-    registry = StateRegistry.from_wire(definition.resolve(known), settled=True)
+    prepared = _prepared(uid, most, version)
+    definition, states = prepared.definition, _resolved(uid, most, json.dumps(known) if known else "", version)
     held = TableSource(HeapStateTable())
     if entries:
         columns = zip(
@@ -170,11 +175,23 @@ def run_face(
         late_watermark_ms=given.late_watermark_ms,
     )
     output: Output = {}
-    for batch in definition.task_runner(registry).run(definition.arrange([face_rows(rows, most)]), task):
+    for batch in prepared.runner(states).run(definition.arrange([face_rows(rows, most)]), task):
         collect_rows(batch, output)
     for change in changes:
         held.apply(change.sort_by("key_group"))
-    return entries_of([held.table], [each.state_id for each in registry.descriptors]), output
+    return entries_of([held.table], states_of(json.loads(states))), output
+
+
+@cache
+def _prepared(uid: str, most: int, version: int) -> PreparedOperator:
+    """Return what the model runs: one task has all key groups."""
+    return PreparedOperator(face_operator(uid, 1, most, version))
+
+
+@lru_cache(maxsize=64)
+def _resolved(uid: str, most: int, known: str, version: int) -> bytes:
+    """Return an operator's states, given those of a checkpoint as JSON, as a task is given them."""
+    return json.dumps(face_operator(uid, 1, most, version).resolve(json.loads(known) if known else None)).encode()
 
 
 def states_of(registry: Mapping[str, Any]) -> list[int]:
@@ -379,7 +396,10 @@ def _processed(
     return define
 
 
+EVOLVING = "evolving"
+"""The one whose program has versions."""
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
+    EVOLVING: _processed(lambda: Evolving(0), "row", "none"),
     "event-clock": _processed(lambda: Recorder(True), "row"),
     "wall-clock": _processed(lambda: Recorder(False), "row", "processingTime"),
     "windows": _aggregated("windows"),

@@ -32,6 +32,7 @@ KEPT = 6
 CALM_BATCHES = 3
 LIMIT_S = 3000.0
 _END_S = 60.0
+_IN_A_ROW = 30
 _SNAPSHOT_EVERY = 3
 _PUT_S = 5.0
 """A task gives up sooner than in the JVM, so that hosts that hang are met by commits, and not by tasks alone."""
@@ -86,7 +87,9 @@ class _Run:
             batch += 1
         for number in range(batch, batch + batches):
             await self._batch(number, is_new=number not in offsets)
-            await asyncio.sleep(self._rng.choice((0.0, 0.02, 0.2)))
+            # Then as triggers have it: what many batches in a row can show, so many do.
+            is_quick = number < batch + _IN_A_ROW
+            await asyncio.sleep(self._rng.choice((0.0, 0.02, 0.2)) if is_quick else self._rng.uniform(0.5, 5.0))
 
     async def _look_for_its_id(self) -> None:
         """Read the query's id, or write one, as Spark does before it has a run."""

@@ -164,6 +164,7 @@ class Network:
         self.ends: dict[_End, None] = {}
         self.closed = False
         self.strike: Strike | None = None
+        self.sockets: list[Any] = []
         self._made: list[_End] = []
         self._rng = rng
         self._ports = 1024
@@ -201,6 +202,8 @@ class Network:
         self.closed = True
         for end in self._made:
             end.closing = True
+        for socket in self.sockets:
+            socket.close()
 
     def reset_one(self) -> bool:
         """Break a connection, any one."""

@@ -20,7 +20,7 @@ from dstl.state.keyed_batch import KEY_GROUP_COLUMN, FrameLimits
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from tests.simulation.attempt import RULE_STREAM, Seat
-from tests.simulation.faces import FACES, face_operator
+from tests.simulation.faces import EVOLVING, FACES, face_operator
 from tests.simulation.spark import (
     DIFFERENCES,
     OPERATIONS,
@@ -44,10 +44,11 @@ def simulated_operator(
     parallelism: int,
     max_parallelism: int,
     seat: Seat | None = None,
+    version: int = 0,
 ) -> TaskDefinition:
     """Return the definition of an operator; an appending one in a worker, with the attempt that it works for."""
     if uid in FACES:
-        return face_operator(uid, parallelism, max_parallelism)
+        return face_operator(uid, parallelism, max_parallelism, version if uid == EVOLVING else 0)
     return AppendingOperator(uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, seat=seat)
 
 

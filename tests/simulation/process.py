@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from enum import Enum
 from typing import Any, TypeVar
@@ -94,6 +95,15 @@ class Process:
         callbacks, self.on_death = self.on_death, []
         for callback in callbacks:
             callback()
+
+    async def wait_dead(self, seconds: float) -> None:
+        """Wait until it is dead, for so many seconds at most."""
+        if not self.is_dead:
+            died = asyncio.Event()
+            self.on_death.append(died.set)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await died.wait()
 
     def revive(self) -> None:
         """Let even a dead process run, when its world has ended: so that its tasks can be ended properly."""

@@ -15,10 +15,12 @@ from typing import Any
 
 from dstl.changelog import segments_in_flight
 from dstl.changelog.segment.reader import ReadSizes
+from dstl.checkpoint.manifest import reader
 from dstl.state.entry_state import EntryState
 from dstl.taskmanager import memory_limit, state_client
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
+from tests.simulation import audit
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -27,7 +29,9 @@ from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
+from tests.simulation.remembered import remembering_records
 from tests.simulation.saving import check_savepoints, delete_unfinished, look_at_everything, save_periodically
+from tests.simulation.strangers import knock
 from tests.simulation.world import World
 
 _FAULTY_S = 400.0
@@ -35,7 +39,13 @@ _HEALED_S = 900.0
 _HEALED_BATCHES = 2
 _CALM_RUNS = (0, 0, 1, 2, BASES_AFTER)
 """One is drawn. Each costs as much as the batches before it."""
+_OFTEN, _MANY_RUNS = 0.004, 100
+"""In this share of the worlds there are so many."""
+_CLEANED_EVERY = 10
+"""Runs between two of the cleaner's that somebody starts, as where drivers have none."""
 _MOST_CALLBACKS = 20_000
+_LOOK_S = 5.0
+"""How often it is looked how many there were."""
 _AWAKE_S = 20.0
 """How long one that has slept for days is watched: it learns within seconds that another has led."""
 _AWAKE_BATCHES = 3
@@ -88,6 +98,7 @@ def run_seed(
     plan: FaultPlan | None = None,
     keep_trace: bool = False,
     target_batches: int | None = None,
+    starts: int | None = None,
     collect: bool = True,
 ) -> SeedResult:
     """Run one seed to its end, or to its first violation.
@@ -97,6 +108,7 @@ def run_seed(
         plan: Faults other than the seed's own.
         keep_trace: Return the trace's lines too: one per event.
         target_batches: Batches to commit under faults; by default the seed's own number.
+        starts: Runs without a fault behind them; by default the seed's own number.
         collect: Collect the world's garbage at the end; the collector is off meanwhile.
     """
     loop = NetworkLoop(start=1_000_000.0)
@@ -106,7 +118,7 @@ def run_seed(
             world = World(loop, seed, plan=plan, keep_trace=keep_trace)
             try:
                 with _small_thresholds(world):
-                    return loop.run_until_complete(_live(world, target_batches))
+                    return loop.run_until_complete(_live(world, target_batches, starts))
             finally:
                 loop.run_until_complete(dispose(world))
                 world.threads.close()
@@ -120,6 +132,8 @@ def run_seed(
 def _small_thresholds(world: World) -> Iterator[None]:
     """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
     changed: list[tuple[Any, str, Any]] = [(memory_limit, "_LOOK_BYTES", 0)]
+    decode = remembering_records()
+    changed += [(module, "decode_record", decode) for module in (reader, audit)]
     if world.rng("encoded-ahead").random() < 0.25:
         changed += [(module, "ENCODED_AHEAD_BYTES", 0) for module in (segments_in_flight, state_client)]
     large = world.rng("large")
@@ -130,6 +144,10 @@ def _small_thresholds(world: World) -> Iterator[None]:
             (restore, "LOG_SIZES", restore.LogSizes(large.choice((1, 300)), 600, 1)),
             (EntryState, "whole_bytes", large.choice((1, 60))),
         ]
+    parts = world.rng("parts")
+    if parts.random() < 0.25:
+        # Segments and bases are larger than one part of an upload.
+        world.store.part_size = parts.choice((150, 600))
     lazy = world.rng("lazy")
     if lazy.random() < 0.5:
         # A base of some rows has many blocks, and its key groups come one by one while batches run.
@@ -157,10 +175,10 @@ def _small_thresholds(world: World) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-async def _live(world: World, target_batches: int | None) -> SeedResult:
+async def _live(world: World, target_batches: int | None, starts: int | None) -> SeedResult:
     loop = world.loop
     target = target_batches if target_batches is not None else world.rng("target").randrange(2, 9)
-    life = loop.create_task(_phases(world, target))
+    life = loop.create_task(_phases(world, target, starts))
     violated = loop.create_task(world.violated.wait())
     await asyncio.wait({life, violated}, return_when=asyncio.FIRST_COMPLETED)
     if life.done() and not life.cancelled() and life.exception() is not None:
@@ -184,7 +202,7 @@ async def _live(world: World, target_batches: int | None) -> SeedResult:
     )
 
 
-async def _phases(world: World, target: int) -> None:
+async def _phases(world: World, target: int, starts: int | None) -> None:
     """Faults, then healing, then the end of everything."""
     loop = world.loop
     cluster = ClusterManager(world)
@@ -193,28 +211,26 @@ async def _phases(world: World, target: int) -> None:
     supervisor = loop.create_task(cluster.supervise())
     cleaner = loop.create_task(clean_periodically(world))
     saver = loop.create_task(save_periodically(world))
+    stranger = loop.create_task(knock(world))
     deadline = loop.time() + _FAULTY_S
-    # Polling costs nothing in virtual time, and leaves Spark's log without observers.
-    while world.logs.committed < target and loop.time() < deadline and loop.callbacks < _MOST_CALLBACKS:  # noqa: ASYNC110
-        await asyncio.sleep(0.25)
+    while loop.time() < deadline and loop.callbacks < _MOST_CALLBACKS and not await world.logs.reach(target, _LOOK_S):
+        pass
     nemesis.cancel()
     await _heal(world)
-    goal, deadline = world.logs.committed + _HEALED_BATCHES, loop.time() + _HEALED_S
-    while world.logs.committed < goal:
-        if loop.time() > deadline:
-            world.check.fail("I16", f"no batch within {_HEALED_S} s after the faults ended")
-            return
-        await asyncio.sleep(0.5)
+    if not await world.logs.reach(world.logs.committed + _HEALED_BATCHES, _HEALED_S):
+        world.check.fail("I16", f"no batch within {_HEALED_S} s after the faults ended")
+        return
     supervisor.cancel()
     cleaner.cancel()
     saver.cancel()
+    stranger.cancel()
     for driver in cluster.drivers:
         if driver.process not in world.asleep:
             driver.process.kill()
     # Late requests arrive, TaskManagers end.
     await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
     await _wake_sleepers(world, cluster)
-    await _run_calmly(world, cluster)
+    await _run_calmly(world, cluster, starts)
     await world.check.settle()
     delete_unfinished(world)
     await sweep_twice(world)
@@ -229,41 +245,41 @@ async def _wake_sleepers(world: World, cluster: ClusterManager) -> None:
     sleepers = [driver.process for driver in cluster.drivers if driver.process in world.asleep]
     if not sleepers or world.violated.is_set():
         return
-    driver, deadline = cluster.start_driver(1), world.loop.time() + _HEALED_S
-    while not driver.process.is_dead and world.loop.time() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.5)
+    await cluster.start_driver(1).process.wait_dead(_HEALED_S)
     await asyncio.sleep(world.rng("sleepers").choice((3600.0, 200_000.0)))
     await clean_now(world)
     for process in sleepers:
         process.go_on()
-    goal, deadline = world.logs.committed + _AWAKE_BATCHES, world.loop.time() + _AWAKE_S
-    while world.logs.committed < goal and world.loop.time() < deadline:  # noqa: ASYNC110
-        await asyncio.sleep(0.5)
+    await world.logs.reach(world.logs.committed + _AWAKE_BATCHES, _AWAKE_S)
     for process in sleepers:
         process.kill()
     await asyncio.sleep(2 * world.plan.longest_delay_s + 60.0)
 
 
-async def _run_calmly(world: World, cluster: ClusterManager) -> None:
+async def _run_calmly(world: World, cluster: ClusterManager, starts: int | None) -> None:
     """Let runs end well, hours apart, as a scheduler's jobs do: now nothing may fail, and logs stay short."""
     if world.violated.is_set():
         return
     world.is_calm = True
     rng, since, batches = world.rng("calm"), world.check.highest, 0
-    runs = rng.choice(_CALM_RUNS)
-    for _ in range(runs):
-        before = world.logs.committed
-        driver, deadline = cluster.start_driver(rng.choice((1, 1, 2))), world.loop.time() + _HEALED_S
-        while not driver.process.is_dead and world.loop.time() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.5)
+    runs, many = rng.choice(_CALM_RUNS), world.rng("starts").random() < _OFTEN
+    runs = starts if starts is not None else _MANY_RUNS if many else runs
+    costs: list[tuple[int, int]] = []
+    for number in range(runs):
+        before, requests = world.logs.committed, world.store.requests
+        driver = cluster.start_driver(rng.choice((1, 1, 2)))
+        await driver.process.wait_dead(_HEALED_S)
         if not driver.process.is_dead or world.logs.committed == before:
             world.check.fail("I22", f"{driver.process.name} has not ended within {_HEALED_S} s, without a fault")
             return
         batches += world.logs.committed - before
+        if number % _CLEANED_EVERY == _CLEANED_EVERY - 1:
+            await clean_now(world)
+        costs.append((world.store.requests - requests, len(world.store.objects)))
         await asyncio.sleep(rng.choice((10.0, 3600.0, 100_000.0)))
     if runs:
         check = world.check
-        check.calm.ended(check.retained()[-1], since, check.highest - since, runs, batches)
+        check.calm.ended(check.retained()[-1], since, check.highest - since, batches, costs)
     world.is_calm = False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dstl.changelog.segment.inspection import describe_segment, dump_segment
+from dstl.changelog.segment.inspection import describe_segment, dump_segment, parse_key_groups
 from dstl.checkpoint.manifest.format import manifest_sequence
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
@@ -14,11 +14,12 @@ from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints, list_states
 from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
 from dstl.errors import CorruptData, DstlError, Invalid
+from dstl.files.inspection import opened_files, roll_back, verify_files
+from dstl.files.namespace import backend_root, location_of
 from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
-from handles.key_group import KeyGroupRange
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.store import Stored
@@ -26,7 +27,7 @@ from tests.simulation.world import World
 
 _MOST_STEPS = 40
 """A savepoint takes a few dozen steps: with 500 none of 100 seeds had one that was killed."""
-_DAMAGED = 0.3
+_DAMAGED, _ROLLED_BACK = 0.3, 0.3
 _MOST = 12
 """Of one world: each is restored at its end, which takes as long as a batch."""
 
@@ -80,7 +81,7 @@ async def _look(world: World, process: Process) -> None:
     if described["checkpoint_id"] != retained[-1] or states != {*world.operators, *world.faces}:
         fail("I6", f"checkpoint {described['checkpoint_id']} is the last, with states of {sorted(states)}")
     for name in [name for name in world.store.objects if name.endswith(".seg") and "/files/" not in name][:2]:
-        segment, groups = await store.get(name), KeyGroupRange.all(world.logs.max_parallelism)
+        segment, groups = await store.get(name), parse_key_groups(f"0-{world.logs.max_parallelism - 1}")
         if not (describe_segment(segment, name) and any(dump_segment(segment, name, key_groups=groups))):
             fail("I6", f"{name} shows nothing")
     for savepoint in world.savepoints:
@@ -99,7 +100,28 @@ async def _look(world: World, process: Process) -> None:
             fail("I6", f"listed are savepoints {listing}, and made were {made}")
         if made:
             await delete_savepoint(store, runtime, made.pop(), commit=True)
+    await _roll_back(world, store, runtime)
     await _damage(world, store, runtime)
+
+
+async def _roll_back(world: World, store: ObjectStore, runtime: Runtime) -> None:
+    """Take the last batch of the query back, in some worlds: what is left is whole (I8)."""
+    root, plain = backend_root("/jobs/query"), MemoryStore()
+
+    def open_store(location: str) -> ObjectStore:
+        return store if location == location_of(root) else plain
+
+    async with opened_files(root, runtime, open_store) as files:
+        batches, problems = files.batches, await verify_files(files)
+    retained = {each.batch_id for each in world.check.retained()}
+    if problems or not retained.issuperset(batches[-1:]):
+        world.check.fail("I8", f"commits of {batches} are there, with checkpoints of {sorted(retained)}: {problems}")
+    if world.rng("rollback").random() >= _ROLLED_BACK or not retained.issuperset(batches[-2:]) or len(batches) < 2:
+        return
+    await roll_back(root, batches[-2], runtime, open_store)
+    async with opened_files(root, runtime, open_store) as files:
+        if files.batches != batches[:-1] or await verify_files(files):
+            world.check.fail("I8", f"rolled back to {batches[-2]}, the query has commits of {files.batches}")
 
 
 async def _damage(world: World, store: ObjectStore, runtime: Runtime) -> None:

@@ -5,8 +5,10 @@ The checkpoint directory of a query, its source, and the state that each batch m
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dstl.rpc.messages import TaskAttempt
@@ -91,7 +93,23 @@ class QueryLogs:
         self.planned: dict[str, tuple[int, int]] = {}
         self.deferring: set[str] = set()
         self.committed = 0
+        self._changed = asyncio.Event()
         self._states: dict[int, dict[Key, bytes]] = {}
+
+    def commit(self, batches: int) -> None:
+        """So many batches are committed for good."""
+        if batches > self.committed:
+            self.committed = batches
+            self._changed.set()
+
+    async def reach(self, batches: int, seconds: float) -> bool:
+        """Wait until so many batches are committed, for so many seconds at most; returns whether they are."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.committed < batches:
+                    self._changed.clear()
+                    await self._changed.wait()
+        return self.committed >= batches
 
     def range_of(self, batch: int, run: str = "") -> range:
         """Return the operations of a batch: as a run has planned it, where nobody knows yet whether that is durable."""

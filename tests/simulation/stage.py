@@ -9,7 +9,8 @@ from collections import Counter
 from contextvars import copy_context
 
 from dstl.checkpoint.savepoint.format import Savepoint
-from tests.simulation.faces import FACES
+from tests.simulation.evolving import VERSIONS
+from tests.simulation.faces import EVOLVING, FACES
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
@@ -18,8 +19,15 @@ from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
 CROWD = 24
 """Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
 _MAX_PARALLELISM = 8
+_DEPLOYED = 0.3
+"""Share of the drivers that run a newer version of the program than the one before."""
 _FACED = 0.2
 """Share of the worlds with an operator of a face that is not a clock's."""
+
+
+def driver_of(run: str) -> str:
+    """Return which driver a run is of, as ``program`` names them."""
+    return run.removeprefix("run-").rpartition("-")[0]
 
 
 class Stage:
@@ -70,11 +78,34 @@ class Stage:
         self.task_managers = 0
         self.asleep: list[Process] = []
         self.clocks_set = 0
+        self._versions: dict[str, int] = {}
+        self._written = -1
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
 
     def rng(self, name: str) -> random.Random:
         """Return a generator of its own for a part of the world, so that parts do not disturb each other."""
         return random.Random(f"{self.seed}:{name}")
+
+    def deploy(self, driver: str) -> int:
+        """Return the version of the program that a new driver runs: never an older one than the last driver's."""
+        version = max(self._versions.values(), default=0)
+        # What a version has never written follows from those before it.
+        if version == self._written and self.rng(f"{driver}:version").random() < _DEPLOYED:
+            version = min(version + 1, VERSIONS - 1)
+        self._versions[driver] = version
+        return version
+
+    def version_of(self, run: str) -> int:
+        """Return the version of the program that a run is of."""
+        return self._versions[driver_of(run)]
+
+    def wrote(self, run: str) -> None:
+        """A checkpoint of a run is committed."""
+        self._written = max(self._written, self.version_of(run))
+
+    def is_outdated(self, driver: str) -> bool:
+        """Return whether a newer version than a driver's may have changed the state: then its program is refused."""
+        return EVOLVING in self.faces and self._versions[driver] < max(self._versions.values())
 
     def count(self, kind: FaultKind) -> None:
         """Note that a fault has happened."""

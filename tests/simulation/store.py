@@ -8,19 +8,23 @@ sent, applied or certainly dropped.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextvars import copy_context
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
-from dstl.errors import ObjectExists, ObjectNotFound, Unavailable
+from dstl.errors import DstlError, ObjectExists, ObjectNotFound, OutcomeUnknown, Unavailable
 from dstl.store.base import ByteRange, ObjectInfo, check_name
+from dstl.store.s3 import MultipartUploader
+from dstl.store.s3_client import S3Client
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.faulty_store import Applied, Change, Fault, as_before, by_directory, course_of
 from tests.simulation.process import Process, ProcessLoop
 
 T = TypeVar("T")
 
+_MOST_PARTS = 4
 _READ_TIMEOUT_S = 30.0  # as S3Options.read_timeout_s: no client waits for ever
 _ALWAYS = (FaultKind.SLOW_DOWN, FaultKind.UNAVAILABLE, FaultKind.RESET, FaultKind.SLOW, FaultKind.STUCK)
 _POSSIBLE = {
@@ -73,6 +77,8 @@ class SimulatedStore:
 
     Attributes:
         slow_bases_s: A base takes up to so many seconds more to come, as a large one does.
+        part_size: Larger objects are uploaded in parts of so many bytes.
+        uploads: The parts of those that are neither complete nor aborted.
     """
 
     def __init__(
@@ -100,7 +106,14 @@ class SimulatedStore:
         self._history: list[Change] = []
         self._median = rng.choice((0.005, 0.02, 0.06))
         self.slow_bases_s = 0.0
+        self.part_size = math.inf
+        self.uploads: dict[str, dict[int, bytes]] = {}
         self.context = copy_context()
+
+    @property
+    def requests(self) -> int:
+        """Number of the requests so far."""
+        return self._requests
 
     def client(self, process: Process, location: str = "sim://") -> ClientStore:
         """Return the store as one process reaches it."""
@@ -199,6 +212,28 @@ class SimulatedStore:
         self._audit.landed(request, name, body)
         return info
 
+    def add_part(self, upload: str, number: int, body: bytes) -> None:
+        """Take a part of an upload.
+
+        Raises:
+            Unavailable: It is complete, or was aborted.
+        """
+        if upload not in self.uploads:
+            raise Unavailable(f"NoSuchUpload {upload}")
+        self.uploads[upload][number] = body
+
+    def complete(self, request: int, name: str, upload: str) -> ObjectInfo:
+        """Make an object of an upload's parts.
+
+        Raises:
+            Unavailable: It was aborted.
+        """
+        parts = self.uploads.pop(upload, None)
+        if parts is None:
+            self.drop_put(request)
+            raise Unavailable(f"NoSuchUpload {upload}")
+        return self.apply_put(request, name, b"".join(body for _, body in sorted(parts.items())), if_absent=False)
+
     def drop_put(self, request: int) -> None:
         """Forget a PUT that will never be applied."""
         if self.in_flight.pop(request, None) is not None:
@@ -266,11 +301,23 @@ class ClientStore:
     def __init__(self, store: SimulatedStore, process: Process, location: str) -> None:
         self._store = store
         self._process = process
+        self._uploaders: list[MultipartUploader] = []
         self.location = location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
         body, store = bytes(data), self._store
+        if len(body) > store.part_size and not if_absent:
+            # As S3Store does; of so few parts that an attempt has the time for all of them.
+            size = max(int(store.part_size), -(-len(body) // _MOST_PARTS))
+            uploader = MultipartUploader(cast(S3Client, self), part_size=size, concurrency=2)
+            self._uploaders.append(uploader)
+            await uploader.upload({"Key": check_name(name)}, memoryview(body), what=name, creating={})
+            try:
+                stored = await self.head(name)
+            except DstlError as error:
+                raise OutcomeUnknown(f"{name} could not be confirmed: {error}") from error
+            return stored
         number = store.next_request()
         store.audit_put(number, check_name(name), body)
         info: ObjectInfo = await self._call(
@@ -308,7 +355,33 @@ class ClientStore:
             await self._call("delete", ",".join(doomed), lambda: self._store.delete(doomed))
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Wait for what is being aborted."""
+        for each in self._uploaders:
+            await each.close()
+
+    async def call(self, operation: str, *, Key: str, UploadId: str = "", **given: Any) -> dict[str, Any]:
+        """Make one request of an upload in parts; an ``S3Client`` as its uploader sees it."""
+        store, number = self._store, self._store.next_request()
+        match operation:
+            case "create_multipart_upload":
+                upload = f"{Key} {number}"
+                await self._call("head", Key, lambda: store.uploads.setdefault(upload, {}))
+                return {"UploadId": upload}
+            case "upload_part":
+                part = given["PartNumber"]
+                await self._call("head", Key, lambda: store.add_part(UploadId, part, given["Body"]))
+                return {"ETag": f"{part}"}
+            case "complete_multipart_upload":
+                parts = sorted(store.uploads.get(UploadId, {}).items())
+                assert [part for part, _ in parts] == [each["PartNumber"] for each in given["MultipartUpload"]["Parts"]]
+                body = b"".join(part for _, part in parts)
+                store.audit_put(number, Key, body)
+                await self._call(
+                    "put", Key, lambda: store.complete(number, Key, UploadId), lambda: store.drop_put(number)
+                )
+            case "abort_multipart_upload":
+                await self._call("delete", Key, lambda: store.uploads.pop(UploadId, None))
+        return {}
 
     async def _call(self, verb: str, name: str, apply: Callable[[], T], drop: Callable[[], None] | None = None) -> T:
         store = self._store
@@ -350,47 +423,6 @@ class ClientStore:
             request.abandon()
             raise
         return result
-
-
-class RawStore:
-    """The objects of one moment, read without latency or faults: what the checks restore from."""
-
-    def __init__(self, objects: dict[str, Stored]) -> None:
-        self._objects = objects
-
-    @property
-    def location(self) -> str:
-        """``sim://``."""
-        return "sim://"
-
-    async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
-        """Refuse: a check writes nothing."""
-        raise AssertionError(f"a check stored {name}")
-
-    async def get(self, name: str, byte_range: ByteRange | None = None) -> bytes:
-        """Return an object's bytes, or a range of them."""
-        found = self._objects.get(name)
-        if found is None:
-            raise ObjectNotFound(f"no object sim://{name}")
-        return found.body if byte_range is None else found.body[byte_range.start : byte_range.stop]
-
-    async def head(self, name: str) -> ObjectInfo:
-        """Return size and age of an object."""
-        body = await self.get(name)
-        return ObjectInfo(name, len(body), self._objects[name].modified)
-
-    async def list(self, prefix: str = "") -> AsyncGenerator[ObjectInfo, None]:
-        """Yield objects in name order."""
-        for name in sorted(self._objects):
-            if name.startswith(prefix):
-                yield await self.head(name)
-
-    async def delete(self, names: Sequence[str]) -> None:
-        """Refuse: a check deletes nothing."""
-        raise AssertionError(f"a check deleted {names}")
-
-    async def close(self) -> None:
-        """There is nothing to release."""
 
 
 def _cut(body: Any, store: SimulatedStore) -> Any:

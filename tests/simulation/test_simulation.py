@@ -94,6 +94,15 @@ def test_without_faults_each_batch_is_one_checkpoint() -> None:
     assert result.restores == 1
 
 
+@pytest.mark.parametrize("starts", [60, pytest.param(1000, marks=[pytest.mark.long, pytest.mark.timeout(0)])])
+def test_however_often_a_query_was_started_a_start_costs_the_same(starts: int) -> None:
+    # As where a scheduler starts it for a batch or two at a time.
+    result = run_seed(9, plan=FaultPlan(saves=0.0), target_batches=1, starts=starts)
+    assert result.violations == ()
+    assert result.restores > starts
+    assert result.batches >= starts
+
+
 def test_processes_that_share_the_seeds_change_nothing() -> None:
     shared: dict[int, str] = {}
     summary = run_seeds(range(9), jobs=2, on_result=lambda each: shared.update({each.seed: each.trace_hash}))

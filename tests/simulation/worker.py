@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic
@@ -12,8 +11,8 @@ from typing import Any, Generic
 import pyarrow as pa
 
 from dstl.changelog.change_set import digest_changes
-from dstl.errors import DstlError, Unavailable
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.errors import DstlError
+from dstl.rpc.client import Address, AsyncConnection, Connection, Reply
 from dstl.rpc.codec import Call, R
 from dstl.rpc.messages import Acknowledgement, Begun, Write
 from dstl.rpc.protocol import Secret
@@ -21,6 +20,7 @@ from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
 from tests.simulation.attempt import Seat, SimulatedAttempt
 from tests.simulation.blocking import Wait
+from tests.simulation.blocking_socket import BlockingSocket
 from tests.simulation.face_runner import SeatedOperator
 from tests.simulation.faults import FaultKind
 from tests.simulation.operator import mark_changes, simulated_operator
@@ -40,8 +40,8 @@ class Worker:
         self._coordinator = coordinator
         self._secret = secret
         self._rng = world.rng(process.name)
-        self._connections: dict[Address, AsyncConnection] = {}
-        self._in_flight: Counter[AsyncConnection] = Counter()
+        self._clock = world.runtime(process.name).clock
+        self._connections: dict[Address, Connection] = {}
         self._prepared: dict[str, PreparedOperator] = {}
         self._seat: Seat | None = None
 
@@ -60,7 +60,8 @@ class Worker:
         operator = self._prepared.get(spec.operator)
         if operator is None:
             groups, self._seat = self._world.logs.max_parallelism, self._seat or Seat(attempt)
-            definition = simulated_operator(spec.operator, spec.parallelism, groups, self._seat)
+            version = self._world.version_of(spec.run)
+            definition = simulated_operator(spec.operator, spec.parallelism, groups, self._seat, version)
             is_face = spec.operator not in APPENDING
             operator = SeatedOperator(definition, self._seat) if is_face else PreparedOperator(definition)
             self._prepared[spec.operator] = operator
@@ -70,34 +71,33 @@ class Worker:
             pid=1,
             host="simulated",
             coordinator=self._coordinator,
-            connect=lambda address: _Line(self, attempt, wait(self.connect(address)), wait),
+            connect=lambda address: _Line(self, attempt, self.connect(address)),
             launch=_refuse_to_launch,
         )
         for _ in run_attempt(operator, spec.task, attempt.rows(), process):
             pass
 
-    async def connect(self, where: Address) -> AsyncConnection:
-        """Return the cached connection, or a new one where there is none that works."""
-        connection = self._connections.get(where)
-        if connection is not None and self._in_flight[connection]:
-            # A task that failed has left requests behind: nobody waits for what becomes of them.
-            connection.close()
-        if connection is None or connection.is_broken:
-            connection = self._connections[where] = await AsyncConnection.open(where, self._secret)
-        return connection
+    def connect(self, where: Address) -> Connection:
+        """Return the cached connection, or a new one where it cannot be used any more; blocking, as in a real worker.
 
-    async def call(self, connection: AsyncConnection, message: Call[R]) -> R | DstlError:
-        """Make a call behind those before it, and return its reply or its error."""
-        self._in_flight[connection] += 1
-        try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                return await connection.call(message)
-        except DstlError as error:
-            return error
-        except TimeoutError:
-            return Unavailable(f"{message.name} at {connection.address} took more than {_CALL_TIMEOUT_S} s")
-        finally:
-            self._in_flight[connection] -= 1
+        A task that failed has left requests behind: nobody waits for what becomes of them.
+        """
+        held = self._connections.get(where)
+        if held is None or not held.is_idle:
+            if held is not None:
+                held.close()
+            held = self._connections[where] = Connection(
+                where, self._secret, timeout=_CALL_TIMEOUT_S, clock=self._clock, dial=self._dial
+            )
+        return held
+
+    def _dial(self, address: Address, timeout: float) -> Any:
+        return BlockingSocket(self._world.network, address.port, self._wait)
+
+    def _wait(self, asked: Coroutine[Any, Any, Any]) -> Any:
+        """Wait as the attempt does that runs now: connections outlive it."""
+        assert self._seat is not None
+        return self._seat.attempt.wait(asked)
 
     def acknowledge_later(self, acknowledgement: Acknowledgement, kind: FaultKind) -> None:
         """Send an acknowledgement once more over a connection of its own: at once, or when it is long over."""
@@ -120,13 +120,12 @@ class Worker:
 
 
 class _Line:
-    """A blocking connection of one attempt to one service: a ``Transport`` that the loop serves."""
+    """A worker's connection to one service, with an attempt's faults: a ``Transport``."""
 
-    def __init__(self, worker: Worker, attempt: SimulatedAttempt, connection: AsyncConnection, wait: Wait) -> None:
+    def __init__(self, worker: Worker, attempt: SimulatedAttempt, connection: Connection) -> None:
         self._worker = worker
         self._attempt = attempt
         self._connection = connection
-        self._wait = wait
 
     def send(self, message: Call[R]) -> _Pending[R]:
         """Send a request behind those before it, and return its reply to come."""
@@ -138,8 +137,7 @@ class _Line:
             sent = replace(message, changes=mark_changes(message.changes, self._attempt.spec.writer))
         elif isinstance(message, Acknowledgement):
             self._before_acknowledging(message)
-        task = self._worker.process.spawn(self._worker.call(self._connection, sent), message.name)
-        return _Pending(task, self._wait, self._attempt)
+        return _Pending(self._connection.send(sent), self._attempt)
 
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply."""
@@ -157,32 +155,23 @@ class _Line:
 class _Pending(Generic[R]):
     """The reply to a request that was sent, with the attempt's faults."""
 
-    def __init__(self, task: asyncio.Task[R | DstlError], wait: Wait, attempt: SimulatedAttempt) -> None:
-        self._task = task
-        self._wait = wait
+    def __init__(self, reply: Reply[R], attempt: SimulatedAttempt) -> None:
+        self._reply = reply
         self._attempt = attempt
 
     @property
     def is_done(self) -> bool:
-        """True once the reply is there, or will never be."""
-        return self._task.done()
+        """True once the reply was read, or will never be."""
+        return self._reply.is_done
 
     def result(self) -> R:
         """Return the reply, or raise its error; waits for it."""
-        if not self._task.done():
-            self._wait(_ended(self._task))
-        answer = self._task.result()
-        if isinstance(answer, DstlError):
-            raise answer
+        answer = self._reply.result()
         attempt = self._attempt
         if isinstance(answer, Begun):
             attempt.parent = answer.parent
             attempt.fail_at(2)
         return answer
-
-
-async def _ended(task: asyncio.Task[Any]) -> None:
-    await asyncio.wait([task])
 
 
 def _refuse_to_launch(member_id: str) -> None:
