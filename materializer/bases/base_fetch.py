@@ -112,7 +112,8 @@ async def _load(fetch: BaseFetch, source: BaseSource, lease: BudgetLease, begins
             raise
 
     try:
-        return await RetryPolicy(source.runtime).read(read)
+        # Requests are repeated one by one: what is left for all of them is damage, which may be the network's.
+        return await RetryPolicy(source.runtime, attempts=2).read(read)
     except (CorruptData, MissingState) as error:
         if len(fetch.bases) == 1:
             return [(fetch.bases[0], error)]
@@ -122,17 +123,25 @@ async def _load(fetch: BaseFetch, source: BaseSource, lease: BudgetLease, begins
 
 
 async def _get(fetch: BaseFetch, source: BaseSource) -> bytes | memoryview:
-    """Return a fetch's bytes: those of a large key group by several requests, for each connection has its own pace."""
-    size = LOAD_SIZES.fetch
+    """Return a fetch's bytes: those of a large key group by several requests, for each connection has its own pace.
+
+    Each is repeated by itself: of a hundred requests one fails more often than not, where one in a hundred does.
+    """
+    size, retries = LOAD_SIZES.fetch, RetryPolicy(source.runtime)
+
+    async def get(start: int) -> bytes:
+        stop = min(fetch.stop, start + size)
+        return await retries.read(lambda: source.get(fetch.bases[0], start, stop))
+
     starts = range(fetch.start, fetch.stop, size)
     if len(starts) == 1:
-        return await source.get(fetch.bases[0], fetch.start, fetch.stop)
+        return await get(fetch.start)
     turn = asyncio.Semaphore(LOAD_SIZES.fetches)
     whole = np.empty(fetch.stop - fetch.start, np.uint8)
 
     async def piece(start: int) -> None:
         async with turn:
-            data = await source.get(fetch.bases[0], start, min(fetch.stop, start + size))
+            data = await get(start)
         whole[start - fetch.start : start - fetch.start + len(data)] = np.frombuffer(data, np.uint8)
 
     pieces = [asyncio.ensure_future(piece(start)) for start in starts]

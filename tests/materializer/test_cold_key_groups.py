@@ -229,6 +229,19 @@ async def test_a_table_is_right_while_it_is_loaded_behind_its_batches(
 
 
 @virtual
+async def test_a_large_key_group_is_loaded_though_each_ninth_of_its_requests_fails(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch)
+    monkeypatch.setattr(base_fetch, "LOAD_SIZES", base_fetch.LoadSizes(10, 1))  # a hundred requests for each
+    async with some_world(seed) as world:
+        rules = [FaultRule(Fault.UNAVAILABLE, "get", nth=tuple(range(9, 99_999, 9)))]
+        async with Opened(world, FaultyStore(world.memory, rules, clock=LoopClock())) as opened:
+            await opened.restore.load()
+            opened.check_whole()
+
+
+@virtual
 async def test_few_keys_read_few_blocks_and_what_is_waited_for_comes_first(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
