@@ -90,6 +90,14 @@ def test_a_persist_that_failed_takes_nothing_from_the_next_one_of_its_range(log:
     assert log.references.take_deletable() == [], "a pending checkpoint may reference it"
 
 
+def test_what_an_open_persist_has_claimed_goes_with_the_log_when_that_closes(log: Log):
+    log.add("x")
+    log.ledger.claim(0)
+    log.store(log.seal(), "obj", 1)
+    log.ledger.close()
+    assert log.references.take_deletable() == ["obj"], "no checkpoint was told of it"
+
+
 class TestInlined:
     INLINE = InlineSegment("seal-1", b"bytes", 0)
     PLACE = SegmentHandle("manifests/7", 5, 0, 100)
