@@ -42,7 +42,8 @@ AGGREGATES: tuple[Callable[[], Column], ...] = (
 def settled(df: DataFrame) -> DataFrame:
     """Put lists in one order, and take the last digits off, which depend on the order of rows."""
     lists = {name: F.sort_array(name) for name in ("list", "set")}
-    return df.withColumns(lists | {name: F.round(name, 6) for name in ("deviation", "variance")})
+    # Times pi: 5.6484375 would be rounded by the last bit of a double, which depends on the order of the rows.
+    return df.withColumns(lists | {name: F.round(F.col(name) * F.pi(), 6) for name in ("deviation", "variance")})
 
 
 class Windowed(NamedTuple):
