@@ -68,4 +68,4 @@ def test_what_a_program_forgets_to_close_can_store_its_last_objects(tmp_path: Pa
     assert ended.returncode == 0
     assert (tmp_path / "store" / "last").exists(), ended.stderr
     assert "cannot schedule" not in ended.stderr
-    assert ended.stderr.count("and fails then") == (how == "forgotten"), "the closer is called once"
+    assert ended.stderr.count("ValueError: and fails then") == (how == "forgotten"), "the closer is called once"

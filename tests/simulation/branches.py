@@ -129,6 +129,7 @@ def untaken_branches(
         report = Path(directory) / "report.json"
         measured.json_report(paths, outfile=str(report))
         files = json.loads(report.read_text())["files"]
+    measured.get_data().close(force=True)  # a database in memory, of which Python 3.13 warns when it is collected
     found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
     for name, file in files.items():
         at = str(Path(name).resolve().relative_to(_ROOT.resolve()))
