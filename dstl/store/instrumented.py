@@ -27,9 +27,6 @@ class VerbTotals:
     bytes: int = 0
     seconds: float = 0.0
 
-    def __add__(self, more: VerbTotals) -> VerbTotals:
-        return VerbTotals(*(getattr(self, one.name) + getattr(more, one.name) for one in fields(self)))
-
     def __sub__(self, earlier: VerbTotals) -> VerbTotals:
         return VerbTotals(*(getattr(self, one.name) - getattr(earlier, one.name) for one in fields(self)))
 
@@ -89,6 +86,7 @@ class InstrumentedStore:
         self._recorder: Recorder = recorder or NullRecorder()
         self._clock: Clock = clock or SystemClock()
         self._names = names
+        # As VerbTotals has them, but counted in place: this is done for each request.
         self._counts = {each.name: [0, 0, 0, 0.0] for each in fields(StoreTotals)}
 
     @property

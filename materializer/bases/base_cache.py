@@ -335,7 +335,7 @@ class BaseSource:
         """Return bytes ``[start, stop)`` of the object of a base; those of the cache are of a file checked whole.
 
         Raises:
-            Closed: This was closed: nobody would let go of a file that were opened now.
+            Closed: This was closed: a file opened now would stay open.
             CorruptData: The object ends before.
             Unavailable: The store does not answer.
         """

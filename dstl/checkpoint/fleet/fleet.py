@@ -166,7 +166,7 @@ class Fleet(Members):
         loading = {
             member.member_id: member.connection.address
             for member, each in zip(waiting, done, strict=True)
-            # Of one that goes on with its tables it is not known.
+            # One that keeps its tables has not said: it may still be loading them.
             if each is None or (each.status is not None and not each.status.finished)
         }
         if restored:

@@ -73,7 +73,7 @@ class RestoreWatch:
         """Go on asking TaskManagers that serve before all is loaded, until they have loaded it or are gone.
 
         Args:
-            loading: Addresses by member id. Of one that has loaded all before this run nothing is told.
+            loading: Addresses by member id. One that had loaded everything before this run is not reported.
         """
         await asyncio.gather(*(self._follow(member_id, address) for member_id, address in loading.items()))
 
