@@ -32,8 +32,7 @@ _SMALL = 256 << 10
 """Bytes up to which a file stays in the cache once it is put: offsets, commits and small deltas, which Spark soon reads
 again. Larger ones would push them out."""
 _ROOM_S = 600.0
-"""A file waits so long for room: longer than a store's outage that a batch rides out, and less than the 900 s after
-which the JVM gives its call up without a word of the reason."""
+"""A file waits so long for room: longer than a store's outage that a batch rides out."""
 _ANSWER_S = 10.0
 """A commit takes fractions of a second; Docker kills what it has told to end after ten, Kubernetes after thirty."""
 _LOOK_S = 0.02

@@ -16,9 +16,11 @@ from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
 from dstl.rpc.frame_socket import CLOSED, FrameSocket
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service, socket_address
 from dstl.rpc.protocol import (
+    BEAT,
     MAX_FRAME,
     MAX_HANDSHAKE,
     PREFIX_BYTES,
+    SILENCE_S,
     Framing,
     Secret,
     frame_length,
@@ -31,6 +33,10 @@ MAX_IN_FLIGHT = 32
 """Most requests of a blocking connection whose replies were not read yet."""
 _OPEN_SECONDS = 30.0
 """What a process has for connecting and for the handshake, however long its calls may take then."""
+_SLOWEST_BYTES_S = 1 << 20
+"""A frame that comes more slowly than that, and takes as long as silence beside, comes from a process that hangs."""
+_ASLEEP_S = 1.0
+"""A timer that is later than that was of a process that stood still itself: it has not read yet what came meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +122,8 @@ class Connection:
         is_broken: True once a call has failed on the wire, or it was closed: make another connection.
 
     Args:
-        timeout: Seconds of silence after which a call fails. The handshake has 30 seconds at most.
+        timeout: Seconds of silence after which a call fails. A call may take as long as it likes: a service that is at
+            it says so every ten seconds. The handshake has 30 seconds at most.
         role: In which capacity this process calls.
         clock: Bounds the handshake.
         dial: Connects a socket.
@@ -132,7 +139,7 @@ class Connection:
         address: Address,
         secret: Secret,
         *,
-        timeout: float = 600.0,
+        timeout: float = SILENCE_S,
         role: Role = Role.WORKER,
         clock: Clock | None = None,
         dial: Dial | None = None,
@@ -251,7 +258,10 @@ class Connection:
         raise error
 
     def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
-        return self._framing.decode(self._frames.receive(limit))
+        while True:
+            header, data = self._framing.decode(self._frames.receive(limit))
+            if BEAT not in header:
+                return header, data
 
 
 class Pending(Generic[R]):
@@ -392,8 +402,8 @@ class AsyncConnection:
 
         Raises:
             DstlError: Whatever the other side raised.
-            Unavailable: The connection broke; it cannot be used any more. So it is for all whose replies are still to
-                come when a call was cancelled.
+            Unavailable: The connection broke, or the service was silent for :data:`~dstl.rpc.protocol.SILENCE_S`; it
+                cannot be used any more. So it is for all whose replies are still to come when a call was cancelled.
             Invalid: The request is too long to be sent.
             CorruptData: The reply is not one to this request.
         """
@@ -439,5 +449,22 @@ class AsyncConnection:
         self._writer.close()
 
     async def _receive(self, limit: int = MAX_FRAME) -> tuple[dict[str, Any], memoryview]:
-        length = frame_length(await self._reader.readexactly(PREFIX_BYTES), limit)
-        return await self._framing.decode_async(await self._reader.readexactly(length))
+        while True:
+            prefix = await self._read(PREFIX_BYTES)
+            body = await self._read(frame_length(prefix, limit))
+            header, data = await self._framing.decode_async(body)
+            if BEAT not in header:
+                return header, data
+
+    async def _read(self, length: int) -> bytes:
+        now = asyncio.get_running_loop().time
+        while True:
+            due = now() + SILENCE_S + length / _SLOWEST_BYTES_S
+            try:
+                async with asyncio.timeout_at(due) as limit:
+                    return await self._reader.readexactly(length)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                if now() < due + _ASLEEP_S:
+                    raise TimeoutError(f"no sign of life for {SILENCE_S:g} s") from None

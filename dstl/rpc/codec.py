@@ -22,7 +22,7 @@ import msgpack
 
 from dstl.errors import CorruptData, DstlError, Invalid, brief
 from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import unpack
+from dstl.rpc.protocol import BEAT, unpack
 
 Payload = bytes | memoryview
 """The type of the field that is the frame's payload."""
@@ -35,7 +35,7 @@ Bulk = Annotated[_T, _BULK]
 CALL = "call"
 """The header field of a request that names the call."""
 
-_RESERVED = {CALL, "error", "refused"}
+_RESERVED = {CALL, BEAT, "error", "refused"}
 _ADVICE = "do both sides run the same version of DSTL?"
 
 R = TypeVar("R", bound="Message")

@@ -50,14 +50,15 @@ class FrameSocket:
 
         Args:
             frame: The buffers.
-            receiving: Answers are due: take those that come meanwhile, for :meth:`receive`.
+            receiving: Frames are due: take those that come meanwhile, for :meth:`receive`.
 
         Raises:
             OSError: The connection broke, or nothing moved for too long.
         """
-        buffers = [b"".join(frame)] if sum(map(len, frame)) < _JOINED else frame
-        for buffer in buffers:
-            if receiving:
+        is_small = sum(map(len, frame)) < _JOINED
+        for buffer in [b"".join(frame)] if is_small else frame:
+            # A time-out is one of silence here, and in sendall() one of the whole buffer, however long.
+            if receiving or not is_small:
                 self._send_and_receive(memoryview(buffer))
             else:
                 self._socket.sendall(buffer)

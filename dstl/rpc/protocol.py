@@ -2,8 +2,10 @@
 
 A frame is ``u32 body length | u32 header length | header (msgpack map) | payload (raw bytes) | MAC``, big-endian; the
 body is everything behind its length. A request names its method; a reply holds either ``ok`` fields or an ``error``
-pair. Nothing is ever unpickled. Whether there is a MAC is the connection's business (:class:`Framing`); the
-frames of a handshake (``dstl.rpc.handshake``) have none, and are not longer than :data:`MAX_HANDSHAKE`.
+pair. While a service is at a request it says so now and then, by a frame of :data:`BEAT` alone: so its caller knows a
+long call from a process that hangs. Nothing is ever unpickled. Whether there is a MAC is the connection's business
+(:class:`Framing`); the frames of a handshake (``dstl.rpc.handshake``) have none, and are not longer than
+:data:`MAX_HANDSHAKE`.
 
 A MAC stands at the end of a frame's body and covers the frame's number in its direction, the length field and the body,
 under a key that is of this connection and direction alone. So a frame that was changed, left out, repeated, sent back
@@ -29,13 +31,20 @@ import msgpack
 from dstl.errors import CorruptData, Invalid, error_from_wire, error_to_wire
 from dstl.private_file import check_strength, read_private_file
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Grows with every change of a message, a frame or the handshake: both sides must have the same."""
 MAX_FRAME = 256 << 20
 """No frame is longer, in bytes: a bigger length is refused before anything is allocated."""
 MAX_HANDSHAKE = 1024
 """No frame of a handshake is longer, in bytes: an unauthenticated peer cannot make this side allocate."""
 PREFIX_BYTES = 4  # a length of 32 bits
+BEAT = "working"
+"""The header field of a frame that comes before a reply: the service is at the request."""
+BEAT_S = 10.0
+"""How often a service says so (Flink ``heartbeat.interval``)."""
+SILENCE_S = 50.0
+"""A service that has said nothing for so long hangs, or its host is gone (Flink ``heartbeat.timeout``). A loop that is
+busy with a large change set is silent for a second or two; a process that waits for swap, for more."""
 _MAX_HEADER = 16 << 20  # lists of some hundred thousand files, the longest there are; keys and values are payload
 _MAX_CONTAINERS = 1 << 18
 """Lists and maps in a header, or payload: a byte each in the frame, up to a hundred in memory. A list of files has one

@@ -14,6 +14,8 @@ from dstl.errors import AccessDenied, DstlError, Invalid, brief
 from dstl.rpc.codec import CALL, Call, Message, decode_call, encode_reply
 from dstl.rpc.handshake import Refusal, Role, ServerHandshake, is_vouched_for, socket_address
 from dstl.rpc.protocol import (
+    BEAT,
+    BEAT_S,
     MAX_HANDSHAKE,
     PREFIX_BYTES,
     Framing,
@@ -256,7 +258,8 @@ class RpcServer:
         self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            reply = await self._dispatch(peer, name, header, payload)
+            with _Beats(peer.framing, writer):
+                reply = await self._dispatch(peer, name, header, payload)
             frame = await peer.framing.encode_async(*encode_reply(reply))
         except asyncio.CancelledError:
             raise
@@ -274,6 +277,27 @@ class RpcServer:
         if kind.role not in (None, peer.role):
             raise AccessDenied(f"a {peer.role} may not call {name}")
         return await handler(peer, decode_call(kind, header, payload))
+
+
+class _Beats:
+    """Tells a caller again and again that its call is under way, until its reply or its error is made."""
+
+    __slots__ = ("_framing", "_next", "_writer")
+
+    def __init__(self, framing: Framing, writer: asyncio.StreamWriter) -> None:
+        self._framing = framing
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        self._next = asyncio.get_running_loop().call_later(BEAT_S, self._beat)
+
+    def __exit__(self, *_: object) -> None:
+        self._next.cancel()
+
+    def _beat(self) -> None:
+        if not self._writer.is_closing():
+            self._writer.writelines(self._framing.encode({BEAT: True}))
+            self.__enter__()
 
 
 def _widen_queue(server: asyncio.Server) -> None:

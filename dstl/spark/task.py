@@ -28,10 +28,6 @@ from dstl.spark.task_definition import PreparedOperator, TaskDefinition
 from dstl.spark.worker_process import count_task, executor_host
 from dstl.state.broadcast_state import BroadcastCopies
 
-_CALL_SECONDS = 3600.0
-"""Longest call: beginning waits for a whole restore. A dead peer is
-noticed long before, by its connection."""
-
 _MOST_TASKS = 64
 """Operators that a process keeps: those of its running queries, with room for some that have ended."""
 
@@ -140,5 +136,5 @@ def _connection(address: Address, secret: Secret) -> Connection:
     if held is None or not held.is_idle:
         for ended in [each for each, connection in _connections.items() if not connection.is_idle]:
             _connections.pop(ended).close()
-        held = _connections[key] = Connection(address, secret, timeout=_CALL_SECONDS)
+        held = _connections[key] = Connection(address, secret)
     return held

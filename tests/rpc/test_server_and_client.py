@@ -207,6 +207,74 @@ async def test_a_connection_that_breaks_during_a_call_is_unavailable_and_never_a
         done.set()
 
 
+@pytest.fixture
+def lively(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let services say every few milliseconds that they are at a call, and be taken for hung after one second."""
+    monkeypatch.setattr("dstl.rpc.server.BEAT_S", 0.02)
+    monkeypatch.setattr("dstl.rpc.client.SILENCE_S", 1.0)
+
+
+@pytest.mark.usefixtures("lively")
+async def test_a_call_may_take_as_long_as_its_service_is_at_it() -> None:
+    """Prevents that a long restore, which a task's first call waits for, fails the task."""
+    async with serving() as (_, service, address):
+        waits = await AsyncConnection.open(address, SECRET)
+
+        def blocking() -> tuple[int | None, int]:
+            worker = Connection(address, SECRET, timeout=1.0)
+            pending = [worker.send(Wait()), worker.send(Echo(1, bytes(1 << 24))), worker.send(Echo(2))]
+            try:
+                return pending[2].result().n, len(pending[1].result().data)
+            finally:
+                worker.close()
+
+        calls = asyncio.gather(waits.call(Wait()), waits.call(Echo(3)), in_thread(blocking))
+        done, _ = await asyncio.wait([asyncio.ensure_future(calls)], timeout=2.5)
+        assert not done
+        service.release.set()
+        _, echoed, (n, length) = await calls
+        assert (echoed.n, n, length) == (3, 2, 1 << 24)
+        waits.close()
+
+
+@pytest.mark.usefixtures("lively")
+async def test_a_service_that_hangs_is_given_up_after_a_time_of_silence() -> None:
+    """Prevents that each task waits for an hour for a TaskManager that hangs (seed 180260595)."""
+    done = threading.Event()
+
+    def behave(peer: socket.socket) -> None:
+        framing = handshake(peer)
+        receive(peer, framing)
+        peer.sendall(b"".join(framing.encode({"working": True})))
+        done.wait(20)
+
+    with impostor(behave) as address:
+        connection = await AsyncConnection.open(address, SECRET)
+        async with asyncio.timeout(10):
+            with pytest.raises(Unavailable, match="broke during echo: no sign of life for 1 s"):
+                await connection.call(Echo())
+        assert connection.is_broken
+        done.set()
+
+
+@pytest.mark.usefixtures("lively")
+async def test_who_stood_still_itself_reads_what_came_meanwhile_before_it_gives_others_up() -> None:
+    """Prevents that a driver that was suspended takes every TaskManager for lost."""
+
+    def behave(peer: socket.socket) -> None:
+        framing = handshake(peer)
+        receive(peer, framing)
+        peer.sendall(b"".join(framing.encode({"n": 7}, b"")))
+
+    with impostor(behave) as address:
+        connection = await AsyncConnection.open(address, SECRET)
+        call = asyncio.ensure_future(connection.call(Echo(7)))
+        await asyncio.sleep(0.01)
+        threading.Event().wait(3)  # the whole loop stands still
+        assert (await call).n == 7
+        connection.close()
+
+
 async def test_the_reply_of_an_abandoned_call_is_never_taken_for_another() -> None:
     async with serving() as (_, service, address):
         connection = await AsyncConnection.open(address, SECRET)

@@ -28,8 +28,6 @@ from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, TaskSpec
 from tests.simulation.world import World
 
-_CALL_TIMEOUT_S = 600.0  # as dstl.rpc.client.Connection
-
 
 class Worker:
     """One worker process; connections are cached, as in a worker that Spark reuses."""
@@ -86,9 +84,7 @@ class Worker:
         if held is None or not held.is_idle:
             if held is not None:
                 held.close()
-            held = self._connections[where] = Connection(
-                where, self._secret, timeout=_CALL_TIMEOUT_S, clock=self._clock, dial=self._dial
-            )
+            held = self._connections[where] = Connection(where, self._secret, clock=self._clock, dial=self._dial)
         return held
 
     def _dial(self, address: Address, timeout: float) -> Any:

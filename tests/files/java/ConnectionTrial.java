@@ -19,10 +19,6 @@ public final class ConnectionTrial {
       late(arguments[1], arguments[2], arguments[3].getBytes(), Long.parseLong(arguments[4]));
       return;
     }
-    if (arguments[0].equals("patience")) {
-      patience(arguments[1], arguments[2], arguments[3].getBytes(), Long.parseLong(arguments[4]));
-      return;
-    }
     for (int i = 0; i < Integer.parseInt(arguments[1]); i++) {
       try (Connection connection = new Connection(new Address(arguments[0], new byte[32], 7))) {
         System.out.println("connected");
@@ -35,44 +31,18 @@ public final class ConnectionTrial {
 
   /** Asks the first service until it hangs, and says of each line of the input what the next call comes to. */
   private static void late(String first, String second, byte[] secret, long protocol) throws Exception {
+    Connection.lookMs = 400;
     Service.use(lost -> new Address(lost == null ? first : second, secret, protocol), false);
     java.util.Scanner lines = new java.util.Scanner(System.in);
     while (lines.hasNextLine()) {
       String path = lines.nextLine();
       try {
-        Service.call(path, "stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0), 2_000);
+        Service.call(path, "stat_file", java.util.Map.of("path", path, "run", "run"), ByteBuffer.allocate(0));
         System.out.println("answered");
       } catch (IOException error) {
         System.out.println(error.getMessage());
       }
     }
-    System.exit(0);
-  }
-
-  /** Puts a commit below a root of its own, once a line of the input says so, and says for how many days it would wait. */
-  private static void patience(String root, String socket, byte[] secret, long protocol) throws Exception {
-    new OwnedRoots().own(root, socket, secret, protocol);
-    Service.call("list_files", java.util.Map.of("path", root, "run", ""));
-    System.out.println("answered");
-    new java.util.Scanner(System.in).nextLine();
-    java.util.Map<String, Object> commit = java.util.Map.of(
-        "path", root + "/commits/0", "run", "run", "attempt", -1L, "overwrite", false, "token", "", "size", 0L);
-    Thread putting = new Thread(() -> {
-      try {
-        Service.put(commit, ByteBuffer.allocate(0));
-      } catch (IOException error) {
-        System.out.println(error.getMessage());
-      }
-    });
-    putting.setDaemon(true);
-    putting.start();
-    java.lang.reflect.Field watchdog = Connection.class.getDeclaredField("WATCHDOG");
-    watchdog.setAccessible(true);
-    var guards = ((java.util.concurrent.ScheduledThreadPoolExecutor) watchdog.get(null)).getQueue();
-    while (guards.isEmpty()) {
-      Thread.sleep(10);
-    }
-    System.out.println(((java.util.concurrent.Delayed) guards.peek()).getDelay(java.util.concurrent.TimeUnit.DAYS));
     System.exit(0);
   }
 

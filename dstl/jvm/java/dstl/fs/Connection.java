@@ -39,8 +39,17 @@ final class Connection implements Closeable {
   private static final int MAX_HEADER = 16 << 20;
   private static final int NONCE_BYTES = 32;
 
-  /** A handshake takes a millisecond; a process that starts or swaps may take seconds. */
-  private static final long HANDSHAKE_MS = 30_000;
+  /** A service that is at a call says so by a frame of this field, every ten seconds. */
+  private static final String BEAT = "working";
+
+  /**
+   * A service that hangs is silent in so many looks: 50 s, the SILENCE_S of {@code dstl/rpc/protocol.py}. They are
+   * counted, for a JVM that stood still itself has looked once in all that time.
+   */
+  private static final int LOOKS = 5;
+
+  /** From one look to the next. Tests have less time. */
+  static long lookMs = 10_000;
 
   private static final String ROLE = "worker";
   private static final Set<String> REASONS = Set.of("address", "busy", "malformed", "secret", "version");
@@ -51,6 +60,7 @@ final class Connection implements Closeable {
   private final SocketChannel channel;
   private final String where;
   private long received;
+  private volatile long moved;
   private volatile boolean isLate;
 
   /** A reply: its header's fields, and the bytes that follow them. */
@@ -110,7 +120,7 @@ final class Connection implements Closeable {
     } catch (IOException error) {
       throw new Ended("no DSTL file service answers at " + where + ": " + error.getMessage(), error, true, true);
     }
-    ScheduledFuture<?> guard = guard(HANDSHAKE_MS);
+    ScheduledFuture<?> guard = guard();
     try {
       checkPeer();
       shakeHands(address);
@@ -130,24 +140,29 @@ final class Connection implements Closeable {
     }
   }
 
-  /** Send a request and return its reply; a connection that failed on the wire is closed. */
-  Reply call(String name, Map<String, Object> fields, ByteBuffer payload, long timeoutMs) throws IOException {
+  /**
+   * Send a request and return its reply, which may take as long as the service is at it; a connection that failed on the
+   * wire is closed.
+   */
+  Reply call(String name, Map<String, Object> fields, ByteBuffer payload) throws IOException {
     Map<String, Object> header = new LinkedHashMap<>(fields);
     header.put("call", name);
-    ScheduledFuture<?> guard = guard(timeoutMs);
+    ScheduledFuture<?> guard = guard();
     boolean isSent = false;
-    received = 0;
     Reply reply;
     try {
       send(header, payload);
       isSent = true;
-      reply = receive(MAX_FRAME);
+      do {
+        received = 0;
+        reply = receive(MAX_FRAME);
+      } while (reply.fields().containsKey(BEAT));
     } catch (ClosedByInterruptException error) {
       // Of Spark, which knows it: the query was stopped, or the task killed.
       throw error;
     } catch (IOException | RuntimeException error) {
       close();
-      String why = isLate ? "gave no answer within " + timeoutMs / 1000 + " s" : "has ended";
+      String why = isLate ? "gave no sign of life for " + LOOKS * lookMs / 1000 + " s" : "has ended";
       String message = "the DSTL file service at " + where + " " + why + " (during " + name + ")";
       if (isLate) {
         throw new Late(message, error);
@@ -262,7 +277,7 @@ final class Connection implements Closeable {
     front.putInt(4 + packed.length + payload.remaining()).putInt(packed.length).put(packed).flip();
     ByteBuffer[] frame = {front, payload};
     while (front.hasRemaining() || payload.hasRemaining()) {
-      channel.write(frame);
+      moved += channel.write(frame);
     }
   }
 
@@ -292,13 +307,28 @@ final class Connection implements Closeable {
         throw new EOFException("the service has ended the connection");
       }
       received += count;
+      moved += count;
     }
     return buffer.flip();
   }
 
-  /** Close the channel, which has no time-out of its own, unless the future is cancelled before. */
-  private ScheduledFuture<?> guard(long milliseconds) {
-    return WATCHDOG.schedule(this::giveUp, milliseconds, TimeUnit.MILLISECONDS);
+  /** Close the channel, which has no time-out of its own, when nothing moves; until the future is cancelled. */
+  private ScheduledFuture<?> guard() {
+    return WATCHDOG.scheduleWithFixedDelay(new Look(), lookMs, lookMs, TimeUnit.MILLISECONDS);
+  }
+
+  private final class Look implements Runnable {
+    private long seen = moved;
+    private int silent;
+
+    @Override
+    public void run() {
+      silent = moved == seen ? silent + 1 : 0;
+      seen = moved;
+      if (silent >= LOOKS) {
+        giveUp();
+      }
+    }
   }
 
   private void giveUp() {

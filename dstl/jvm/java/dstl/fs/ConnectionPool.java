@@ -27,12 +27,11 @@ final class ConnectionPool implements Closeable {
    * Send a request and return its reply. A connection that has ended while nobody used it says nothing of the service:
    * where the request may be sent again, it is, once, over a new one, and none of the others is used any more.
    */
-  Connection.Reply call(String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs)
-      throws IOException {
+  Connection.Reply call(String name, Map<String, Object> fields, ByteBuffer content) throws IOException {
     Connection kept = idle.poll();
     if (kept != null) {
       try {
-        return call(kept, name, fields, content.duplicate(), timeoutMs);
+        return call(kept, name, fields, content.duplicate());
       } catch (Connection.Ended error) {
         if (!error.mayRepeat(name)) {
           throw error;
@@ -40,7 +39,7 @@ final class ConnectionPool implements Closeable {
         close();
       }
     }
-    return call(connect(), name, fields, content, timeoutMs);
+    return call(connect(), name, fields, content);
   }
 
   /** Return a connection of the caller's own. */
@@ -56,10 +55,9 @@ final class ConnectionPool implements Closeable {
   }
 
   private Connection.Reply call(
-      Connection connection, String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs)
-      throws IOException {
+      Connection connection, String name, Map<String, Object> fields, ByteBuffer content) throws IOException {
     try {
-      return connection.call(name, fields, content, timeoutMs);
+      return connection.call(name, fields, content);
     } finally {
       if (connection.isOpen() && idle.size() < MOST_IDLE) {
         idle.push(connection);

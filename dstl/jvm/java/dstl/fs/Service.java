@@ -4,23 +4,10 @@ import java.io.IOException;
 import java.nio.ByteBuffer;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.TimeUnit;
 import org.apache.hadoop.conf.Configuration;
 
 /** The file service of this JVM's host: found once, called over pooled connections. Thread-safe. */
 public final class Service {
-  /** Longer than the attempts of a read at a store that does not answer: its own error comes first. */
-  private static final long CALL_MS = 120_000;
-
-  /** Longer than the 600 s for which a file waits for room, and a commit for its store. */
-  private static final long BARRIER_MS = 900_000;
-
-  /**
-   * A StateBackend's driver has deadlines of its own, and may have to run a batch once more before it takes its commit,
-   * however long the batch is: whoever gave up would do so again at every start.
-   */
-  private static final long OWN_COMMIT_MS = TimeUnit.DAYS.toMillis(100);
-
   /** A run ends within its query; what is older is of queries that have ended long ago. */
   private static final int MOST_RUNS = 10_000;
 
@@ -83,13 +70,11 @@ public final class Service {
   }
 
   static Connection.Reply call(String name, Map<String, Object> fields) throws IOException {
-    return call((String) fields.get("path"), name, fields, ByteBuffer.allocate(0), CALL_MS);
+    return call((String) fields.get("path"), name, fields, ByteBuffer.allocate(0));
   }
 
   static Connection.Reply put(Map<String, Object> fields, ByteBuffer content) throws IOException {
-    String path = (String) fields.get("path");
-    boolean mayRunAgain = path.contains("/commits/") && OwnedRoots.of(path) != null;
-    return call(path, "put_file", fields, content, mayRunAgain ? OWN_COMMIT_MS : BARRIER_MS);
+    return call((String) fields.get("path"), "put_file", fields, content);
   }
 
   /** Return a connection for the parts of one file: they are its service's for as long as it is open. */
@@ -108,20 +93,20 @@ public final class Service {
 
   /** Bring bytes of a file that is not whole yet. */
   static void stage(Connection lease, String token, ByteBuffer content) throws IOException {
-    lease.call("stage_part", Map.of("token", token), content, BARRIER_MS);
+    lease.call("stage_part", Map.of("token", token), content);
   }
 
   /** Send a request to the service of a path, and return its reply. */
-  static Connection.Reply call(
-      String path, String name, Map<String, Object> fields, ByteBuffer content, long timeoutMs) throws IOException {
+  static Connection.Reply call(String path, String name, Map<String, Object> fields, ByteBuffer content)
+      throws IOException {
     ConnectionPool owned = path == null ? null : OwnedRoots.of(path);
     if (owned != null) {
-      return owned.call(name, fields, content, timeoutMs);
+      return owned.call(name, fields, content);
     }
     ConnectionPool known = located(null);
     check(known, fields);
     try {
-      return known.call(name, fields, content.duplicate(), timeoutMs);
+      return known.call(name, fields, content.duplicate());
     } catch (Connection.Ended error) {
       if (!error.mayRepeat(name)) {
         throw error;
@@ -133,7 +118,7 @@ public final class Service {
     // Its process may have ended: what started it may start another.
     known = located(known.address());
     check(known, fields);
-    return known.call(name, fields, content, timeoutMs);
+    return known.call(name, fields, content);
   }
 
   /** Ask the coordinator where a host's service is; for the driver. */
@@ -152,7 +137,7 @@ public final class Service {
     }
     RUNS.remove(run);
     try {
-      known.call("end_run", Map.of("run", run), ByteBuffer.allocate(0), CALL_MS);
+      known.call("end_run", Map.of("run", run), ByteBuffer.allocate(0));
     } catch (IOException error) {
       // It has ended, and its directories with it; or it keeps this one open until the application ends.
     }
