@@ -25,7 +25,8 @@ from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT, ChangeSet
 from dstl.changelog.segment.encoder import encode_segment, segment_checksum
 from dstl.options import MaterializationOptions, S3Options
 from dstl.process.lifecycle import SWITCH_INTERVAL_S
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import ReadRestoreStatus, Restore, Resume
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import FetchMany, OpenAttempt

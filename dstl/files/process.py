@@ -21,7 +21,8 @@ from dstl.files.remote import RemoteDirectory
 from dstl.files.roots import CheckpointRoots, RootProbe
 from dstl.files.service import FileService
 from dstl.options import S3Options, SealingOptions
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.file_messages import (
     EndRun,
     FindFile,

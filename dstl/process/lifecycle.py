@@ -15,7 +15,8 @@ from dstl.files.process import FileCoordinator, FileHost, OpenStore
 from dstl.jvm.build import check_version
 from dstl.metrics import MetricSet
 from dstl.process.launch_spec import LaunchSpec, answer_line
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role

@@ -11,7 +11,7 @@ from dstl.checkpoint.coordinator import CheckpointCoordinator
 from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.files import barriers
 from dstl.files.options import FileOptions
-from dstl.rpc.client import AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.messages import Begin, Begun, TaskAttempt
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint, OperatorEntry

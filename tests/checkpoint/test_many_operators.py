@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dstl.checkpoint.manifest.format import manifest_name
-from dstl.rpc.client import AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.messages import Acknowledgement, Begin, OpenAttempt
 from dstl.store.memory import MemoryStore
 from worlds.service import Driver, retained

@@ -15,7 +15,8 @@ from dstl.checkpoint.fleet.resource_manager import SLOTS_OF_A_TASK_MANAGER, Exec
 from dstl.errors import Invalid, Unavailable
 from dstl.options import CheckpointOptions
 from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Begin, Begun

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from dstl.errors import TaskManagerLost
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.file_messages import PlaceFiles
 from dstl.rpc.protocol import PROTOCOL_VERSION, Secret
 from worlds.file_processes import SECRET, hang, line, said, started

@@ -21,7 +21,8 @@ import pytest
 
 from dstl.errors import AccessDenied
 from dstl.process.launch_spec import LaunchSpec, TaskManagerProcess
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Enlist, Enlisted, ReadMetrics, Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Done

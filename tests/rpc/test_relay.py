@@ -16,7 +16,8 @@ import pytest
 
 from dstl.errors import AccessDenied, CorruptData, DstlError, Invalid, Unavailable
 from dstl.rpc import handshake, protocol
-from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address, Connection
 from dstl.rpc.codec import Call, Message, Payload
 from dstl.rpc.handshake import Role, ServerHandshake, socket_address
 from dstl.rpc.messages import Done

@@ -16,7 +16,8 @@ from echo_service import SECRET, Service, serving
 
 from dstl.errors import AccessDenied, Closed, DstlError, Fenced, Invalid, Unavailable
 from dstl.rpc import protocol
-from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address, Connection
 from dstl.rpc.handshake import NONCE_BYTES, ServerHandshake, socket_address
 from dstl.rpc.protocol import MAX_FRAME, Framing, Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
@@ -211,7 +212,7 @@ async def test_a_connection_that_breaks_during_a_call_is_unavailable_and_never_a
 def lively(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let services say every few milliseconds that they are at a call, and be taken for hung after one second."""
     monkeypatch.setattr("dstl.rpc.server.BEAT_S", 0.02)
-    monkeypatch.setattr("dstl.rpc.client.SILENCE_S", 1.0)
+    monkeypatch.setattr("dstl.rpc.async_connection.SILENCE_S", 1.0)
 
 
 @pytest.mark.usefixtures("lively")
@@ -254,6 +255,15 @@ async def test_a_service_that_hangs_is_given_up_after_a_time_of_silence() -> Non
             with pytest.raises(Unavailable, match="broke during echo: no sign of life for 1 s"):
                 await connection.call(Echo())
         assert connection.is_broken
+
+        def blocking() -> None:
+            worker = Connection(address, SECRET, timeout=1.0)
+            with pytest.raises(Unavailable, match="broke during echo: no sign of life for 1 s"):
+                worker.call(Echo())
+
+        done.set()
+        done.clear()
+        await in_thread(blocking)
         done.set()
 
 

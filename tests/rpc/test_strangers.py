@@ -20,7 +20,8 @@ import pytest
 from echo_service import SECRET, serving
 
 from dstl.errors import AccessDenied, DstlError, Unavailable
-from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address, Connection
 from dstl.rpc.protocol import Secret, encode_frame
 from dstl.rpc.server import RpcServer
 from worlds.echo import Echo, impostor
@@ -200,7 +201,7 @@ async def test_a_silent_stranger_holds_nobody_for_the_time_of_a_call(
     drip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task's calls may take an hour; its handshake may not, not even a byte at a time."""
-    monkeypatch.setattr("dstl.rpc.client._OPEN_SECONDS", 0.3)
+    monkeypatch.setattr("dstl.rpc.client.OPEN_SECONDS", 0.3)
     ended = threading.Event()
 
     def behave(peer: socket.socket) -> None:

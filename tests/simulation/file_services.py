@@ -16,7 +16,8 @@ from dstl.files.config import FileConfig
 from dstl.files.leader import LeaderDirectory
 from dstl.files.namespace import location_of
 from dstl.files.process import FileCoordinator, FileHost, OpenStore
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.codec import Call
 from dstl.rpc.file_messages import (
     DeleteFile,

@@ -6,7 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from dstl.errors import AccessDenied, DstlError
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret, encode_frame
 from tests.simulation.world import World

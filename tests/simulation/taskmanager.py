@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from dstl.errors import DstlError
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from dstl.changelog.change_set import digest_changes
 from dstl.errors import DstlError
-from dstl.rpc.client import Address, AsyncConnection, Connection, Reply
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address, Connection, Reply
 from dstl.rpc.codec import Call, R
 from dstl.rpc.messages import Acknowledgement, Begun, Write
 from dstl.rpc.protocol import Secret

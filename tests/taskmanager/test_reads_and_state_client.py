@@ -14,7 +14,8 @@ import pytest
 from dstl.changelog.change_set import OP_META
 from dstl.changelog.segment.reader import decode_segment
 from dstl.errors import Fenced, Invalid, Superseded, Unavailable
-from dstl.rpc.client import Address, AsyncConnection, Connection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address, Connection
 from dstl.rpc.codec import Message
 from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.handshake import Role

@@ -18,7 +18,8 @@ from dstl.errors import AccessDenied, OutcomeUnknown
 from dstl.options import S3Options, SealingOptions
 from dstl.process.launch_spec import LaunchSpec
 from dstl.process.lifecycle import ProcessLife
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.file_messages import (
     DeleteFile,
     EndRun,

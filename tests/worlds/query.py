@@ -8,7 +8,8 @@ from pathlib import Path
 from dstl.files.query_directory import QueryDirectory
 from dstl.files.roots import CheckpointRoots
 from dstl.files.service import FileService
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.protocol import Secret
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore

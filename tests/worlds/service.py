@@ -25,7 +25,8 @@ from dstl.files.query_directory import QueryDirectory
 from dstl.files.reader import FileReader
 from dstl.metrics import MetricSet
 from dstl.options import BatchingOptions, CheckpointOptions, HedgingOptions, MaterializationOptions, UploadOptions
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.messages import Acknowledgement, Begin, Begun, FetchMany, OpenAttempt, TaskAttempt, Write

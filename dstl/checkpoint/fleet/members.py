@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dstl.errors import TaskManagerLost, Unavailable
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 from dstl.checkpoint.fleet.fleet import MemberInfo
-from dstl.rpc.client import AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 

@@ -8,7 +8,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from dstl.errors import DstlError
-from dstl.rpc.client import Address, AsyncConnection
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import ReadRestoreStatus
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
