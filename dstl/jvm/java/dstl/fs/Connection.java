@@ -141,8 +141,8 @@ final class Connection implements Closeable {
   }
 
   /**
-   * Send a request and return its reply, which may take as long as the service is at it; a connection that failed on the
-   * wire is closed.
+   * Send a request and return its reply, which may take as long as the service is at it. A connection that failed on
+   * the wire is closed.
    */
   Reply call(String name, Map<String, Object> fields, ByteBuffer payload) throws IOException {
     Map<String, Object> header = new LinkedHashMap<>(fields);
