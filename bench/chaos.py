@@ -52,7 +52,7 @@ WRONG = (
 _BUCKET = "chaos"
 _DRAIN_S = 600.0
 _PAUSE_SHARE = 0.2
-_LONGEST_PAUSE_S = 20.0
+_LONGEST_PAUSE_S = 100.0  # one in seven is longer than the silence after which a process is given up
 _STORE = "spark.sql.streaming.stateStore"
 _SPARKS_OWN = {
     "spark.jars": jar_path(),
@@ -243,7 +243,7 @@ class Chaos:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP if pauses else signal.SIGKILL)
                 if pauses:
-                    threading.Timer(self._rng.uniform(1.0, _LONGEST_PAUSE_S), _wake, [pid]).start()
+                    threading.Timer(_LONGEST_PAUSE_S ** self._rng.random(), _wake, [pid]).start()
             else:
                 continue
             (self.pauses if pauses else self.kills)[kind] += 1
