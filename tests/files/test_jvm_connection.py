@@ -137,6 +137,15 @@ def test_a_service_that_hangs_is_not_asked_again(classes: str, tmp_path: Path) -
     assert "gave no sign of life for 2 s (during stat_file)" in lines[1]
 
 
+def test_a_service_that_accepts_nobody_is_given_up_while_its_queue_is_full(classes: str, tmp_path: Path) -> None:
+    """Prevents that a task waits for ever where those before it have filled the queue of a service that hangs."""
+    with tempfile.TemporaryDirectory() as directory, socket.socket(socket.AF_UNIX) as hung:
+        hung.bind(f"{directory}/s")
+        hung.listen(0)
+        said = trial(classes, f"{directory}/s", 3)
+    assert [line.partition(" gave ")[2] for line in said] == ["no sign of life for 2 s"] * 3, said
+
+
 async def test_a_call_may_take_as_long_as_its_service_is_at_it(
     classes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

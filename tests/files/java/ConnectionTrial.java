@@ -11,6 +11,7 @@ public final class ConnectionTrial {
   private ConnectionTrial() {}
 
   public static void main(String[] arguments) throws Exception {
+    Connection.lookMs = 400;
     if (arguments[0].equals("decode")) {
       decode(new Random(Long.parseLong(arguments[1])), Integer.parseInt(arguments[2]));
       return;
@@ -31,7 +32,6 @@ public final class ConnectionTrial {
 
   /** Asks the first service until it hangs, and says of each line of the input what the next call comes to. */
   private static void late(String first, String second, byte[] secret, long protocol) throws Exception {
-    Connection.lookMs = 400;
     Service.use(lost -> new Address(lost == null ? first : second, secret, protocol), false);
     java.util.Scanner lines = new java.util.Scanner(System.in);
     while (lines.hasNextLine()) {

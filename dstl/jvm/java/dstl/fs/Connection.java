@@ -112,23 +112,17 @@ final class Connection implements Closeable {
 
   Connection(Address address) throws IOException {
     where = address.socket();
-    try {
-      channel = SocketChannel.open(StandardProtocolFamily.UNIX);
-      channel.connect(UnixDomainSocketAddress.of(Path.of(where)));
-    } catch (ClosedByInterruptException error) {
-      throw error;
-    } catch (IOException error) {
-      throw new Ended("no DSTL file service answers at " + where + ": " + error.getMessage(), error, true, true);
-    }
+    channel = SocketChannel.open(StandardProtocolFamily.UNIX);
     ScheduledFuture<?> guard = guard();
     try {
+      connect();
       checkPeer();
       shakeHands(address);
     } catch (ClosedByInterruptException error) {
       throw error;
     } catch (IOException error) {
       close();
-      throw new Ended(error.getMessage(), error, true, true);
+      throw new Ended(isLate ? silence() : error.getMessage(), error, true, true);
     } catch (RuntimeException error) {
       close();
       throw new IOException("what answers at " + where + " is not a DSTL service", error);
@@ -162,8 +156,8 @@ final class Connection implements Closeable {
       throw error;
     } catch (IOException | RuntimeException error) {
       close();
-      String why = isLate ? "gave no sign of life for " + LOOKS * lookMs / 1000 + " s" : "has ended";
-      String message = "the DSTL file service at " + where + " " + why + " (during " + name + ")";
+      String why = isLate ? silence() : "the DSTL file service at " + where + " has ended";
+      String message = why + " (during " + name + ")";
       if (isLate) {
         throw new Late(message, error);
       }
@@ -199,6 +193,21 @@ final class Connection implements Closeable {
       case "ObjectExists" -> new FileAlreadyExistsException(message);
       default -> new IOException("dstl.errors." + kind + ": " + message);
     };
+  }
+
+  /** Connect; where a service that hangs has a full queue already, this waits until the guard closes the channel. */
+  private void connect() throws IOException {
+    try {
+      channel.connect(UnixDomainSocketAddress.of(Path.of(where)));
+    } catch (ClosedByInterruptException error) {
+      throw error;
+    } catch (IOException error) {
+      throw new IOException("no DSTL file service answers at " + where + ": " + error.getMessage(), error);
+    }
+  }
+
+  private String silence() {
+    return "the DSTL file service at " + where + " gave no sign of life for " + LOOKS * lookMs / 1000 + " s";
   }
 
   /** Refuse a process of another user: the path may have been made anew by anybody. */
