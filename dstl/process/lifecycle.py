@@ -135,7 +135,7 @@ class ProcessLife:
                 # The driver's tasks wait for this TaskManager: they are told, and not only this host's log.
                 await _answer(lifeline, Register(member, pid, None, str(error)))
                 raise
-            async with self._serving(config, lifeline.address) as (own, hand_over):
+            async with self._serving(config, lifeline) as (own, hand_over):
                 reach("T11")
                 await _answer(lifeline, Register(member, pid, own))
                 self._say(answer_line(own.path))
@@ -174,7 +174,7 @@ class ProcessLife:
 
     @asynccontextmanager
     async def _serving(
-        self, config: FileConfig, coordinator: Address
+        self, config: FileConfig, lifeline: AsyncConnection
     ) -> AsyncIterator[tuple[Address, Callable[[], Awaitable[None]]]]:
         """Serve tables of key groups, or files of this host, and yield where, and what hands them over at the end."""
         await call_in_thread(sweep_scratch_directories)
@@ -184,7 +184,11 @@ class ProcessLife:
             if config.location:
                 server, hand_over = self._open_tables(config, scratch, stack), _hand_nothing_over
             else:
-                spec, calls = self._spec, await self._connect(coordinator)
+                spec, calls = self._spec, await self._connect(lifeline.address)
+                # They break where the coordinator was silent. It may go on, and is to know that this host does not.
+                broken = asyncio.ensure_future(calls.wait_closed())
+                broken.add_done_callback(lambda _: lifeline.close())
+                stack.callback(broken.cancel)
                 host = FileHost(spec.member_id, spec.secret, config, self._runtime, self._open_store, calls)
                 stack.push_async_callback(host.close)
                 server, hand_over = host.service.server, host.hand_over

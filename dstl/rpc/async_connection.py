@@ -145,6 +145,11 @@ class AsyncConnection:
             while await self._reader.read(1024):
                 pass
 
+    async def wait_closed(self) -> None:
+        """Return when it was closed, or a call has found it broken."""
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
     def close(self) -> None:
         """Close the socket. Idempotent."""
         self._writer.close()
