@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from dstl.errors import CorruptData, Invalid, Unavailable
 from dstl.rpc.client import OPEN_SECONDS, Address, names_of, silence
@@ -13,6 +15,7 @@ from dstl.rpc.frame_socket import CLOSED
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service
 from dstl.rpc.protocol import (
     BEAT,
+    LOOKS,
     MAX_FRAME,
     MAX_HANDSHAKE,
     PREFIX_BYTES,
@@ -24,10 +27,7 @@ from dstl.rpc.protocol import (
     set_tcp_options,
 )
 
-_SLOWEST_BYTES_S = 1 << 20
-"""A frame that comes more slowly than that, and takes as long as silence beside, comes from a process that hangs."""
-_ASLEEP_S = 1.0
-"""A timer that is later than that was of a process that stood still itself: it has not read yet what came meanwhile."""
+_T = TypeVar("_T")
 
 
 class AsyncConnection:
@@ -45,6 +45,7 @@ class AsyncConnection:
         self._receiving = asyncio.Lock()
         self._is_given_up = False
         self._framing = Framing()
+        self._steps = 0
 
     @property
     def is_broken(self) -> bool:
@@ -115,7 +116,7 @@ class AsyncConnection:
                     raise ConnectionResetError("it was closed before")
                 frame = await self._framing.encode_async(*encode_call(message))
                 self._writer.writelines(frame)
-                await self._writer.drain()
+                await self._step(self._writer.drain)
             except BaseException as error:
                 if frame is None and isinstance(error, Invalid):
                     raise  # nothing was sent, and nothing will come
@@ -133,7 +134,8 @@ class AsyncConnection:
     def _break(self, during: str, error: BaseException) -> NoReturn:
         """Give the connection up, whatever the error is: replies may still come, and would be taken for others'."""
         self._is_given_up = True
-        self._writer.close()
+        # Not closed: that would wait for who does not read to take what is still to be sent; so would other senders.
+        self._writer.transport.abort()
         if isinstance(error, (OSError, asyncio.IncompleteReadError, CorruptData)):
             why = CLOSED if isinstance(error, asyncio.IncompleteReadError) else error
             raise Unavailable(f"the connection to {self.address} broke during {during}: {why}") from error
@@ -163,14 +165,35 @@ class AsyncConnection:
                 return header, data
 
     async def _read(self, length: int) -> bytes:
-        now = asyncio.get_running_loop().time
+        parts: list[bytes] = []
+        while length:
+            part = await self._step(partial(self._reader.read, length))
+            if not part:
+                raise asyncio.IncompleteReadError(b"".join(parts), None)
+            parts.append(part)
+            length -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _step(self, step: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+        """Await one step of sending or receiving, as long as either comes on.
+
+        Raises:
+            TimeoutError: Neither has for :data:`~dstl.rpc.protocol.SILENCE_S`.
+        """
+        silent, seen = 0, self._progress()
         while True:
-            due = now() + SILENCE_S + length / _SLOWEST_BYTES_S
             try:
-                async with asyncio.timeout_at(due) as limit:
-                    return await self._reader.readexactly(length)
+                async with asyncio.timeout(SILENCE_S / LOOKS) as look:
+                    done = await step()
+                self._steps += 1
+                return done
             except TimeoutError:
-                if not limit.expired():
+                if not look.expired():
                     raise
-                if now() < due + _ASLEEP_S:
-                    raise TimeoutError(silence(SILENCE_S)) from None
+            now = self._progress()
+            silent, seen = silent + 1 if now == seen else 0, now
+            if silent >= LOOKS:
+                raise TimeoutError(silence(SILENCE_S))
+
+    def _progress(self) -> tuple[int, int]:
+        return self._steps, self._writer.transport.get_write_buffer_size()

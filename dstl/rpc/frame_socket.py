@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from dstl.rpc.protocol import MAX_FRAME, PREFIX_BYTES, frame_length
+from dstl.rpc.protocol import LOOKS, MAX_FRAME, PREFIX_BYTES, frame_length
 from dstl.runtime import Clock
 
 CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
@@ -29,7 +29,7 @@ class FrameSocket:
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
         self._socket = sock
         self._clock = clock
-        self._timeout: float | None = None
+        self._look_s: float | None = None
         self._deadline: float | None = None
         self._buffer = bytearray(PREFIX_BYTES)
         self._filled = 0
@@ -38,8 +38,8 @@ class FrameSocket:
 
     def set_timeout(self, timeout: float) -> None:
         """Fail after so many seconds of silence from now on, and by no deadline."""
-        self._timeout, self._deadline = timeout, None
-        self._socket.settimeout(timeout)
+        self._look_s, self._deadline = timeout / LOOKS, None
+        self._socket.settimeout(self._look_s)
 
     def set_deadline(self, deadline: float) -> None:
         """Fail at this time of the clock, even if a byte comes now and then."""
@@ -57,11 +57,12 @@ class FrameSocket:
         """
         is_small = sum(map(len, frame)) < _JOINED
         for buffer in [b"".join(frame)] if is_small else frame:
-            # A time-out is one of silence here, and in sendall() one of the whole buffer, however long.
-            if receiving or not is_small:
-                self._send_and_receive(memoryview(buffer))
-            else:
-                self._socket.sendall(buffer)
+            view = memoryview(buffer)
+            if is_small and not receiving:
+                # There is room, for all before it was answered; mostly for all of it.
+                view = view[self._socket.send(view) :]
+            if len(view):
+                self._send_and_receive(view)
 
     def receive(self, limit: int = MAX_FRAME) -> bytearray:
         """Return the body of the next frame.
@@ -70,13 +71,20 @@ class FrameSocket:
             CorruptData: Its length is above the limit.
             OSError: The connection broke, or nothing came for too long.
         """
+        silent = 0
         while not self._bodies:
             if self._deadline is not None:
                 left = self._deadline - self._clock.now()
                 if left <= 0:
                     raise TimeoutError("timed out")
                 self._socket.settimeout(left)
-            self._read(limit)
+            try:
+                self._read(limit)
+                silent = 0
+            except TimeoutError:
+                silent += 1
+                if self._deadline is not None or silent >= LOOKS:
+                    raise
         return self._bodies.popleft()
 
     @property
@@ -95,10 +103,15 @@ class FrameSocket:
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         self._socket.setblocking(False)
         try:
+            silent = 0
             while len(view):
-                ready = poll.poll(None if self._timeout is None else self._timeout * 1000)
+                ready = poll.poll(None if self._look_s is None else self._look_s * 1000)
                 if not ready:
-                    raise TimeoutError("timed out")
+                    silent += 1
+                    if silent >= LOOKS:
+                        raise TimeoutError("timed out")
+                    continue
+                silent = 0
                 if ready[0][1] & ~select.POLLOUT:
                     self._read(MAX_FRAME)
                 if ready[0][1] & select.POLLOUT:
@@ -107,7 +120,7 @@ class FrameSocket:
                     except BlockingIOError:
                         continue
         finally:
-            self._socket.settimeout(self._timeout)
+            self._socket.settimeout(self._look_s)
 
     def _read(self, limit: int) -> None:
         """Receive once, and keep the body that is complete then."""

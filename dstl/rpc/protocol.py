@@ -45,6 +45,9 @@ BEAT_S = 10.0
 SILENCE_S = 50.0
 """A service that has said nothing for so long hangs, or its host is gone (Flink ``heartbeat.timeout``). A loop that is
 busy with a large change set is silent for a second or two; a process that waits for swap, for more."""
+LOOKS = 5
+"""It is silent when so many looks in a row find that nothing has moved since the one before. They are counted, for a
+caller that stood still itself has looked once in all that time, and what came meanwhile is read before the next one."""
 _MAX_HEADER = 16 << 20  # lists of some hundred thousand files, the longest there are; keys and values are payload
 _MAX_CONTAINERS = 1 << 18
 """Lists and maps in a header, or payload: a byte each in the frame, up to a hundred in memory. A list of files has one

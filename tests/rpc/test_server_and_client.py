@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import stat
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -268,21 +272,73 @@ async def test_a_service_that_hangs_is_given_up_after_a_time_of_silence() -> Non
 
 
 @pytest.mark.usefixtures("lively")
-async def test_who_stood_still_itself_reads_what_came_meanwhile_before_it_gives_others_up() -> None:
+async def test_a_service_that_hangs_is_given_up_by_all_whose_requests_it_does_not_take() -> None:
+    """Prevents that a sender waits for ever for room, with the lock of those that would notice."""
+    done = threading.Event()
+
+    def behave(peer: socket.socket) -> None:
+        handshake(peer)
+        done.wait(20)
+
+    with impostor(behave) as address:
+        connection = await AsyncConnection.open(address, SECRET)
+        async with asyncio.timeout(10):
+            calls = [connection.call(Echo(n, bytes(1 << 24))) for n in range(3)]
+            for answer in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(answer, Unavailable), answer
+            await connection.wait_closed()
+        done.set()
+
+
+@pytest.mark.usefixtures("lively")
+@pytest.mark.parametrize("seconds", [1.2, 3.0])
+async def test_who_stood_still_itself_reads_what_came_meanwhile_before_it_gives_others_up(seconds: float) -> None:
     """Prevents that a driver that was suspended takes every TaskManager for lost."""
 
     def behave(peer: socket.socket) -> None:
         framing = handshake(peer)
         receive(peer, framing)
+        time.sleep(0.3)  # by then it stands still
         peer.sendall(b"".join(framing.encode({"n": 7}, b"")))
 
     with impostor(behave) as address:
         connection = await AsyncConnection.open(address, SECRET)
         call = asyncio.ensure_future(connection.call(Echo(7)))
         await asyncio.sleep(0.01)
-        threading.Event().wait(3)  # the whole loop stands still
+        threading.Event().wait(seconds)  # the whole loop stands still
         assert (await call).n == 7
         connection.close()
+
+
+def test_who_stood_still_together_with_its_service_gives_it_time_to_go_on() -> None:
+    """Prevents that of a host that was suspended the workers, which are first to go on, take all others for hung."""
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def behave(peer: socket.socket) -> None:
+        framing = handshake(peer)
+        receive(peer, framing)
+        asked.set()
+        goes_on.wait(20)
+        time.sleep(0.3)  # it is later than its caller
+        peer.sendall(b"".join(framing.encode({"n": 7}, b"")))
+
+    call = (
+        "import sys; from dstl.rpc.client import *; from worlds.echo import Echo; "
+        "where, secret = Address.parse(sys.argv[1]), Secret(bytes.fromhex(sys.argv[2])); "
+        "print(Connection(where, secret, timeout=1.0).call(Echo(7)).n)"
+    )
+    with impostor(behave) as address:
+        command = [sys.executable, "-c", call, str(address), SECRET.reveal().hex()]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as worker:
+            assert asked.wait(20)
+            time.sleep(0.3)  # until it waits for the reply
+            worker.send_signal(signal.SIGSTOP)
+            time.sleep(2)
+            worker.send_signal(signal.SIGCONT)
+            goes_on.set()
+            said, _ = worker.communicate(timeout=20)
+    assert said == b"7\n"
 
 
 async def test_the_reply_of_an_abandoned_call_is_never_taken_for_another() -> None:
