@@ -7,7 +7,7 @@ long call from a process that hangs. Nothing is ever unpickled. Whether there is
 (:class:`Framing`); the frames of a handshake (``dstl.rpc.handshake``) have none, and are not longer than
 :data:`MAX_HANDSHAKE`.
 
-A MAC stands at the end of a frame's body and covers the frame's number in its direction, the length field and the body,
+A MAC stands at the end of a frame's body and covers the length field, the body and the frame's number in its direction,
 under a key that is of this connection and direction alone. So a frame that was changed, left out, repeated, sent back
 or taken over from another connection is found out before anything of it is read. It is keyed BLAKE2b of 16 bytes:
 0.8 us for a small frame and 1.4 ms per MB, where HMAC-SHA256 takes 3.6 us and, by the processor's own instructions, as
@@ -231,10 +231,18 @@ class FrameMac:
 
     def next(self, *buffers: bytes | memoryview) -> bytes:
         """Return the MAC of the next frame, given as its buffers without the MAC."""
+        return self.finish(self.start(*buffers))
+
+    def start(self, *buffers: bytes | memoryview) -> hashlib.blake2b:
+        """Return what :meth:`finish` goes on with, of a frame whose number is not known yet. Thread-safe."""
         mac = self._keyed.copy()
-        mac.update(struct.pack(">Q", self._count))
         for buffer in buffers:
             mac.update(buffer)
+        return mac
+
+    def finish(self, mac: hashlib.blake2b) -> bytes:
+        """Return the MAC of the frame, which is the next one."""
+        mac.update(struct.pack(">Q", self._count))
         self._count += 1
         return mac.digest()
 
@@ -286,10 +294,14 @@ class Framing:
         return decode_body(told)
 
     async def encode_async(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> list[bytes | memoryview]:
-        """Do what :meth:`encode` does, and let the loop go on while a long MAC is made."""
+        """Do what :meth:`encode` does, and let the loop go on while a long MAC is made: other frames may be sent then.
+
+        The frame has its number when this returns, and is to be sent before anything else is awaited.
+        """
         if self._sent is None or len(payload) <= _LARGE:
             return self.encode(header, payload)
-        return await asyncio.to_thread(self.encode, header, payload)
+        frame = encode_frame(header, payload, MAC_BYTES)
+        return [*frame, self._sent.finish(await asyncio.to_thread(self._sent.start, *frame))]
 
     async def decode_async(self, body: bytes | bytearray | memoryview) -> tuple[dict[str, Any], memoryview]:
         """Do what :meth:`decode` does, and let the loop go on while a long MAC is checked."""

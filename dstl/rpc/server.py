@@ -251,24 +251,26 @@ class RpcServer:
     async def _serve(self, peer: Peer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             length = frame_length(await reader.readexactly(PREFIX_BYTES))
-            header, payload = await peer.framing.decode_async(await reader.readexactly(length))
-            await self._answer(peer, header.pop(CALL, None), header, payload, writer)
+            body = await reader.readexactly(length)
+            # Also while a long MAC waits for a thread. Nothing is awaited between the reply's number and its sending.
+            with _Beats(peer.framing, writer):
+                header, payload = await peer.framing.decode_async(body)
+                frame = await self._answer(peer, header.pop(CALL, None), header, payload)
+            writer.writelines(frame)
+            await writer.drain()
 
     async def _answer(
-        self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview, writer: asyncio.StreamWriter
-    ) -> None:
+        self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview
+    ) -> list[bytes | memoryview]:
         try:
-            with _Beats(peer.framing, writer):
-                reply = await self._dispatch(peer, name, header, payload)
-            frame = await peer.framing.encode_async(*encode_reply(reply))
+            reply = await self._dispatch(peer, name, header, payload)
+            return await peer.framing.encode_async(*encode_reply(reply))
         except asyncio.CancelledError:
             raise
         except Exception as error:
             if not isinstance(error, DstlError):
                 _log.exception("the call %r failed", name)
-            frame = peer.framing.encode(error_reply(error))
-        writer.writelines(frame)
-        await writer.drain()
+            return peer.framing.encode(error_reply(error))
 
     async def _dispatch(self, peer: Peer, name: object, header: dict[str, Any], payload: memoryview) -> Message:
         kind, handler = self._handlers.get(name, (None, None)) if isinstance(name, str) else (None, None)
@@ -280,7 +282,7 @@ class RpcServer:
 
 
 class _Beats:
-    """Tells a caller again and again that its call is under way, until its reply or its error is made."""
+    """Tells a caller again and again that its call is under way, until its reply or its error is to be sent."""
 
     __slots__ = ("_framing", "_next", "_writer")
 

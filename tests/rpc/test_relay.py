@@ -496,12 +496,12 @@ def test_one_address_is_one_text_at_both_ends(name: object, text: str) -> None:
     assert socket_address(name) == text
 
 
-def test_the_macs_of_a_direction_are_those_of_keyed_blake2b_over_number_length_and_body() -> None:
+def test_the_macs_of_a_direction_are_those_of_keyed_blake2b_over_length_body_and_number() -> None:
     """So that another implementation can be written from the description."""
     framing = Framing(FrameMac(b"k" * 32), None)
     for number in range(3):
         frame = b"".join(framing.encode({"n": number}, b"payload"))
-        expected = hashlib.blake2b(struct.pack(">Q", number) + frame[:-16], key=b"k" * 32, digest_size=16).digest()
+        expected = hashlib.blake2b(frame[:-16] + struct.pack(">Q", number), key=b"k" * 32, digest_size=16).digest()
         assert frame[-16:] == expected
         assert struct.unpack(">I", frame[:4])[0] == len(frame) - 4
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,11 @@ from dstl.errors import AccessDenied, Closed, DstlError, Fenced, Invalid, Unavai
 from dstl.rpc import protocol
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address, Connection
+from dstl.rpc.codec import Call
 from dstl.rpc.handshake import NONCE_BYTES, ServerHandshake, socket_address
 from dstl.rpc.protocol import MAX_FRAME, Framing, Secret, encode_frame
 from dstl.rpc.server import Peer, RpcServer
-from worlds.echo import Bug, Echo, Echoed, Fail, TooMuch, Unknown, Wait, Watch, impostor
+from worlds.echo import Bug, Echo, Echoed, Fail, Flood, TooMuch, Unknown, Wait, Watch, impostor
 
 
 @contextlib.asynccontextmanager
@@ -339,6 +341,27 @@ def test_who_stood_still_together_with_its_service_gives_it_time_to_go_on() -> N
             goes_on.set()
             said, _ = worker.communicate(timeout=20)
     assert said == b"7\n"
+
+
+@pytest.mark.usefixtures("lively")
+@pytest.mark.parametrize("message", [Echo(0, bytes(2 << 20)), Flood()], ids=["request", "reply"])
+async def test_a_service_says_that_it_is_at_a_call_whose_mac_waits_for_a_thread(message: Call[Echoed]) -> None:
+    """Prevents that a TaskManager whose threads all wait for its disk is taken for hung."""
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    async with serving() as (_, _, address):
+
+        def blocking() -> int | None:
+            worker = Connection(address, SECRET, timeout=1.0)
+            try:
+                return worker.call(message).n
+            finally:
+                worker.close()
+
+        disk = loop.run_in_executor(None, threading.Event().wait, 2.5)
+        with ThreadPoolExecutor(1) as workers:
+            assert await loop.run_in_executor(workers, blocking) == 0
+        assert disk.done()
 
 
 async def test_the_reply_of_an_abandoned_call_is_never_taken_for_another() -> None:
