@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -19,13 +20,17 @@ from dstl.options import (
 )
 from dstl.process import launch_spec
 from dstl.process.launch_spec import LaunchSpec, launch_detached
+from dstl.rpc.async_connection import AsyncConnection
+from dstl.rpc.client import Address
 from dstl.rpc.codec import Call
 from dstl.rpc.fleet_messages import Restore
 from dstl.rpc.protocol import Secret
+from dstl.rpc.server import Peer, RpcServer
 from dstl.runtime import SystemClock
 from dstl.store import open_store
 from dstl.taskmanager.config import TaskManagerConfig
 from tests.simulation.virtual_time import seeded_runtime
+from worlds.echo import Echo, Echoed
 from worlds.service import MAX_PARALLELISM, Driver, coordinator, query_directory, resolve_states
 
 
@@ -163,3 +168,34 @@ async def test_a_process_that_hangs_while_it_is_prepared_is_given_up_and_holds_n
         assert not driver.service._opening.locked()
         os.kill(driver.pids[-1], signal.SIGCONT)
         await until(lambda: has_ended(driver.pids[-1]), "end of the process")
+
+
+async def test_a_driver_that_stood_still_reads_what_came_meanwhile_before_it_gives_task_managers_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prevents that a driver that was suspended for half a minute loses each TaskManager that it was calling."""
+    monkeypatch.setattr("dstl.checkpoint.fleet.members.ANSWER_S", 1.0)
+
+    async def answer(peer: Peer, call: Echo) -> Echoed:
+        await asyncio.sleep(0.3)
+        return Echoed(call.n, b"")
+
+    server, elsewhere = RpcServer(Secret(bytes(32)), {Echo: answer}), asyncio.new_event_loop()
+    serving = threading.Thread(target=elsewhere.run_forever)
+    serving.start()
+    try:
+        listening = asyncio.run_coroutine_threadsafe(server.listen_tcp("127.0.0.1"), elsewhere)
+        address = Address("127.0.0.1", await asyncio.wrap_future(listening))
+        lost: list[Member] = []
+        connection = await AsyncConnection.open(address, Secret(bytes(32)))
+        member = Member("tm", address, connection, os.getpid(), lambda: None, lost.append)
+        call = asyncio.ensure_future(member.call(Echo(7)))
+        await asyncio.sleep(0.01)
+        time.sleep(1.5)  # noqa: ASYNC251 (all of the driver stands still)
+        assert ((await call).n, lost) == (7, [])
+        connection.close()
+    finally:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(server.close(), elsewhere))
+        elsewhere.call_soon_threadsafe(elsewhere.stop)
+        await asyncio.to_thread(serving.join)
+        elsewhere.close()

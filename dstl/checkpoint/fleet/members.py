@@ -13,7 +13,7 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import Secret
+from dstl.rpc.protocol import LOOKS, Secret
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
 
@@ -62,8 +62,7 @@ class Member:
             DstlError: Whatever it has raised.
         """
         try:
-            async with asyncio.timeout(None if timeout is None else timeout + ANSWER_S):
-                return await self.connection.call(message)
+            return await self._answer(message, None if timeout is None else timeout + ANSWER_S)
         except TimeoutError:
             self.lose()
             raise TaskManagerLost(
@@ -76,6 +75,17 @@ class Member:
             raise TaskManagerLost(
                 f"TaskManager {self.member_id} on {self.address.host} is gone during {message.name}: {error}"
             ) from error
+
+    async def _answer(self, message: Call[R], seconds: float | None) -> R:
+        calling = asyncio.ensure_future(self.connection.call(message))
+        try:
+            for _ in range(LOOKS):
+                await asyncio.wait([calling], timeout=None if seconds is None else seconds / LOOKS)
+                if calling.done():
+                    return calling.result()
+        finally:
+            calling.cancel()
+        raise TimeoutError
 
     def lose(self) -> None:
         """Give it up, with everything that no record has. Idempotent."""
