@@ -1,6 +1,7 @@
 """A restore takes as long as it likes while it comes further, and is given up when it stands still."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -74,6 +75,14 @@ async def test_a_restore_that_stands_still_is_given_up(answers: list[int | BaseE
         with pytest.raises(TimeoutError, match=r"TaskManager tm stands still for 1 s"):
             await RestoreWatch(SECRET, None, STALL_S).watch("tm", address, restore())
     assert cancelled.is_set()
+
+
+async def test_a_driver_that_stood_still_asks_once_more_before_it_gives_a_restore_up() -> None:
+    """Prevents that a restore of an hour begins anew where the driver was suspended for some minutes."""
+    watch = RestoreWatch(SECRET, None, STALL_S)
+    async with restoring(iter(range(10_000))) as address:
+        asyncio.get_running_loop().call_later(0.2, time.sleep, 1.5 * STALL_S)
+        assert await watch.watch("tm", address, asyncio.sleep(2.5 * STALL_S, "restored")) == "restored"
 
 
 async def test_a_question_that_fails_is_asked_again() -> None:

@@ -12,7 +12,7 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import ReadRestoreStatus
 from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import Secret
+from dstl.rpc.protocol import LOOKS, Secret
 from materializer.restore.progress import ProgressListener, RestoreStatus, combine
 
 _T = TypeVar("_T")
@@ -41,7 +41,7 @@ class RestoreWatch:
         self._tell = tell
         self._stall_s = stall_s
         self._latest: dict[str, RestoreStatus] = {}
-        self._moved: dict[str, float] = {}
+        self._moves: dict[str, int] = {}
 
     async def watch(self, member_id: str, address: Address, restore: Coroutine[Any, Any, _T]) -> _T:
         """Await a TaskManager's restore, and ask meanwhile how far it has come.
@@ -50,17 +50,17 @@ class RestoreWatch:
             TimeoutError: It stood still for too long; ``restore`` is cancelled. Says which TaskManager.
             DstlError: Whatever the restore raises.
         """
-        now = asyncio.get_running_loop().time
-        self._moved[member_id] = now()
+        self._moves[member_id] = seen = silent = 0
         restoring = asyncio.ensure_future(restore)
         asking = asyncio.ensure_future(self._ask(member_id, address, restoring))
         try:
-            while not restoring.done():
-                left = self._moved[member_id] + self._stall_s - now()
-                if left <= 0:
+            while True:
+                await asyncio.wait([restoring], timeout=self._stall_s / LOOKS)
+                if restoring.done():
+                    return await restoring
+                silent, seen = silent + 1 if self._moves[member_id] == seen else 0, self._moves[member_id]
+                if silent >= LOOKS:
                     raise TimeoutError(f"the restore of TaskManager {member_id} stands still for {self._stall_s:g} s")
-                await asyncio.wait([restoring], timeout=left)
-            return await restoring
         finally:
             asking.cancel()
             restoring.cancel()
@@ -128,7 +128,7 @@ class RestoreWatch:
             before.total,
             before.finished,
         ):
-            self._moved[member_id] = asyncio.get_running_loop().time()
+            self._moves[member_id] = self._moves.get(member_id, 0) + 1
         if self._tell is None:
             return
         try:
