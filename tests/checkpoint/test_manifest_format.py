@@ -3,7 +3,6 @@
 import json
 import random
 import struct
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from dstl.checkpoint.manifest.format import (
     manifest_name,
 )
 from dstl.checkpoint.manifest.history import HistoryEntry
-from dstl.errors import CorruptData, DstlError, Invalid
+from dstl.errors import CorruptData, Invalid
 from handles.checkpoint import (
     CompletedCheckpoint,
     LogEntry,
@@ -181,23 +180,6 @@ def test_a_newer_version_is_refused_with_both_versions_named() -> None:
             decode_record(framed(plain), "m")
 
 
-def test_a_bomb_is_refused_before_it_expands() -> None:
-    """zstandard ignores ``max_output_size`` where a frame states its size: 8 KB once became 256 MB."""
-    zeros = zstandard.ZstdCompressor().compress(bytes(256 << 20))
-    assert len(zeros) < 20_000
-    stream = zstandard.ZstdCompressor().compressobj()
-    unsized = stream.compress(bytes(64 << 20)) + stream.flush()
-    tracemalloc.start()
-    try:
-        for body, raw_length in ((zeros, 256 << 20), (zeros, 1000), (unsized, 1000), (unsized, 64 << 20)):
-            with pytest.raises(CorruptData):
-                decode_record(framed(b"", body=body, raw_length=raw_length), "m")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 32 << 20
-
-
 def test_runs_that_would_expand_without_end_are_refused() -> None:
     """A few bytes of runs may stand for many ranges: the bound is on the ranges."""
     plain = plain_of(full_record())
@@ -264,27 +246,6 @@ def test_a_checkpoint_that_cannot_be_is_damaged(change: dict[str, object]) -> No
     plain["checkpoint"] = body | change
     with pytest.raises(CorruptData):
         decode_record(framed(plain), "m")
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.binary(max_size=200)
-    | st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda s: (
-            st.lists(s) | st.dictionaries(st.sampled_from(["version", "kind", "checkpoint", "segments", "sequence"]), s)
-        ),
-        max_leaves=20,
-    )
-)
-def test_whatever_is_framed_the_decoder_only_raises_its_own_errors(anything: object) -> None:
-    with pytest.raises(DstlError):
-        decode_record(framed(anything), "m")
-
-
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(CorruptData):
-        decode_record(framed(b"[" * 100_000 + b"]" * 100_000), "m")
 
 
 def test_what_no_reader_would_take_is_not_written() -> None:
