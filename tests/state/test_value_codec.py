@@ -194,13 +194,6 @@ def test_many_values_are_those_that_are_decoded_one_by_one(data):
     assert ValueCodec("s", [parse_ddl("t string")]).decode_many([b"x", None]) == [b"x", None]
 
 
-def test_a_value_above_the_limit_is_refused():
-    codec = ValueCodec("s", [parse_ddl("t string")], max_bytes=100)
-    codec.encode(("x" * 90,))
-    with pytest.raises(Invalid, match="above the limit of 100"):
-        codec.encode(("x" * 100,))
-
-
 def test_the_write_time_is_in_the_value():
     schema = parse_ddl("n long")
     timed, plain = ValueCodec("s", [schema], write_time_ms=1000).encode((5,)), ValueCodec("s", [schema]).encode((5,))

@@ -338,13 +338,6 @@ def test_a_key_is_in_one_call_with_all_its_rows_in_their_order() -> None:
     assert job.changes == []
 
 
-def test_a_large_change_set_is_sent_in_parts() -> None:
-    job = Job(mapped(totals, TOTAL, OUT), KEY, IN, part_bytes=512)
-    job.run([{"k": f"k{i}", "v": i} for i in range(100)])
-    assert len(job.changes) > 5
-    assert len(job.content()) == 100
-
-
 def raising(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
     raise RuntimeError("no luck with this one")
 
