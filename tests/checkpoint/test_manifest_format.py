@@ -1,7 +1,6 @@
 """The bytes of a record: nothing damaged, foreign, newer or hostile gets past the decoder."""
 
 import json
-import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -157,12 +156,6 @@ def test_a_record_is_decoded_as_it_was_encoded(each: ManifestRecord) -> None:
     assert decode_record(encode_record(each, INLINED), "m") == each
 
 
-def test_inlined_segments_are_where_their_handles_say() -> None:
-    data = encode_record(full_record(), INLINED)
-    for part, offset in zip(INLINED, inline_offsets([len(p) for p in INLINED]), strict=True):
-        assert data[offset : offset + len(part)] == part
-
-
 def test_a_damaged_record_says_what_to_do() -> None:
     """Which damage is found is the frame's own matter: ``test_record_frame.py``."""
     damaged = bytearray(encode_record(full_record(), INLINED))
@@ -284,29 +277,6 @@ def test_a_history_that_is_none_is_damage(history: object) -> None:
     plain = plain_of(full_record()) | {"history": history}
     with pytest.raises(CorruptData, match="manifest m is damaged"):
         decode_record(framed(plain), "m")
-
-
-def test_a_hundred_checkpoints_of_history_are_small(seed: int) -> None:
-    rng = random.Random(seed)
-    entries = []
-    for n in range(100):
-        parts = {name: rng.lognormvariate(-3, 1) for name in ("persist_s", "assemble_s", "commit_s", "notify_s")}
-        counts = {name: rng.randrange(1 << 20) for name in ("new_bytes", "full_bytes", "state_rows", "state_bytes")}
-        entries.append(
-            HistoryEntry(
-                kind="checkpoint",
-                at=1e9 + 10 * n + rng.random(),
-                checkpoint_id=n,
-                batch_id=n,
-                seconds=sum(parts.values()),
-                requests=rng.randrange(2, 5),
-                hedges=rng.randrange(2),
-                **parts,
-                **counts,
-            )
-        )
-    bare = len(encode_record(full_record().model_copy(update={"history": ()})))
-    assert len(encode_record(full_record().model_copy(update={"history": tuple(entries)}))) - bare < 5000
 
 
 def record_of_files() -> ManifestRecord:
