@@ -43,28 +43,6 @@ def test_a_removed_states_number_never_comes_back():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "versions"),
-    [
-        ("a int", "a int", 1),
-        ("a int not null", "a int", 1),
-        ("a int", "a int, b string", 2),
-        ("a int, b string", "x double, b string, a int", 2),
-        ("a int", "a long", 2),
-        ("f float", "f double", 2),
-        ("a int, b int", "a int", 2),
-        ("a int, b int", "c int", 2),
-        ("a struct<x:int>", "a struct<y:string,x:long>", 2),
-    ],
-)
-def test_compatible_schemas_get_a_version(old, new, versions):
-    made = reopened(registry(("s", old)))
-    found = made.declare("s", StateKind.VALUE, parse_ddl(new))
-    assert len(found.schemas) == versions
-    assert found.value_schemas[-1] == parse_ddl(new)
-    assert found.state_id == 0
-
-
-@pytest.mark.parametrize(
     ("old", "new", "why"),
     [
         ("a int", "a string", "from int to string"),

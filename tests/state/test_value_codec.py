@@ -88,14 +88,6 @@ def test_what_is_encoded_is_decoded(data):
     json.loads(schema.json())
 
 
-def test_a_field_of_fixed_width_takes_its_width_and_any_other_four_bytes_more_than_it_has():
-    codec = ValueCodec("s", [parse_ddl("n long, total double, ok boolean, day date")])
-    assert len(codec.encode((1, 2.0, True, datetime.date(2020, 1, 1)))) == 1 + 1 + 8 + 8 + 1 + 4
-    assert len(ValueCodec("s", [parse_ddl("n long, name string")]).encode((1, "abc"))) == 1 + 1 + 8 + 4 + 3
-    wide = StructType([StructField(f"b{i}", BooleanType()) for i in range(65)])
-    assert len(ValueCodec("s", [wide]).encode([True] * 65)) == 1 + 9 + 65
-
-
 @pytest.mark.parametrize(
     ("ddl", "value", "names"),
     [
