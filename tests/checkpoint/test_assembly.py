@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dstl.checkpoint.assembly import assemble, inlined_handles
 from dstl.checkpoint.manifest.format import decode_record, encode_record
 from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
-from handles.checkpoint import CompletedCheckpoint, LogEntry, log_coverage
+from handles.checkpoint import CompletedCheckpoint, LogEntry
 from handles.key_group import KeyGroupRange, range_of_partition
 from handles.materialized_handle import MaterializationReport, MaterializedStateHandle
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
@@ -53,28 +53,6 @@ def replayed(checkpoint: CompletedCheckpoint) -> dict[str, list[int]]:
         for at, a, b in entry.ranges:
             found.setdefault(checkpoint.logs[at].log_id, []).extend(range(a, b))
     return found
-
-
-def test_parents_parts_come_first_and_the_new_ones_behind() -> None:
-    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 2, 0)), log("b", (0, 1, 0)))))
-    second, _ = build(first, Persisted((stored("s1"),), (log("b", (1, 2, 0)), log("c", (0, 1, 0)))))
-    assert [e.log_id for e in second.logs] == ["a", "b", "c"]
-    assert [e.segment[0] for e in second.segments] == ["s0", "s1"]
-    assert [e.checkpoint for e in second.segments] == [2, 3]
-    assert (second.parent, second.full_bytes) == (2, 200)
-    assert log_coverage(second) == {
-        "a": SequenceNumberRange(0, 2),
-        "b": SequenceNumberRange(0, 2),
-        "c": SequenceNumberRange(0, 1),
-    }
-
-
-def test_a_batch_without_changes_keeps_everything() -> None:
-    first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)),)))
-    second, inlined = build(first, Persisted((), ()))
-    assert (second.logs, second.segments, inlined) == (first.logs, first.segments, [])
-    empty, _ = build(None)
-    assert (empty.logs, empty.segments) == ((), ())
 
 
 def test_a_log_that_persisted_nothing_is_not_listed() -> None:
@@ -127,22 +105,10 @@ def test_a_gap_or_an_overlap_is_refused_before_anything_is_written(pieces: list[
         build(first, Persisted((stored("s1"),), (log("a", *pieces),)))
 
 
-def test_a_log_that_begins_above_its_first_number_is_a_gap() -> None:
-    """8 of reliability 3.4, a hole in the recovered prefix (RocksDB#10560)."""
-    with pytest.raises(ValueError, match=r"gap|missing"):
-        build(None, Persisted((stored("s0"),), (log("a", (3, 4, 0)),)))
-
-
 def test_a_log_of_two_operators_is_refused() -> None:
     first, _ = build(None, Persisted((stored("s0"),), (log("a", (0, 1, 0)),)))
     with pytest.raises(ValueError, match="belongs to operator 'op' and to 'other'"):
         build(first, Persisted((stored("s1"),), (log("a", (1, 2, 0), operator="other"),)))
-
-
-def test_one_log_from_two_task_managers_is_an_overlap() -> None:
-    part = Persisted((stored("s0"),), (log("a", (0, 1, 0)),))
-    with pytest.raises(ValueError, match="missing, or twice"):
-        build(None, part, part)
 
 
 def test_a_pre_emptive_upload_of_one_log_is_not_replayed_after_a_newer_change_of_another_listing() -> None:

@@ -35,15 +35,6 @@ def child(parent: CompletedCheckpoint | None, entries: list[OperatorEntry], mark
     return checkpoint(number, number - 1).model_copy(update={"operators": tuple(entries), "watermark_ms": mark})
 
 
-def test_a_batch_that_runs_again_has_the_watermark_of_its_own_rows() -> None:
-    of = catalogue("a")
-    entries, mark = of.entries({"a": 100}, None)
-    first = child(None, entries, mark)
-    assert of.entries({"a": 700}, first)[1] == 690
-    # The rows of another run take the place: as if the first had never been.
-    assert of.entries({"a": 300}, first)[1] == 290
-
-
 def test_a_new_operator_and_one_that_is_only_carried_along_leave_the_watermark_where_it_is() -> None:
     gone = OperatorEntry(uid="gone", parallelism=2, key_types="string", watermark_ms=5)
     known = OperatorEntry(uid="a", parallelism=2, key_types="string", watermark_ms=990)

@@ -14,7 +14,7 @@ from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.retained_objects import RetainedObjects, SharedStateRegistry
 from dstl.checkpoint.upkeep.cleaner import CleanerReport, LiveDriver, PeriodicCleaner, clean
 from dstl.checkpoint.upkeep.cleaning_plan import Kept
-from dstl.errors import AccessDenied, CorruptData, Fenced, OutcomeUnknown, Unavailable
+from dstl.errors import AccessDenied, CorruptData, Fenced, OutcomeUnknown
 from dstl.options import CheckpointOptions
 from dstl.rpc.fleet_messages import Persisted, PersistedLog, PersistedSegment
 from dstl.rpc.messages import Acknowledgement, TaskAttempt
@@ -24,7 +24,6 @@ from dstl.store.instrumented import InstrumentedStore
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
 from handles.file_record import FILES_OWNER
 from handles.key_group import KeyGroupRange
-from handles.materialized_handle import MaterializedStateHandle
 from handles.segment_handle import SegmentHandle, SequenceNumberRange
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.manual_clock import ManualClock
@@ -391,19 +390,6 @@ async def test_a_driver_with_a_batch_a_day_looks_once_whether_it_leads(world: Wo
     assert asked == [1, 3, 3, 1], "a PUT; a LIST and a HEAD behind it where the driver may have been replaced"
 
 
-async def test_a_writer_that_lives_keeps_what_a_running_batch_may_name(world: World) -> None:
-    first = await world.put(writer="alive")
-    await world.commit(0, first)
-    await world.clock.advance(10 * DAY)
-    pending, dead = await world.put(writer="alive"), await world.put(writer="dead")
-    await world.clock.advance(10 * DAY)
-    report = await world.clean(live={"alive"})
-    assert [d.info.name for d in report.plan.deletions] == [dead]
-    assert report.plan.kept[Kept.PERHAPS_PENDING] == 1
-    await world.commit(1, pending)
-    assert await world.has(pending)
-
-
 async def test_an_attempt_of_the_first_batch_may_still_replace_a_partition_of_its_only_checkpoint(world: World) -> None:
     retry = await world.put(writer="alive")
     await world.clock.advance(DAY)
@@ -498,17 +484,6 @@ async def test_a_long_materialization_loses_none_of_its_first_files(world: World
     assert await world.has(base)
 
 
-async def test_a_base_that_a_checkpoint_names_stays(world: World) -> None:
-    base = await world.put("base")
-    handle = MaterializedStateHandle(
-        operator="op", materialization_id=1, checkpoint=1, name=base, size=5, checksum=0, parts=((0, 0, 5),)
-    )
-    body = checkpoint(world.log.next_sequence, 0).model_copy(update={"materialized": (handle,)})
-    await world.log.commit(body, [])
-    await world.clock.advance(30 * DAY)
-    assert (await world.clean()).deleted == 0
-
-
 async def test_a_manifest_whose_inlined_segments_are_needed_stays(world: World) -> None:
     await world.commit(0)
     await world.commit(1, manifest_name(2))
@@ -591,17 +566,6 @@ async def test_a_damaged_manifest_stops_the_cleaner(world: World) -> None:
     with pytest.raises(CorruptData, match=f"nothing is deleted.*{manifest_name(2)}"):
         await world.clean()
     assert await names(world.store) == before
-
-
-async def test_a_damaged_record_below_the_boundary_stops_nothing(world: World) -> None:
-    orphan = await world.put()
-    for batch in range(3):
-        await world.commit(batch, oldest=max(0, world.log.next_sequence - 1))
-    await world.store.put(manifest_name(2), b"it was a checkpoint")
-    await world.clock.advance(FORGOTTEN_S)
-    assert (await world.clean()).deleted == 2
-    assert not await world.has(orphan)
-    assert not await world.has(manifest_name(2))
 
 
 class Hooked(CrashingStore):
@@ -689,17 +653,6 @@ async def test_a_pass_is_bounded_and_goes_from_records_to_the_oldest(world: Worl
     assert report.plan.kept[Kept.BOUND] == 3
     assert (await world.clean(max_deletions=3)).deleted == 3
     assert (await world.clean(max_deletions=3)).deleted == 0
-
-
-async def test_a_delete_that_fails_is_done_by_the_next_pass(world: World) -> None:
-    await world.put()
-    await world.commit(0)
-    await world.clock.advance(2 * GRACE)
-    rule = FaultRule(Fault.LOST_RESPONSE, "delete", nth=(1,), only=QUERY)
-    store = FaultyStore(world.store, [rule], clock=world.clock)
-    with pytest.raises(Unavailable):
-        await world.clean(store=store)
-    assert (await world.clean()).deleted == 0, "it was done, and only the answer was lost"
 
 
 async def test_a_hedge_that_lands_after_its_deletion_is_an_orphan_and_no_resurrection(world: World) -> None:

@@ -215,16 +215,6 @@ def test_the_rows_are_told_apart() -> None:
     assert [each.when for each in RULES] == list(WORLDS)
 
 
-def test_spark_s_commit_triggers_and_names_what_counts() -> None:
-    cluster = Cluster(a=2, b=1)
-    first = cluster.run_tasks([0, 1], operator="a")
-    other = cluster.begun(0, operator="b")
-    with pytest.raises(CheckpointDeclined, match=r"'b' \(0 of 1 partitions\)"):
-        cluster.commit()
-    cluster.end(other, partition=None)
-    assert cluster.commit() == Trigger("run-1", 0, None, {"a": tuple(first), "b": ()})
-
-
 def test_tasks_are_missing_until_every_partition_was_run_and_not_of_a_batch_that_is_over_or_lost() -> None:
     cluster = Cluster(a=1, b=2)
     assert cluster.coordinator.lacks_tasks(0)
@@ -264,15 +254,6 @@ def test_an_attempt_that_ends_while_the_commit_is_on_its_way_counts_for_nothing(
     assert cluster.coordinator.begin(cluster.task(0, batch=1), 6) is held
 
 
-def test_a_commit_that_failed_is_tried_again_by_the_next_run_from_the_same_parent() -> None:
-    cluster = at_batch(1)
-    cluster.run_tasks([0, 1], batch=1)
-    assert cluster.commit(1).parent == 2
-    cluster.new_run(cluster.coordinator.completed)
-    again = cluster.run_tasks([0, 1], batch=1)
-    assert cluster.commit(1) == Trigger("run-2", 1, 2, {"op": tuple(again)})
-
-
 def test_partitions_that_have_changed_the_broadcast_state_differently_are_not_committed() -> None:
     for changed in ((b"x", b"y"), (b"x", b""), (b"", b"x")):
         cluster = Cluster(op=2)
@@ -283,34 +264,6 @@ def test_partitions_that_have_changed_the_broadcast_state_differently_are_not_co
         for slot in range(2):
             cluster.end(cluster.begun(slot), broadcast=b"x")
         assert len(cluster.commit().winners["op"]) == 2
-
-
-def test_an_empty_state_is_sound_for_the_first_batch_alone() -> None:
-    cluster = Cluster()
-    assert cluster.coordinator.begin(cluster.task(0), 0) is None
-    with pytest.raises(MissingState, match=r"\(held: none\)"):
-        Cluster().begun(0, batch=7)
-    cluster.batch(0)
-    parent = cluster.coordinator.begin(cluster.task(0, batch=1), 0)
-    assert parent is not None
-    assert parent.batch_id == 0
-
-
-def test_a_lost_task_manager_fails_the_batch_that_it_had_changes_of() -> None:
-    cluster = Cluster()
-    cluster.coordinator.fail_batch(TaskManagerLost("no task has ended: nothing is lost"))
-    cluster.run_tasks([0])
-    cluster.coordinator.fail_batch(TaskManagerLost("gone"))
-    with pytest.raises(TaskManagerLost, match="gone"):
-        cluster.commit(0)
-    cluster.new_run()
-    cluster.batch(0)
-
-
-def test_a_failure_after_the_checkpoint_does_not_touch_the_next_batch() -> None:
-    cluster = at_batch(1)
-    cluster.coordinator.fail_batch(TaskManagerLost("gone"))
-    cluster.batch(1)
 
 
 def test_a_checkpoint_of_a_replaced_run_does_not_count_in_the_new_one() -> None:
@@ -324,13 +277,6 @@ def test_a_checkpoint_of_a_replaced_run_does_not_count_in_the_new_one() -> None:
         cluster.complete(trigger)
     assert cluster.coordinator.completed == ()
     cluster.complete(cluster.commit())
-
-
-def test_all_tasks_of_a_batch_have_one_time() -> None:
-    cluster = Cluster()
-    cluster.coordinator.begin(cluster.task(0), 5)
-    cluster.coordinator.begin(cluster.task(1), 9)
-    assert cluster.coordinator.batch_time.ms == 5
 
 
 @pytest.mark.parametrize("retain", [2, 3, 5])

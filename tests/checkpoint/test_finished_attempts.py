@@ -48,13 +48,6 @@ def test_the_highest_attempt_of_each_partition_counts_whatever_the_order() -> No
     assert done.late_rows == 2
 
 
-def test_an_attempt_that_ends_late_does_not_replace_a_later_one() -> None:
-    done = FinishedAttempts(1)
-    for attempt in (5, 3):
-        done.add(Acknowledgement(TaskAttempt("q", "r", "op", 0, 0, 1, attempt), 0))
-    assert done.winners() == (5,)
-
-
 def test_a_later_attempt_without_rows_replaces_one_that_had_some() -> None:
     done = FinishedAttempts(3)
     first, second = Stage(done), Stage(done, 2)
@@ -85,12 +78,6 @@ def test_an_attempt_without_rows_whose_place_is_in_doubt_replaces_nothing() -> N
     assert merged.winners() == (first,)
     stage.run(0, None, None)
     assert merged.winners() == (first,)
-
-
-def test_of_a_task_that_runs_a_partition_twice_the_last_run_counts() -> None:
-    done = FinishedAttempts(1)
-    _, last = Stage(done).run(0, 0, 0)
-    assert done.winners() == (last,)
 
 
 def test_the_first_task_of_an_application_may_run_several_partitions() -> None:
@@ -141,14 +128,6 @@ def test_empty_partitions_are_told_apart_by_the_branch_they_are_in() -> None:
     assert done.is_complete
 
 
-def test_stages_of_one_action_cover_its_partitions_together() -> None:
-    done = FinishedAttempts(4)
-    for slot, partition in enumerate((0, None, 2, None)):
-        assert not done.is_complete
-        Stage(done, slot).run(slot, partition)
-    assert done.is_complete
-
-
 def test_a_task_that_runs_several_partitions_is_as_many_attempts() -> None:
     done = FinishedAttempts(4)
     numbers = Stage(done).run(0, 0, None, 2)
@@ -158,16 +137,6 @@ def test_a_task_that_runs_several_partitions_is_as_many_attempts() -> None:
     Stage(done).run(1, 3)
     assert done.is_complete
     assert len(done.winners()) == 3
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 5])
-def test_a_merged_task_that_a_limit_has_cut_off_is_not_complete(parallelism: int) -> None:
-    done = FinishedAttempts(parallelism)
-    Stage(done).run(0, *range(parallelism), ends=False)
-    assert not done.is_complete
-    # A second action runs all of them.
-    Stage(done, 2).run(0, *range(parallelism))
-    assert done.is_complete
 
 
 def test_retries_of_a_merged_task_are_no_copies_of_its_partitions(seed: int) -> None:

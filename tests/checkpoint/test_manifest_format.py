@@ -1,9 +1,7 @@
 """The bytes of a record: nothing damaged, foreign, newer or hostile gets past the decoder."""
 
 import json
-import random
 import struct
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from dstl.checkpoint.manifest.format import (
     manifest_name,
 )
 from dstl.checkpoint.manifest.history import HistoryEntry
-from dstl.errors import CorruptData, DstlError, Invalid
+from dstl.errors import CorruptData, Invalid
 from handles.checkpoint import (
     CompletedCheckpoint,
     LogEntry,
@@ -158,12 +156,6 @@ def test_a_record_is_decoded_as_it_was_encoded(each: ManifestRecord) -> None:
     assert decode_record(encode_record(each, INLINED), "m") == each
 
 
-def test_inlined_segments_are_where_their_handles_say() -> None:
-    data = encode_record(full_record(), INLINED)
-    for part, offset in zip(INLINED, inline_offsets([len(p) for p in INLINED]), strict=True):
-        assert data[offset : offset + len(part)] == part
-
-
 def test_a_damaged_record_says_what_to_do() -> None:
     """Which damage is found is the frame's own matter: ``test_record_frame.py``."""
     damaged = bytearray(encode_record(full_record(), INLINED))
@@ -179,23 +171,6 @@ def test_a_newer_version_is_refused_with_both_versions_named() -> None:
             Invalid, match=rf"manifest m has format {version}, this DSTL reads up to {MANIFEST_VERSION}: upgrade"
         ):
             decode_record(framed(plain), "m")
-
-
-def test_a_bomb_is_refused_before_it_expands() -> None:
-    """zstandard ignores ``max_output_size`` where a frame states its size: 8 KB once became 256 MB."""
-    zeros = zstandard.ZstdCompressor().compress(bytes(256 << 20))
-    assert len(zeros) < 20_000
-    stream = zstandard.ZstdCompressor().compressobj()
-    unsized = stream.compress(bytes(64 << 20)) + stream.flush()
-    tracemalloc.start()
-    try:
-        for body, raw_length in ((zeros, 256 << 20), (zeros, 1000), (unsized, 1000), (unsized, 64 << 20)):
-            with pytest.raises(CorruptData):
-                decode_record(framed(b"", body=body, raw_length=raw_length), "m")
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 32 << 20
 
 
 def test_runs_that_would_expand_without_end_are_refused() -> None:
@@ -266,27 +241,6 @@ def test_a_checkpoint_that_cannot_be_is_damaged(change: dict[str, object]) -> No
         decode_record(framed(plain), "m")
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.binary(max_size=200)
-    | st.recursive(
-        st.none() | st.integers() | st.text(),
-        lambda s: (
-            st.lists(s) | st.dictionaries(st.sampled_from(["version", "kind", "checkpoint", "segments", "sequence"]), s)
-        ),
-        max_leaves=20,
-    )
-)
-def test_whatever_is_framed_the_decoder_only_raises_its_own_errors(anything: object) -> None:
-    with pytest.raises(DstlError):
-        decode_record(framed(anything), "m")
-
-
-def test_deep_nesting_is_refused() -> None:
-    with pytest.raises(CorruptData):
-        decode_record(framed(b"[" * 100_000 + b"]" * 100_000), "m")
-
-
 def test_what_no_reader_would_take_is_not_written() -> None:
     """Found in review: the writer had no limit, so a manifest could be committed that nobody can read back."""
     logs = tuple(LogEntry(log_id=str(n), operator="op", first_key_group=0, last_key_group=0) for n in range(1 << 10))
@@ -323,29 +277,6 @@ def test_a_history_that_is_none_is_damage(history: object) -> None:
     plain = plain_of(full_record()) | {"history": history}
     with pytest.raises(CorruptData, match="manifest m is damaged"):
         decode_record(framed(plain), "m")
-
-
-def test_a_hundred_checkpoints_of_history_are_small(seed: int) -> None:
-    rng = random.Random(seed)
-    entries = []
-    for n in range(100):
-        parts = {name: rng.lognormvariate(-3, 1) for name in ("persist_s", "assemble_s", "commit_s", "notify_s")}
-        counts = {name: rng.randrange(1 << 20) for name in ("new_bytes", "full_bytes", "state_rows", "state_bytes")}
-        entries.append(
-            HistoryEntry(
-                kind="checkpoint",
-                at=1e9 + 10 * n + rng.random(),
-                checkpoint_id=n,
-                batch_id=n,
-                seconds=sum(parts.values()),
-                requests=rng.randrange(2, 5),
-                hedges=rng.randrange(2),
-                **parts,
-                **counts,
-            )
-        )
-    bare = len(encode_record(full_record().model_copy(update={"history": ()})))
-    assert len(encode_record(full_record().model_copy(update={"history": tuple(entries)}))) - bare < 5000
 
 
 def record_of_files() -> ManifestRecord:

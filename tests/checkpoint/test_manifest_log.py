@@ -25,19 +25,6 @@ def faulty(store: ObjectStore, *rules: FaultRule) -> FaultyStore:
     return FaultyStore(store, rules, clock=LoopClock(), seed=1)
 
 
-async def test_a_checkpoint_is_read_back_as_it_was(store: MemoryStore) -> None:
-    log = driver(store, 1)
-    assert await log.fence(QUERY) == 1
-    first = await commit(log, 0, objects=("a/b",))
-    second = await commit(log, 1, objects=("a/b", "a/c"))
-    assert [c.checkpoint_id for c in await driver(store, 2).checkpoints()] == [first, second]
-    found = await driver(store, 2).checkpoints()
-    assert found[0] == checkpoint(2, 0, objects=("a/b",))
-    assert found[0].operators[0].registry == {"ttl": None, "n": 1}
-    assert (await log.scan()).query_id == QUERY
-    assert await kinds(store) == {1: "fence", 2: "checkpoint", 3: "checkpoint"}
-
-
 async def test_a_fence_stops_the_older_driver(store: MemoryStore) -> None:
     old, new = driver(store, 1), driver(store, 2)
     await old.fence(QUERY)
@@ -499,20 +486,6 @@ async def test_a_manifest_of_another_location_is_noticed(store: MemoryStore) -> 
         await log.checkpoints()
 
 
-async def test_a_damaged_manifest_stops_a_start_and_names_itself(store: MemoryStore) -> None:
-    log = driver(store, 1)
-    await log.fence(QUERY)
-    await commit(log, 0)
-    await commit(log, 1)
-    data = bytearray(await store.get(manifest_name(2)))
-    data[30] ^= 1
-    await store.put(manifest_name(2), bytes(data))
-    with pytest.raises(CorruptData, match=manifest_name(2)):
-        await log.checkpoints()
-    scan = await log.scan()
-    assert (list(scan.damaged), [c.checkpoint_id for c in scan.retained]) == ([2], [3])
-
-
 async def test_what_is_below_the_boundary_is_not_read_however_damaged(store: MemoryStore) -> None:
     log = driver(store, 1)
     await log.fence(QUERY)
@@ -564,12 +537,6 @@ async def test_a_batch_that_ran_again_replaces_its_checkpoint_for_every_reader(s
 )
 def test_what_is_no_record_is_none(name: str) -> None:
     assert manifest_sequence(name) is None
-
-
-def test_names_sort_from_the_newest() -> None:
-    numbers = [10**19, 100, 99, 10, 9, 2, 1]
-    assert [manifest_sequence(manifest_name(n)) for n in numbers] == numbers
-    assert sorted(map(manifest_name, numbers)) == list(map(manifest_name, numbers))
 
 
 def test_every_read_that_fails_once_is_repeated() -> None:

@@ -78,26 +78,6 @@ async def test_a_batch_larger_than_the_byte_budget_waits_for_its_commit_in_the_s
             assert await driver.read(sst(number)) == each
 
 
-async def test_nothing_of_a_batch_that_was_aborted_after_its_early_upload_stays(stores: Stores) -> None:
-    async with application(stores, **LITTLE) as app:
-        first = await app.driver("first")
-        await first.offsets(0)
-        await put_many(first, 12)
-        (store,) = [each for location, each in stores.items() if location.endswith("_dstl")]
-        early = await segments(store)
-        assert early
-        second = await app.driver("second")
-        content = await put_many(second, 2)
-        await second.commit(0)
-
-        async def is_gone() -> bool:
-            return not early & await segments(store)
-
-        await until(is_gone)
-        assert await second.names("state/0") == ["0", "1"]
-        assert await second.read(sst(1)) == content[1]
-
-
 async def test_a_host_lost_between_its_early_upload_and_the_commit_fails_that_commit_alone(stores: Stores) -> None:
     async with application(stores, **LITTLE) as app:
         driver, task = await app.driver("first"), await app.executor(HOST, "first")
@@ -222,22 +202,6 @@ async def test_queries_one_after_the_other_leave_no_directory_open(stores: Store
         assert await again.names("commits") == ["0"]
         await again.batch(1, {"state/0/0/2.changelog": b"more"})
         assert await again.read("state/0/0/1.changelog") == b"x" * 100_000
-
-
-async def test_a_run_that_begins_as_another_ends_waits_for_its_last_commit(stores: Stores) -> None:
-    async with application(stores, commit="with-next") as app:
-        first = await app.driver("first")
-        await first.batch(0, {"state/0/0/1.changelog": b"a"})
-        second = await app.driver("second")
-        _, names = await asyncio.gather(first.end_run(), second.names("commits"))
-        assert names == ["0"]
-        await second.batch(1, {"state/0/0/2.changelog": b"b"})
-        await first.end_run()
-        await second.put("state/0/0/3.changelog", b"is kept")
-        await second.offsets(2)
-        await first.end_run()
-        await second.commit(2)
-        assert await second.read("state/0/0/3.changelog") == b"is kept"
 
 
 async def test_a_directory_stays_open_while_a_call_or_a_run_is_at_work() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.upkeep.cleaner import clean
-from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound, TaskManagerLost
+from dstl.errors import AccessDenied, Fenced, Invalid, ObjectExists, ObjectNotFound
 from dstl.files.index import FileIndex, FileTree
 from dstl.runtime import system_runtime
 from dstl.store.memory import MemoryStore
@@ -20,49 +20,6 @@ from worlds.manifest_samples import QUERY, commit
 
 LOCATION = "/jobs/query/_dstl"
 HOST = "127.0.0.2"
-
-
-async def test_a_batch_is_two_puts_whatever_the_number_of_files(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
-        await driver.batch(0, {changelog(p, 1): b"first" for p in range(4)})
-        before = app.requests
-        for batch, partitions in ((1, 4), (2, 200)):
-            await driver.batch(batch, {changelog(p, batch + 1): noise(100, p) for p in range(partitions)})
-        assert app.requests - before == 4
-        assert await driver.names("offsets") == ["0", "1", "2"]
-        assert await driver.size(changelog(7, 3)) == 100
-        assert await driver.names("state/0/3") == ["1.changelog", "2.changelog", "3.changelog"]
-    async with application(stores) as app:
-        driver = await app.driver("another")
-        assert await driver.read(changelog(3, 3)) == noise(100, 3)
-        before = app.gets
-        for partition in range(200):
-            assert await driver.read(changelog(partition, 3)) == noise(100, partition)
-        assert app.gets == before, "one segment was read more than once"
-
-
-async def test_what_no_barrier_followed_is_seen_where_it_was_written_and_gone_after_a_crash(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
-        await driver.batch(0, {changelog(0, 1): b"kept"})
-        await driver.offsets(1)
-        await driver.put(changelog(0, 2), b"lost")
-        assert await driver.read(changelog(0, 2)) == b"lost"
-        other = await app.driver("other")
-        assert await other.size(changelog(0, 2)) is None
-        assert await other.names("state/0/0") == ["1.changelog"]
-    async with application(stores) as app:
-        driver = await app.driver("next")
-        assert await driver.names("state/0/0") == ["1.changelog"]
-        assert await driver.names("offsets") == ["0", "1"]
-        assert await driver.names("commits") == ["0"]
-        with pytest.raises(ObjectNotFound):
-            await driver.read(changelog(0, 2))
-        # The batch runs again, from the offsets that are there.
-        await driver.put(changelog(0, 2), b"again")
-        await driver.commit(1)
-        assert await driver.read(changelog(0, 2)) == b"again"
 
 
 async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stores: Stores) -> None:
@@ -82,26 +39,6 @@ async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stor
         driver = await app.driver("next")
         assert await driver.names("offsets") == ["1"]
         assert await driver.size("metadata") == 2
-
-
-async def test_a_run_in_a_driver_that_was_fenced_begins_with_what_the_other_one_has_committed(stores: Stores) -> None:
-    async with application(stores) as first, application(stores) as second:
-        old, other = await first.driver("a"), await second.driver("b")
-        await old.batch(0, {changelog(0, 1): b"old"})
-        await other.batch(1, {changelog(0, 2): b"other"})
-        # Nobody has told the first driver yet; its query starts again for another reason.
-        again = await first.driver("c")
-        assert await again.names("commits") == await again.names("offsets") == ["0", "1"]
-        assert await again.read(changelog(0, 2)) == b"other"
-        with pytest.raises(Fenced):
-            await old.put(changelog(0, 2), b"of a batch that is over")
-        await again.batch(2, {changelog(0, 3): b"again"})
-        with pytest.raises(Fenced):
-            await other.offsets(2)
-        before = first.requests
-        restarted = await first.driver("d")
-        assert await restarted.names("commits") == await restarted.names("offsets") == ["0", "1", "2"]
-        assert first.requests - before == 2, "one LIST and one HEAD, once for a run"
 
 
 async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_keeps_its_objects(
@@ -151,19 +88,6 @@ async def test_hosts_take_part_in_a_commit_with_one_put_each_at_most(stores: Sto
         assert await far.names("state/0/0") == []
         await driver.batch(3, {changelog(1, 4): b"on"})
         assert await driver.names("state/0/0") == []
-
-
-async def test_a_commit_that_names_what_nobody_has_put_is_refused(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
-        await driver.offsets(0)
-        await driver.put("state/0/0/1_aa.changelog")
-        with pytest.raises(TaskManagerLost, match="bb"):
-            await driver.commit(0, "aa", "bb")
-        again = await app.driver("next")
-        for each in ("aa", "bb"):
-            await again.put(f"state/0/0/1_{each}.changelog")
-        await again.commit(0, "aa", "bb")
 
 
 async def test_a_record_that_is_refused_leaves_nothing_and_a_lost_answer_is_looked_up(stores: Stores) -> None:

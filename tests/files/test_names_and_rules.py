@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dstl.errors import Invalid, TaskManagerLost
-from dstl.files.file_run import FileRun
 from dstl.files.namespace import StateFile, barrier_batch, is_of_the_driver, is_snapshot, location_of
 from dstl.files.rules import check_complete, is_ahead, is_final, needs_snapshots, next_version
 
@@ -96,27 +95,3 @@ def test_a_commit_that_leads_to_missing_state_is_refused() -> None:
         for i in range(-1, len(after) - 1):
             with pytest.raises(TaskManagerLost):
                 check_complete("commits/3", plain, [*after[: max(i, 0)], *after[i + 1 :]], before, is_rewrite=True)
-
-
-def test_a_host_that_is_gone_fails_the_commit_that_it_had_a_part_in_and_no_other() -> None:
-    run = FileRun()
-    run.serve("one", "r")
-    run.lose("two")
-    assert run.take_hosts("commits/0") == {("one", "r")}
-    run.serve("one", "r")
-    run.lose("one")
-    with pytest.raises(TaskManagerLost, match="one"):
-        run.take_hosts("commits/1")
-    assert not run.take_hosts("commits/2")
-    # One that has handed its files over is asked no more, and nothing is lost with it.
-    run.serve("three", "r")
-    run.leave("three")
-    run.lose("three")
-    assert run.outlives("three")
-    assert run.take_hosts("commits/2") == {("three", "r")}
-    # Of a run that is over nobody waits for a host.
-    run.serve("one", "r")
-    run.lose("one")
-    run.begin("r")
-    run.begin("s")
-    assert not run.take_hosts("commits/2")

@@ -21,7 +21,7 @@ from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
 from handles.file_record import FILES_OWNER
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
-from worlds.files import FencesBehind, LaterClock
+from worlds.files import LaterClock
 from worlds.query import QUERY, Query, open_query
 from worlds.service import TWO, Driver, Events, Model, apply, check_durable, retained, some_events
 
@@ -65,23 +65,6 @@ async def test_whatever_checkpoint_a_reader_finds_has_its_objects(
                 break
             await asyncio.sleep(0.001)
         assert batch < 299, "what no reader finds any more is deleted all the same"
-
-
-async def test_a_checkpoint_without_its_commit_cannot_be_and_the_batch_is_replayed(seed: int, place: Path) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), Model()
-    async with open_query(store, TWO, place) as query:
-        await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        before = {uid: dict(values) for uid, values in model.items()}
-        await query.plan(1, time_ms=777)
-        await query.driver.run_tasks("run-1", 1, some_events(rng, 1), dict(model))
-        # Every task is through, and the driver dies before Spark's commit.
-        await check_durable(store, before, 0)
-    async with open_query(store, {"counts": 2, "sums": 5}, place, 2) as query:
-        assert await query.start("run-2") == 1
-        await query.run_batch(1, some_events(rng, 9), before, time_ms=888)
-        await check_durable(store, before, 1)
-        assert (await retained(store))[-1].batch_time_ms == 777, "the offsets are those of the run before"
 
 
 async def test_the_last_attempt_of_each_partition_counts_and_none_is_compared(seed: int, place: Path) -> None:
@@ -211,27 +194,6 @@ async def test_a_driver_that_comes_back_keeps_the_checkpoints_of_the_one_that_le
         await check_durable(store, model, 1)
         await old.run_batch(2, some_events(rng, 2), model)
     await check_durable(store, model, 2)
-
-
-async def test_a_commit_that_another_driver_fences_behind_keeps_its_objects(seed: int, place: Path) -> None:
-    rng, model, kept = random.Random(seed), Model(), MemoryStore()
-    big = rng.randbytes(400 << 10)
-    store = FencesBehind(kept)
-    store.owner = QUERY
-    async with open_query(store, TWO, place) as query:
-        await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        await query.plan(1)
-        await query.driver.run_tasks("run-1", 1, some_events(rng, 1), model)
-        await query.jvm.put("sources/0/1", big)
-        with pytest.raises(Fenced):
-            await query.jvm.commit(1)
-        # In the same driver, and behind its end.
-        await go_on(query, True, {}, model, model)
-    async with open_query(kept, TWO, place, 2) as query:
-        assert await query.start("run-3") == 3
-        assert await query.jvm.read("sources/0/1") == big
-    await check_durable(kept, model, 2)
 
 
 async def commit_without_an_answer(query: Query, store: FaultyStore, fault: Fault) -> None:

@@ -88,67 +88,6 @@ async def test_a_batch_is_one_request_whatever_the_partitions(
 
 
 @either
-async def test_without_new_data_a_commit_is_durable_soon(
-    seed: int, place: Path, files: FileOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(barriers, "LINGER_S", 0.01)
-    rng, store, model = random.Random(seed), InstrumentedStore(MemoryStore()), Model()
-    async with open_query(store, TWO, place, files=files) as query:
-        await query.start("run-1")
-        await query.run_batch(0, some_events(rng, 0), model)
-        before = store.totals.calls
-        await asyncio.sleep(1.0)
-        assert store.totals.calls - before <= 1
-        await check_durable(store, model, 0)
-
-
-@either
-async def test_a_kill_before_the_record_runs_the_batch_again_from_its_parent(
-    seed: int, place: Path, files: FileOptions
-) -> None:
-    store = MemoryStore()
-    async with (
-        two_batches(store, place, files, seed, Model()) as (dying, before),
-        open_query(store, {"counts": 2, "sums": 5}, place, 2, files=files) as query,
-    ):
-        assert await query.start("run-2") == 1, "what was told and is not durable is not there"
-        await query.run_batch(1, some_events(random.Random(seed + 1), 1), before)
-        # The older driver's record comes too late, and its tasks do.
-        with contextlib.suppress(Fenced):
-            await dying.plan(2)
-        with pytest.raises((Fenced, TaskManagerLost)):
-            await dying.driver.run_tasks("run-1", 2, {}, {})
-        with pytest.raises((Fenced, TaskManagerLost)):
-            await dying.jvm.commit(2)
-        await query.directory.settle()
-        await check_durable(store, before, 1)
-
-
-async def test_where_sources_keep_their_rows_no_task_begins_before_its_offsets_are_durable(
-    seed: int, place: Path
-) -> None:
-    rng, store, model = random.Random(seed), _Store(MemoryStore()), Model()
-    async with open_query(store, TWO, place, files=KEEP) as query:
-        await query.start("run-1")
-        for batch in range(4):
-            before = copy_of(model)
-            if batch:
-                store.is_open.clear()
-            await asyncio.wait_for(query.plan(batch), 5)
-            task = asyncio.ensure_future(query.driver.run_tasks("run-1", batch, some_events(rng, batch), model))
-            if batch:
-                done, _ = await asyncio.wait([task], timeout=0.2)
-                assert not done, "no row of the batch leaves a task"
-                store.is_open.set()
-            await task
-            if batch:
-                await check_durable(store, before, batch - 1)
-            await query.jvm.commit(batch)
-        await query.directory.settle()
-        await check_durable(store, model, 3)
-
-
-@either
 @pytest.mark.parametrize("comes_with", ["the offsets", "a look"])
 @pytest.mark.parametrize("error", [AccessDenied("not today"), RuntimeError("a defect shows today")], ids=repr)
 async def test_a_record_that_is_lost_ends_its_run_and_the_next_one_has_the_state_before(

@@ -5,8 +5,6 @@ from collections import deque
 
 import pytest
 
-from dstl.files.riders import Rider
-from dstl.files.rules import in_order
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
 from worlds.files import BIG, Stores, application, changelog, noise, until
@@ -92,15 +90,6 @@ async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Sto
         assert await (await app.driver("next")).names("state/0/0") == ["1.zip", "SSTs"]
 
 
-async def test_a_small_snapshot_lies_in_the_record(stores: Stores) -> None:
-    async with application(stores) as app:
-        driver = await app.driver("run")
-        before = app.puts
-        await driver.batch(0, {changelog(0, 1): b"changes", SST: noise(1000), ZIP: b"names the file"})
-        assert app.puts - before == 3, "the fence and two records"
-        assert await driver.names("state/0/0") == ["1.changelog", "1.zip", "SSTs"]
-
-
 async def test_a_host_that_is_lost_with_snapshots_fails_the_next_commit_for_spark_takes_them_for_stored(
     stores: Stores, gated: type[Gated]
 ) -> None:
@@ -115,14 +104,3 @@ async def test_a_host_that_is_lost_with_snapshots_fails_the_next_commit_for_spar
         await app.end_host(HOST)
         with pytest.raises(Exception, match="restart the query"):
             await driver.commit(1)
-
-
-def test_only_what_does_not_need_a_snapshot_goes_before_it() -> None:
-    def rider(path: str, size: int = 1) -> Rider:
-        return Rider(path, "r", -1, size, 0)
-
-    sst, small = rider("state/0/0/SSTs/1.sst"), rider("state/0/0/2.changelog")
-    zipped, gone = rider("state/0/0/1.zip"), rider("state/0/0/1.changelog", -1)
-    elsewhere, gone_too = rider("state/0/1/1.zip"), rider("state/0/1/0.zip", -1)
-    assert in_order([sst, small, zipped, gone, elsewhere, gone_too], [sst]) == [small, elsewhere, gone_too]
-    assert in_order([sst, zipped, gone], []) == [sst, zipped, gone]

@@ -9,7 +9,7 @@ from dstl.errors import AccessDenied, TaskManagerLost
 from dstl.files import barriers
 from dstl.store.base import ObjectInfo
 from tests.simulation.faulty_store import FaultyStore
-from worlds.files import BIG, RefusesThird, Stores, application, changelog, noise, until
+from worlds.files import RefusesThird, Stores, application, changelog
 
 HOST = "127.0.0.2"
 LONGER = 0.2
@@ -40,26 +40,6 @@ async def test_a_commit_rides_with_the_next_offsets_and_is_seen_by_its_run_at_on
         driver = await app.driver("next")
         assert await driver.names("commits") == ["0", "1", "2", "3", "4"]
         assert await driver.read(changelog(0, 5)) == b"near"
-
-
-@pytest.mark.usefixtures("patient")
-async def test_large_changes_are_uploaded_while_the_query_goes_on(stores: Stores) -> None:
-    async with application(stores, commit="with-next") as app:
-        driver, far = await app.driver("run"), await app.executor(HOST, "run")
-        await driver.offsets(0)
-        await driver.put(changelog(0, 1), noise(BIG, 0))
-        await far.put(changelog(1, 1), noise(BIG, 1))
-        before = app.puts
-        await driver.commit(0)
-
-        async def are_stored() -> bool:
-            return app.puts - before >= 2
-
-        await until(are_stored)
-        assert app.puts - before == 2, "both hosts' segments, before anybody asks for a record"
-        await driver.offsets(1)
-        assert app.puts - before == 3
-        assert await far.read(changelog(0, 1)) == noise(BIG, 0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -304,38 +304,6 @@ async def test_a_damaged_base_costs_more_log_and_nothing_else(seed: int, monkeyp
 
 
 @virtual
-async def test_who_waits_for_a_damaged_base_gets_its_fallback_before_what_nobody_waits_for(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small(monkeypatch, raw=-inf)
-    async with some_world(seed, batches=8) as world:
-        operator = OPERATORS[0]
-        older = {
-            group: bases
-            for group, bases in generations_of(world.newest.materialized)[operator].items()
-            if len(bases) > 1 and bases[0].name != bases[1].name
-        }
-        group, (newest, *_) = max(older.items())
-        body = bytearray(await world.memory.get(newest.name))
-        body[newest.offset + newest.length // 2] ^= 1
-        await world.memory.delete([newest.name])
-        await world.memory.put(newest.name, bytes(body))
-        store = FaultyStore(world.memory, clock=LoopClock(), latency=lambda *_: 1.0)
-        async with Opened(world, store) as opened:
-            table = opened.restore.restored.tables[operator]
-            assert isinstance(table, HeapStateTable)
-            cold = [group for group in range(GROUPS) if table.is_cold(group)]
-            loaded = asyncio.ensure_future(opened.restore.load())
-            await opened.restore.bring(operator, {group: [(0, bytes([group]))]})
-            assert not table.is_cold(group)
-            # Those have come that were on their way, twice, or lie beside it, and not all others.
-            assert sum(table.is_cold(each) for each in cold) >= len(cold) // 2
-            await loaded
-            opened.check_whole()
-            assert opened.restore.restored.fallbacks == (newest.name,)
-
-
-@virtual
 async def test_a_store_that_never_answers_is_asked_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the load and by reads in place; a local directory on a network has no timeout of its own."""
     small(monkeypatch)
@@ -467,13 +435,3 @@ async def test_a_load_that_does_not_fit_is_given_up(seed: int, monkeypatch: pyte
             await opened.restore.load()
         with pytest.raises(StateTooLarge):
             await opened.restore.wait(OPERATORS[0])
-
-
-async def test_nothing_is_cold_where_there_is_no_base(seed: int) -> None:
-    async with World(seed, options=EAGER.model_copy(update={"enabled": False})) as world:
-        await world.start(1)
-        await world.batch_of(30)
-        async with Opened(world, world.memory) as opened:
-            assert opened.restore.is_loaded
-            await opened.restore.load()
-            opened.check_whole()

@@ -112,24 +112,6 @@ async def test_what_a_deleted_state_held_leaves_bases_of_either_kind(seed: int, 
         assert world.members[0].recorder.counters["expiredEntriesDropped"] == GROUPS
 
 
-async def test_a_rocksdb_operator_with_a_time_to_live_is_stored_as_files_of_which_only_new_ones_are_uploaded(
-    seed: int, tmp_path: Path
-) -> None:
-    async with world_of(seed, "rocksdb", tmp_path) as world:
-        random = world.rng.randbytes
-        await write(world, *[row(g, b"%d" % n, timed(10**9, random(60))) for g in range(GROUPS) for n in range(90)])
-        for _ in range(3):
-            await write(world, row(1, b"x", timed(world.time_ms)))
-        handles = [h for h in world.newest.materialized if h.operator == "left"]
-        assert handles
-        assert all(h.files for h in handles)
-        before = world.members[0].recorder.counters["materializedBytes"]
-        for _ in range(4):
-            await write(world, row(1, b"x", timed(world.time_ms)))
-        uploaded = world.members[0].recorder.counters["materializedBytes"] - before
-        assert 0 < uploaded < handles[0].total_size, "the state was uploaded again"
-
-
 async def test_the_bytes_of_what_has_expired_leave_the_store(seed: int, tmp_path: Path) -> None:
     """Prevents that files keep for ever what their table has deleted: RocksDB merges runs that are mostly deletions."""
     async with world_of(seed, "rocksdb", tmp_path) as world:
@@ -341,13 +323,6 @@ async def test_shares_take_turns_and_a_run_that_is_cancelled_keeps_what_it_has_d
         await sweep.run("op", table, expired, lost.append)
     assert lost == [0], "its newest base has an entry that the table has lost, and nobody knows"
     table.close()
-
-
-async def test_a_small_table_is_looked_at_whole(tmp_path: Path) -> None:
-    table = HeapStateTable()
-    table.apply(changes(*[put(g, 0, b"k", b"", timed(1)) for g in range(64)]))
-    await ExpirySweep(_Clock(table)).run("op", table, {0: ExpiredAt(5)}, lambda _: None)
-    assert _entries(table) == 0
 
 
 class _Reader(StatefulProcessor):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from math import inf
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from dstl.taskmanager.service import TaskManagerService
 from materializer.bases import base_fetch
 from materializer.tables import HeapStateTable
 from tests.materializer.test_cold_key_groups import Opened, small, some_world
-from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
+from tests.simulation.faulty_store import FaultyStore
 from tests.simulation.virtual_time import LoopClock, virtual
 from worlds.materialization import OPERATORS
 
@@ -85,30 +84,6 @@ async def test_a_read_in_place_that_outlives_its_load_is_not_answered_without_it
 
 async def damaged() -> None:
     raise CorruptData("every base is damaged")
-
-
-@virtual
-async def test_reads_that_wait_are_told_when_the_load_is_given_up_in_its_pause(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A store that is away lets the load pause: a waiter of then, or of after, must not wait for ever."""
-    small(monkeypatch, raw=-inf)
-    async with some_world(seed) as world:
-        store = FaultyStore(world.memory, clock=LoopClock())
-        async with Opened(world, store) as opened:
-            store.rules = [FaultRule(Fault.UNAVAILABLE, "get", chance=1.0)]
-            with pytest.raises(Unavailable):
-                await opened.restore.load()
-            operator = OPERATORS[0]
-            waits = asyncio.ensure_future(opened.restore.wait(operator))
-            await asyncio.sleep(0.1)
-            await opened.restore.close()
-            with pytest.raises(DstlError):
-                async with asyncio.timeout(100):
-                    await waits
-            with pytest.raises(DstlError):
-                async with asyncio.timeout(100):
-                    await opened.restore.wait(operator)
 
 
 @virtual

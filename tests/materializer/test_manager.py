@@ -193,27 +193,6 @@ async def test_a_finished_one_waits_for_a_batch_however_long_and_is_counted_wher
         assert _counters(world)["materializationsDropped"] == lost
 
 
-async def test_replaced_tables_end_what_runs_and_its_files_go(seed: int) -> None:
-    slow = FaultyStore(MemoryStore(clock=LoopClock()), latency=lambda verb, size, rng: 0.03 if verb == "put" else 0.0)
-    world = World(seed, store=slow, inline_threshold=1 << 20)
-    world.memory = slow.inner
-    try:
-        await world.start(1)
-        await world.batch_of(30)
-        await world.batch_of(3)
-        await _until(lambda: world.members[0].manager.running is not None)
-        member = world.members[0]
-        newest = world.newest
-        member.backend.replace_tables({}, newest.checkpoint_id, member.owned)
-        assert member.manager.running is None
-        await asyncio.sleep(0.15)
-        assert not await _bases(world.memory)
-        assert member.storage.budget.used == 0
-    finally:
-        slow._latency = None
-        await world.close()
-
-
 async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) -> None:
     async with World(seed, options=NEVER.model_copy(update={"overdue_s": 0.03})) as world:
         await world.start(1)
@@ -226,24 +205,6 @@ async def test_the_watchdog_barks_once_when_the_log_gets_old(seed: int, caplog) 
         barks = sorted(record.getMessage().split(" is ")[0] for record in caplog.records)
         assert barks == ["the log of left", "the log of right"]
         assert world.members[0].recorder.gauges["oldestUnmaterializedSeconds"] > 0.03
-
-
-async def test_the_watchdog_barks_while_no_batch_comes_that_would_name_what_is_finished(seed: int, caplog) -> None:
-    """Prevents that the log of a query whose driver is gone gets old in silence."""
-    async with World(seed, options=EAGER.model_copy(update={"overdue_s": 0.2})) as world:
-        await world.start(1)
-        await world.batch_of(30)
-        began = world.runtime.clock.now()
-        with caplog.at_level(logging.WARNING):
-            await world.batch_of(3)
-            await world.materialized()
-            assert all(bases.finished for bases in world.members[0].backend.bases.values())
-            # On a machine that stands still meanwhile the log is that old already.
-            assert not caplog.records or world.runtime.clock.now() - began > 0.2
-            await _until(lambda: len(caplog.records) >= 2)
-            await asyncio.sleep(0.1)
-        assert len(caplog.records) == 2
-        assert world.members[0].recorder.gauges["oldestUnmaterializedSeconds"] > 0.2
 
 
 async def test_segments_of_many_batches_become_one_base_before_a_restore_has_many_to_read(seed: int) -> None:

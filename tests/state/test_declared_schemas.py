@@ -9,14 +9,9 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from dstl.errors import Invalid, UserCodeError
+from dstl.errors import Invalid
 from dstl.state.descriptor import DeclaredSchemas
-from dstl.state.processor_runner import ProcessorOperator, ProcessorRunner, discover_states
-from dstl.state.registry import StateRegistry
-from dstl.state.task_input import TaskInput
-from worlds.ddl import parse_ddl, schemas_of_tests
-from worlds.memory_source import MemorySource
-from worlds.runner import INPUT, KEY, OUTPUT, batches_of
+from worlds.ddl import parse_ddl
 
 
 def refuse(text: str) -> Any:
@@ -63,24 +58,3 @@ class Declares(StatefulProcessor):  # type: ignore[misc]
         yield Row(k=key[0], what="n", n=self.map.getValue(("a",))[0])
 
     def close(self) -> None: ...
-
-
-@pytest.mark.parametrize(("text", "works"), [("n long", True), ("n  long", False)])
-def test_a_task_runs_with_the_texts_of_the_driver(text: str, works: bool) -> None:
-    schemas = schemas_of_tests()
-    registry = discover_states(Declares(), StateRegistry(KEY), "none", "op", schemas, MemorySource())
-    processor = Declares()
-    processor.text = text
-    runner = ProcessorRunner(
-        processor,
-        ProcessorOperator(name="op", key_schema=KEY, input_schema=INPUT, output_schema=OUTPUT),
-        StateRegistry.from_wire(registry.to_wire(), settled=True),
-        shipped(schemas),
-    )
-    batches = iter(batches_of([{"k": "a", "op": "", "n": 0}], 5))
-    run = runner.run(batches, TaskInput(MemorySource(), lambda part: None, 1))
-    if works:
-        assert [row["n"] for batch in run for row in batch.to_pylist()] == [1]
-    else:
-        with pytest.raises(UserCodeError, match="schema of state 'm' cannot be used: init"):
-            next(run)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from test_vectorised import KEY, Job, aggregates, mapped
 
 import worlds.runner
-from dstl.errors import Invalid, UserCodeError
+from dstl.errors import Invalid
 from dstl.state.vectorised.aggregation import Aggregate
 from worlds.ddl import parse_ddl
 from worlds.runner import batches_of
@@ -173,18 +173,3 @@ def test_every_kind_of_state_follows_its_schema_with_times_to_live_and_timers(af
     value, entries, got, pairs, *_ = eval(row["what"], {"Row": Row})
     assert (value, got, pairs) == (None, None, [])
     assert entries == [("new", 1 << 40)] * 2
-
-
-def test_a_refusal_names_operator_state_column_and_both_schemas() -> None:
-    class Worse(Before):
-        def init(self, handle: Any) -> None:
-            handle.getMapState("map", "u string", "n smallint", 1000)
-
-    job = worlds.runner.Job(Before, time_mode="processingTime")
-    rows = batches_of([{"k": "a", "op": "", "n": 0}], 10)
-    job.run(rows)
-    job.make = Worse
-    with pytest.raises(UserCodeError) as caught:
-        job.run(rows)
-    for part in ("operator 'op'", "state 'map'", "'n' changes from int to smallint", "struct<n:int,gone:string>"):
-        assert part in str(caught.value)

@@ -41,21 +41,6 @@ def test_slices_are_those_of_the_public_face(seed: int) -> None:
         assert_frame_equal(cut(start, stop), frame.iloc[start:stop].reset_index(drop=True))
 
 
-def test_a_slice_is_its_owners_to_change() -> None:
-    frame = wide()
-    cut = frame_slicer(frame)
-    first, second = cut(0, 3), cut(3, 6)
-    first.index.name = "mine"
-    first.columns = [f"c{i}" for i in range(len(first.columns))]
-    first["new"] = 1
-    second["n"] = second["n"] + 1  # warns of a copy where pandas does not know better
-    second.loc[0, "x"] = 9.0
-    assert cut(6, 9).index.name is None
-    assert list(second.columns) == list(frame.columns)
-    assert second["n"].tolist() == [4, 5, 6]
-    assert frame["n"].tolist() == list(range(COUNT))
-
-
 class WithoutBlocks(pd.DataFrame):
     """As a pandas that is made in another way."""
 

@@ -94,17 +94,6 @@ def test_a_large_change_set_is_cut_into_batches_that_fit_a_frame():
     assert groups == sorted(groups)
 
 
-def test_keys_that_were_put_again_have_their_last_value_once_and_their_own_group():
-    overlay = Overlay()
-    overlay.put_values(0, [1, 2, 3], [b"a", b"b", b"c"], [b"1", b"1", b"1"])
-    overlay.put_values(0, [3, 4], [b"c", b"d"], [b"2", None])
-    held = pa.Table.from_batches(overlay.drain({b"d"})).to_pylist()
-    overlay.put_values(0, [1], [b"a"], [b"3"])
-    rest = pa.Table.from_batches(overlay.drain()).to_pylist()
-    shown = [[(row["key"], row["key_group"], row["value"]) for row in rows] for rows in (held, rest)]
-    assert shown == [[(b"a", 1, b"1"), (b"b", 2, b"1"), (b"c", 3, b"2")], [(b"a", 1, b"3"), (b"d", 4, b"")]]
-
-
 def test_what_was_drained_is_forgotten_but_for_keys_that_are_still_to_be_read():
     overlay = Overlay()
     overlay.put_values(0, [1, 1], [b"k", b"held"], [b"v", b"v"])

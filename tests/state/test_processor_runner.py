@@ -132,12 +132,6 @@ def test_rows_of_a_key_are_pulled_lazily():
     assert [int(r["what"]) for r in out] == [1, 1, 2, 2, 3, 3]
 
 
-def test_no_input_is_no_output_and_no_change():
-    job = Job(Counter)
-    assert job.run([]) == []
-    assert job.parts == []
-
-
 def test_reducing_and_aggregating_states_fold():
     class Mean:
         def create_accumulator(self):

@@ -87,23 +87,6 @@ def test_outputs_are_matched_as_sparks_worker_does():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "make", [lambda k, what, n: Row(k=k, what=what, n=n), Row("k", "what", "n"), lambda *values: values]
-)
-def test_rows_of_the_outputs_own_fields_are_taken_as_they_are_and_not_beside_others(make):
-    """PySpark's two kinds of Row have their fields as a list and as a tuple; a tuple has none."""
-    rows = [make("a", "b", 1), make("c", None, 2)]
-
-    class Yields(Seen):
-        def handleInputRows(self, key, rows_, timerValues):
-            return iter(rows)
-
-    batches = batches_of([{"k": "a", "op": "", "n": 0}], 5)
-    assert [tuple(r.values()) for r in Job(Yields).run(batches)] == [("a", "b", 1), ("c", None, 2)]
-    rows.append(Row(n=3, k="d", what="e"))
-    assert [tuple(r.values()) for r in Job(Yields).run(batches)][2] == ("d", "e", 3)
-
-
 def test_output_types_are_converted_as_arrow_wants_them():
     output = parse_ddl(
         "t timestamp, s struct<a:int,b:array<struct<x:int>>>, m map<string,struct<y:int>>, d decimal(6,2)"

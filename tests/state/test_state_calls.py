@@ -5,7 +5,6 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, StructType
 
-from dstl.errors import Invalid, UserCodeError
 from dstl.state.processor_errors import StateCallError
 from worlds.runner import Job, Seen, batches_of
 
@@ -58,21 +57,6 @@ def test_a_state_that_init_declares_and_deletes_refuses_every_use_and_the_others
     assert job.ids() == {"kept": 1}
 
 
-def test_a_state_that_is_declared_again_after_its_deletion_works():
-    class Again(Seen):
-        def init(self, handle):
-            self.old = handle.getListState("l", "n long")
-            handle.deleteIfExists("l")
-            self.l = handle.getListState("l", "n string")
-
-        def handleInputRows(self, key, rows, timerValues):
-            self.l.appendValue(("x",))
-            assert not list(self.old.get())
-            yield Row(k=key[0], what=repr(list(self.l.get())), n=0)
-
-    assert Job(Again).run(ONE)[0]["what"] == "[('x',)]"
-
-
 def test_a_state_without_a_key_is_refused_as_pysparks_is():
     class Early(Seen):
         def init(self, handle):
@@ -123,20 +107,6 @@ def test_a_null_where_the_schema_has_none_is_refused_by_every_state(kind, schema
     assert job.parts == [], "nothing of a refused value is kept"
 
 
-def test_what_is_not_caught_names_the_processor_the_key_and_the_state():
-    class Wrong(Seen):
-        def init(self, handle):
-            self.x = handle.getListState("x", "n long not null")
-
-        def handleInputRows(self, key, rows, timerValues):
-            self.x.put([(1,), (None,)])
-            return iter(())
-
-    with pytest.raises(UserCodeError, match=r"Wrong of operator 'op' raised StateCallError for key .*'n' of state 'x'"):
-        Job(Wrong).run(ONE)
-    assert issubclass(StateCallError, Invalid)
-
-
 @pytest.mark.parametrize("given", ["0", "ab", "", "äö"])
 def test_a_user_key_of_one_column_may_be_a_bare_string(given):
     class Bare(Seen):
@@ -152,16 +122,3 @@ def test_a_user_key_of_one_column_may_be_a_bare_string(given):
             yield Row(k=key[0], what=repr(list(self.m.iterator())), n=0)
 
     assert Job(Bare).run(ONE)[0]["what"] == "[]"
-
-
-def test_a_bare_string_for_several_columns_is_refused():
-    class Bare(Seen):
-        def init(self, handle):
-            self.m = handle.getMapState("m", "a string, b string", "s string")
-
-        def handleInputRows(self, key, rows, timerValues):
-            with pytest.raises(StateCallError, match="a tuple of 2 values"):
-                self.m.updateValue("ab", ("x",))
-            yield Row(k=key[0], what="", n=0)
-
-    assert Job(Bare).run(ONE)

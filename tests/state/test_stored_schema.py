@@ -130,51 +130,6 @@ def test_a_schema_nested_too_deep_is_refused_without_a_recursion_error(depth, ki
         schema_from_json(text, "the schema of it")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        5,
-        "long",
-        [],
-        {},
-        {"type": "struct"},
-        {"type": "struct", "fields": {}},
-        {"type": "struct", "fields": ["long"]},
-        {"type": "struct", "fields": [{"name": 5, "type": "long"}]},
-        {"type": "struct", "fields": [{"name": "a"}]},
-        {"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": "no"}]},
-        {"type": "struct", "fields": [{"name": "a", "type": "long", "metadata": [1]}]},
-        {"type": "struct", "fields": [{"name": "a", "type": "string", "metadata": {"__COLLATIONS": {"a": "x"}}}]},
-        {"type": "struct", "fields": [{"name": "a", "type": "string", "metadata": {"__COLLATIONS": 5}}]},
-        struct("interval second to day"),
-        struct("decimal(39,2)"),
-        struct("decimal(0,0)"),
-        struct("decimal(9999999999999,2)"),
-        struct("time(1234)"),
-        struct("udt"),
-        struct(5),
-        struct({"type": ["udt"]}),
-        struct({"type": {"type": "udt"}}),
-        struct({"type": "UDT"}),
-        struct({"type": "array", "elementType": "long"}),
-        struct("geometry(4326)"),
-        struct("x" * 10_000_000),
-    ],
-    ids=lambda data: json.dumps(data)[:60],
-)
-def test_what_is_no_schema_is_corrupt_data_and_nothing_else(data):
-    with pytest.raises(CorruptData, match="the schema of it is not one") as caught:
-        schema_from_json(json.dumps(data), "the schema of it")
-    assert len(str(caught.value)) < 1000
-
-
-def test_what_is_no_json_is_corrupt_data():
-    for text in ("", "{", "\x00", '{"type":', 5, None):
-        with pytest.raises(CorruptData, match="the schema of it is not one"):
-            schema_from_json(text, "the schema of it")
-
-
 def test_every_type_that_state_can_hold_comes_back_as_it_was():
     text = (
         "a boolean, b tinyint, c smallint, d int not null, e bigint, f float, g double, h decimal(38,18), i string, "

@@ -32,7 +32,7 @@ from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.frames.row_writer import arrow_schema
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
-from dstl.state.vectorised.aggregate_functions import Extreme, Mean, Sum
+from dstl.state.vectorised.aggregate_functions import Mean
 from dstl.state.vectorised.aggregation import Aggregate, gathered
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
 from dstl.state.vectorised.map_states import MapStates, MapStatesRunner
@@ -338,13 +338,6 @@ def test_a_key_is_in_one_call_with_all_its_rows_in_their_order() -> None:
     assert job.changes == []
 
 
-def test_a_large_change_set_is_sent_in_parts() -> None:
-    job = Job(mapped(totals, TOTAL, OUT), KEY, IN, part_bytes=512)
-    job.run([{"k": f"k{i}", "v": i} for i in range(100)])
-    assert len(job.changes) > 5
-    assert len(job.content()) == 100
-
-
 def raising(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[Any, Any]:
     raise RuntimeError("no luck with this one")
 
@@ -375,17 +368,6 @@ def test_what_a_function_may_not_do_names_the_operator_and_sends_nothing(
         job.run([{"k": "a", "v": 1}, {"k": "b", "v": 1}])
     assert "'op'" in str(raised.value)
     assert job.changes == []
-
-
-def test_types_that_have_no_such_aggregate_are_refused() -> None:
-    with pytest.raises(Invalid, match=r"sum\(\) takes numbers, not string"):
-        Sum(StringType())
-    with pytest.raises(Invalid, match=r"mean\(\) takes numbers, not string"):
-        Mean(StringType())
-    with pytest.raises(Invalid, match=r"max\(\) takes a type with an order"):
-        Extreme(parse_ddl("a array<int>")["a"].dataType, largest=True)
-    with pytest.raises(Invalid, match=r"sum\(\) names column 'x'; there are k, v"):
-        plain_aggregation(KEY, IN, {"n": Aggregate("sum", "x")})
 
 
 def test_a_state_is_gone_when_its_time_to_live_has_passed_since_its_last_row() -> None:

@@ -8,7 +8,6 @@ import decimal
 import math
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -135,52 +134,8 @@ def test_a_column_of_keys_has_the_bytes_of_single_keys(drawn: tuple[StructType, 
     assert found.null_count == 0
 
 
-@settings(deadline=None, max_examples=40)
-@given(st.lists(st.none() | st.integers(-5, 5), max_size=9), st.integers(0, 3), st.sampled_from(["long", "string"]))
-def test_a_slice_of_one_column_as_key_too(values: list[int | None], offset: int, kind: str) -> None:
-    column = (
-        pa.array(values, pa.int64())
-        if kind == "long"
-        else pa.array([None if v is None else str(v) for v in values], pa.string())
-    )
-    column = column.slice(min(offset, len(values)))
-    codec = KeyCodec(StructType([StructField("k", LongType() if kind == "long" else StringType())]))
-    assert codec.encode_array([column], len(column)).to_pylist() == [codec.encode((v,)) for v in column.to_pylist()]
-
-
 FIRST = StructType([StructField("n", IntegerType()), StructField("x", DoubleType())])
 SECOND = StructType([StructField("x", DoubleType()), StructField("n", LongType()), StructField("t", StringType())])
-
-
-def test_values_of_several_schema_versions_and_with_write_times_are_read_together() -> None:
-    old = ValueCodec("s", [FIRST])
-    timed = ValueCodec("s", [FIRST], write_time_ms=1_700_000_000_000)
-    new = ValueCodec("s", [FIRST, SECOND])
-    values = [
-        old.encode((1, 0.5)),
-        None,
-        new.encode((1.5, 1 << 40, "a")),
-        timed.encode((None, 2.5)),
-        old.encode((2, None)),
-    ]
-    found = ValueColumns("s", [FIRST, SECOND]).decode(pa.array(values, pa.binary()))
-    nothing = (None, None, None)
-    assert rows_of_table(found) == [(0.5, 1, None), nothing, (1.5, 1 << 40, "a"), (2.5, None, None), (None, 2, None)]
-
-
-@pytest.mark.parametrize("schema", [FIRST, SECOND])
-def test_damaged_values_are_refused(schema: StructType, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    columns = ValueColumns("s", [schema])
-    whole = ValueCodec("s", [schema]).encode((1, 2.5) if schema is FIRST else (2.5, 1000, "text"))
-    for size in range(len(whole)):
-        with pytest.raises(CorruptData, match="'s'"):
-            columns.decode(pa.array([whole, whole[:size]], pa.binary()))
-    for _ in range(200):
-        # Any bytes: an error of ours or some values, but nothing else.
-        noise = rng.bytes(int(rng.integers(0, 40)))
-        with contextlib.suppress(CorruptData):
-            assert columns.decode(pa.array([b"\x01" + noise], pa.binary())).num_rows == 1
 
 
 DAMAGED = [

@@ -62,18 +62,6 @@ async def test_a_power_cut_after_put_takes_nothing_back(
     assert [kind for kind, _ in events] == ["sync", "link", "sync"]
 
 
-async def test_deletions_reach_the_disk_in_their_order(
-    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A manifest is deleted before the files that it names: on disk as well.
-    await store.put("manifests/1", b"x")
-    synced: list[int] = []
-    sync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(os.fstat(descriptor).st_ino), sync(descriptor)))
-    await store.delete(["manifests/1"])
-    assert synced == [os.stat(root / "manifests").st_ino]
-
-
 async def test_files_and_directories_are_private(store: LocalStore, root: Path) -> None:
     old = os.umask(0)
     try:

@@ -129,17 +129,6 @@ async def test_a_store_in_trouble_is_refused_with_its_name(fault: Fault, verb: s
     assert not isinstance(caught.value, ObjectExists)
 
 
-@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.SLOW_DOWN, Fault.RESET])
-@pytest.mark.parametrize(("verb", "nth"), [("put", 1), ("put", 2), ("get", 1), ("list", 1), ("delete", 1)])
-async def test_a_moments_fault_does_not_refuse_a_driver_its_start(fault: Fault, verb: str, nth: int) -> None:
-    """The chaos job has found it: a supervisor's new driver ended because one of five requests had met a 503."""
-    inner = MemoryStore(f"bad-moment-{fault}-{verb}-{nth}")
-    store = FaultyStore(inner, [FaultRule(fault, verb, nth=(nth,))])
-    await probe(store, runtime=HASTY)
-    left = [info.name async for info in inner.list()]
-    assert len(left) <= 1, "more stays than the object whose deletion failed"
-
-
 @pytest.mark.parametrize("of_put", [Fault.UNAVAILABLE, Fault.LOST_RESPONSE])
 async def test_each_request_may_fail_some_times_before_a_driver_is_refused_its_start(of_put: Fault) -> None:
     """The chaos job has found it: the probe began with its first request again wherever the store had failed one."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from dstl.errors import AccessDenied, ObjectExists
+from dstl.errors import AccessDenied
 from dstl.options import S3Options
 from dstl.store import ObjectStore, S3Store, probe
 from dstl.store.s3_client import S3Client
@@ -45,26 +45,6 @@ class TestS3Store(StoreContract):
 async def test_the_probe_accepts_the_server(s3_store: S3Store) -> None:
     await probe(s3_store)
     assert not [info async for info in s3_store.list()]
-
-
-async def test_a_large_manifest_is_as_conditional_as_a_small_one(s3_store: S3Store) -> None:
-    """Where parts are completed, some servers ignore the condition: Ceph 16 overwrites."""
-    await s3_store.put("manifest", BIG, if_absent=True)
-    with pytest.raises(ObjectExists):
-        await s3_store.put("manifest", BIG[::-1], if_absent=True)
-    assert await s3_store.get("manifest") == BIG
-
-
-async def test_of_many_drivers_that_commit_at_once_one_wins(s3_store: S3Store) -> None:
-    for number in range(5):
-        bodies = [bytes([writer]) * 100_000 for writer in range(32)]
-        outcomes = await asyncio.gather(
-            *(s3_store.put(f"manifests/{number}", body, if_absent=True) for body in bodies), return_exceptions=True
-        )
-        winners = [body for body, one in zip(bodies, outcomes, strict=True) if not isinstance(one, BaseException)]
-        assert len(winners) == 1, outcomes
-        assert await s3_store.get(f"manifests/{number}") == winners[0]
-        await s3_store.delete([f"manifests/{number}"])
 
 
 async def test_an_upload_that_was_given_up_leaves_no_parts(

@@ -1,4 +1,3 @@
-import random
 from collections.abc import AsyncIterator
 
 import pytest
@@ -38,17 +37,6 @@ async def test_names_go_to_the_location_of_their_shard_and_all_others_to_the_fir
     assert sorted([info.name async for info in sharded.list()]) == sorted(names)
     assert [await sharded.get(name) for name in names] == [name.encode() for name in names]
     assert shard_names(sharded) == ("s0", "s1", "s2")
-
-
-async def test_a_list_has_what_all_locations_have(seed: int) -> None:
-    rng = random.Random(seed)
-    sharded = ShardedStore(_stores(4))
-    firsts = ["s0", "s1", "s2", "s3", "a", "s", "z"]
-    names = sorted({f"{rng.choice(firsts)}/{rng.randrange(50)}/{rng.randrange(1000)}" for _ in range(200)})
-    for name in names:
-        await sharded.put(name, b"")
-    for prefix in ("", "s", "s1", "s1/", "s2/1", "a/", "z/4", "none", "s9/"):
-        assert sorted([info.name async for info in sharded.list(prefix)]) == [n for n in names if n.startswith(prefix)]
 
 
 async def test_a_location_that_was_taken_away_is_named_and_not_guessed() -> None:
