@@ -127,13 +127,8 @@ class Records(ABC):
                 await self._look()
 
     async def _look(self) -> None:
-        """Take over what the records say, and the query's id before any that was written here: it has one for good."""
+        """Take over what the records say."""
         await self._read()
-        log = self.participants.log
-        own = log.riders.find(METADATA, "")
-        if own is not None and METADATA in self.run.index:
-            log.discard(own)
-            self.run.end_all(TaskManagerLost("another driver has given the query its id since it looked"))
 
     async def check_leads(self) -> None:
         """Look whether the log is still this process's, where it leads; else let the next look be a fresh one.
@@ -299,6 +294,15 @@ class OwnRecords(Records):
 
     def _let_go(self, whole: int) -> None:
         self._deleter.delete(self.run.index.take_free(self._manifests.boundary))
+
+    async def _look(self) -> None:
+        """Take over what the records say, and the query's id before one that was written here: it has it for good."""
+        await super()._look()
+        log = self.participants.log
+        own = log.riders.find(METADATA, "")
+        if own is not None and METADATA in self.run.index:
+            log.discard(own)
+            self.run.end_all(TaskManagerLost("another driver has given the query its id since it looked"))
 
     async def _read(self) -> None:
         """Take over what the records say.
