@@ -37,6 +37,7 @@ from tests.simulation.raw_store import RawStore
 from tests.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, keys_of
 from tests.simulation.stage import Stage, driver_of
 from tests.simulation.store import Stored
+from tests.simulation.user_faces import AWAY
 from tests.simulation.virtual_time import seeded_runtime
 from tests.simulation.writer_audit import WriterAudit
 
@@ -287,6 +288,7 @@ class Auditor:
             unexpected = not self._world.is_outdated(driver_of(spec.run))
         if "not deterministic" in str(error):
             unexpected = not self._world.plan.per_task.get(FaultKind.CHANGING_OUTPUT)
+        unexpected = self._world.plan.healed if AWAY in str(error) else unexpected
         # A read that waits for what is being restored says it through the processor's call.
         if any(isinstance(each, StateTooLarge) for each in (error, *error.args)):
             unexpected = not self._world.fired[FaultKind.MEMORY_FULL]

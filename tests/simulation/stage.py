@@ -9,20 +9,25 @@ from collections import Counter
 from contextvars import copy_context
 
 from dstl.checkpoint.savepoint.format import Savepoint
-from tests.simulation.evolving import VERSIONS
+from tests.simulation.evolving import MISTAKES, VERSIONS
 from tests.simulation.faces import EVOLVING, FACES
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
+from tests.simulation.user_faces import USER_FACES
 
 CROWD = 24
 """Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
 _MAX_PARALLELISM = 8
 _DEPLOYED = 0.3
 """Share of the drivers that run a newer version of the program than the one before."""
+_MISTAKEN = 0.2
+"""Share of those that run one whose states cannot follow the stored ones: it is refused, and replaced."""
 _FACED = 0.2
 """Share of the worlds with an operator of a face that is not a clock's."""
+_OF_USERS = 0.15
+"""Share of those with one that a careless, thorough or late user has written."""
 
 
 def driver_of(run: str) -> str:
@@ -69,7 +74,11 @@ class Stage:
         self.faces = [uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded]
         faces = self.rng("faces")
         if faces.random() < _FACED and not self.is_crowded:
-            self.faces += faces.sample([uid for uid in FACES if uid not in CLOCKED], faces.choice((1, 1, 2)))
+            known = [uid for uid in FACES if uid not in CLOCKED and uid not in USER_FACES]
+            self.faces += faces.sample(known, faces.choice((1, 1, 2)))
+        users = self.rng("user-faces")
+        if users.random() < _OF_USERS and not self.is_crowded:
+            self.faces += users.sample(list(USER_FACES), users.choice((1, 1, 2)))
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.savepoints: list[Savepoint] = []
@@ -88,7 +97,10 @@ class Stage:
 
     def deploy(self, driver: str) -> int:
         """Return the version of the program that a new driver runs: never an older one than the last driver's."""
-        version = max(self._versions.values(), default=0)
+        version, mistakes = max(self._versions.values(), default=0), self.rng(f"{driver}:mistake")
+        if self._written >= 0 and not self.plan.healed and EVOLVING in self.faces and mistakes.random() < _MISTAKEN:
+            self._versions[driver] = mistakes.choice(MISTAKES)
+            return self._versions[driver]
         # What a version has never written follows from those before it.
         if version == self._written and self.rng(f"{driver}:version").random() < _DEPLOYED:
             version = min(version + 1, VERSIONS - 1)
