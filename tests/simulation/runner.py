@@ -339,6 +339,8 @@ def quiet(*, collect: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         # A process that is killed before a request's first step leaves a coroutine that nobody will ever await.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        # Nor is a file closed of which its killed process has not heard yet that it is open.
+        warnings.filterwarnings("ignore", "unclosed file .*dstl-simulated-disk", ResourceWarning)
         try:
             yield
         finally:
