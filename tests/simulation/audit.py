@@ -204,7 +204,7 @@ class Auditor:
         named += [(h.name, 0, h.size, h.checksum) for h in checkpoint.materialized]
         named += [(f.name, 0, f.size, f.checksum) for h in checkpoint.materialized for f in h.files]
         for name, offset, size, checksum in named:
-            stored = self._objects.get(name)
+            stored = self._world.damaged.get(name) or self._objects.get(name)
             if stored is None:
                 self.fail("I3", f"checkpoint {checkpoint.checkpoint_id} names {name}, which is not there")
                 continue

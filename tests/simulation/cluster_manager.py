@@ -42,6 +42,7 @@ class ClusterManager:
         bases = self._task_manager.materialization
         # A run that waits for a second alone may end before all that its tables restore is there, and says so.
         world.materializes = bases.enabled and bases.publish_within_s > 1.0
+        world.generations = bases.generations
         # Segments, what a log holds unasked, and all logs together: more than any world's changes.
         sizes = (batching.segment_size, batching.preemptive_persist_threshold, batching.byte_budget)
         world.is_roomy = min(sizes) >= 1 << 20

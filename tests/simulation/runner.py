@@ -28,6 +28,7 @@ from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
 from tests.simulation.cluster_manager import ClusterManager
+from tests.simulation.damage import repair
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
@@ -300,6 +301,7 @@ async def _heal(world: World) -> None:
     world.plan.healed = True
     world.network.heal()
     world.network.strike = None
+    repair(world)
     for process in list(world.processes):
         process.fuse = None
         if process not in world.asleep:

@@ -15,6 +15,7 @@ from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
+from tests.simulation.store import Stored
 from tests.simulation.user_faces import USER_FACES
 
 CROWD = 24
@@ -48,11 +49,13 @@ class Stage:
         violated: Set with the first violation.
         is_calm: Whether nothing has been wrong for long, and nothing may fail.
         materializes: Whether its TaskManagers make bases, and runs that end wait for them.
+        generations: How many bases of a key group are kept.
         is_roomy: Whether nothing makes them store changes before a checkpoint asks.
         task_managers: Number of the newest driver's.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
         clocks_set: How often a clock was set, from the beginning on; 0 where all are right.
+        damaged: Objects of which a bit is wrong, as they were.
         asleep: Processes that are stopped for longer than faults last: for days, or for good.
     """
 
@@ -84,9 +87,11 @@ class Stage:
         self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
         self.is_calm = self.materializes = self.is_roomy = False
+        self.generations = 0
         self.task_managers = 0
         self.asleep: list[Process] = []
         self.clocks_set = 0
+        self.damaged: dict[str, Stored] = {}
         self._versions: dict[str, int] = {}
         self._written = -1
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
