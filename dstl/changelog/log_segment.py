@@ -55,12 +55,6 @@ class PersistResult:
     ranges: Mapping[str, SequenceNumberRange]
     segments: Mapping[str, tuple[LogSegment, ...]]
 
-    @property
-    def inlined(self) -> tuple[InlineSegment, ...]:
-        """The seals that travel with this answer and must be written inside the manifest; each once."""
-        found = (s.location for log in self.segments.values() for s in log)
-        return tuple({s.id: s for s in found if isinstance(s, InlineSegment)}.values())
-
 
 def join_segments(
     change_sets: Iterable[tuple[SequenceNumber, SegmentHandle | InlineSegment, int]],

@@ -198,7 +198,7 @@ class StateChangelogStorage:
 
         Args:
             result: Of the persist.
-            located: Where the manifest holds each of ``result.inlined``, by ``InlineSegment.id``.
+            located: Where the manifest holds each inlined seal, by ``InlineSegment.id``.
 
         Raises:
             Invalid: An inlined seal has no place in ``located``.

@@ -82,9 +82,18 @@ class FileRun:
             Fenced: It is over.
             TaskManagerLost: It is over because a record has failed; another one goes on.
         """
+        self.check(run)
+        if run:
+            self._wrote.setdefault(run)
+
+    def check(self, run: str) -> None:
+        """Check that a run is not over.
+
+        Raises:
+            Fenced: It is.
+            TaskManagerLost: It is, because a record has failed; another one goes on.
+        """
         if run not in self._over:
-            if run:
-                self._wrote.setdefault(run)
             return
         error = self._over[run]
         if error is None or isinstance(error, Fenced):

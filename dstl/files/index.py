@@ -181,10 +181,6 @@ class FileIndex:
         sequence = manifest_sequence(name)
         return bool(self._named[name]) or (sequence in self._records and (sequence or 0) >= boundary)
 
-    def names(self) -> set[str]:
-        """Return the objects that entries name."""
-        return {name for name, count in self._named.items() if count > 0}
-
     def _remove(self, path: str) -> None:
         entry = self._entries.pop(path, None)
         if entry is None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from dstl.errors import DstlError
+from dstl.errors import DstlError, ObjectExists
 from dstl.files.barriers import Barriers
 from dstl.files.config import FileConfig
 from dstl.files.directory import Directory, Listed, listed
 from dstl.files.file_log import FileLog
 from dstl.files.file_run import FileRun
-from dstl.files.namespace import barrier_batch
+from dstl.files.namespace import METADATA, barrier_batch
 from dstl.files.options import FileOptions
 from dstl.files.participants import Callee, Participants
 from dstl.files.records import OwnRecords, Records
+from dstl.files.riders import Rider
+from dstl.files.rules import batch_of
 from dstl.rpc.codec import Payload
 from dstl.rpc.fleet_messages import Persisted
 from dstl.runtime import Clock, Runtime
@@ -54,6 +56,9 @@ class LeaderDirectory(Directory):
         if not path.startswith("offsets/"):
             await self._barriers.begun(run)
         await self._records.lead()
+        if path == METADATA and path in self.run.index:
+            # Since it was looked for another driver has led.
+            raise ObjectExists(f"{self.root}/{path} is there already: another driver has begun the query")
         self.run.admit(run)
         if barrier_batch(path) is not None:
             await self._barriers.put(path, run, attempt, content)
@@ -83,9 +88,7 @@ class LeaderDirectory(Directory):
 
     async def find(self, path: str, run: str) -> Listed | None:
         """Return a file or a directory."""
-        await self._barriers.settle(run)
-        await self._records.open()
-        rider = self._log.riders.find(path, run)
+        rider = await self._counted(path, run)
         if rider is not None and not rider.is_deletion:
             return path, rider.size, rider.modified_ms
         entry = self.run.index.find(path) if rider is None else None
@@ -95,12 +98,7 @@ class LeaderDirectory(Directory):
 
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them."""
-        await self._barriers.settle(run)
-        await self._records.open()
-        if self._records.participants.has_hosts:
-            # Another one's attempt may be the one that counts.
-            await self._barriers.chosen(path)
-        rider = self._log.riders.find(path, run)
+        rider = await self._counted(path, run)
         if rider is not None and not rider.is_deletion:
             return await self._log.read(rider, offset, length)
         entry = self.run.index.find(path) if rider is None else None
@@ -108,10 +106,31 @@ class LeaderDirectory(Directory):
             raise self._missing(path)
         return await self._records.reader.read(entry, offset, length)
 
-    async def entry(self, path: str) -> FileEntry | None:
-        """Return where a committed file lies."""
+    async def _counted(self, path: str, run: str) -> Rider | None:
+        """Return what this process has of a path above the records.
+
+        Raises:
+            Fenced: It is a task's, and the run is over.
+        """
+        await self._barriers.settle(run)
+        await self._records.open()
+        if self._records.participants.has_hosts:
+            # Another one's attempt may be the one that counts.
+            await self._barriers.chosen(path)
+        if batch_of(path) >= 0:
+            # Its commit may be lost, and another run's be here instead.
+            self.run.check(run)
+        return self._log.riders.find(path, run)
+
+    async def entry(self, path: str, run: str) -> FileEntry | None:
+        """Return where a committed file lies.
+
+        Raises:
+            Fenced: The run is over.
+        """
         await self._barriers.wait()
         await self._barriers.chosen(path)
+        self.run.check(run)
         await self._records.open()
         return self.run.index.find(path)
 

@@ -35,9 +35,6 @@ class OpenDirectories(Generic[D]):
         self._closing: dict[str, asyncio.Task[None]] = {}
         self.ended: dict[str, None] = {}
 
-    def __len__(self) -> int:
-        return len(self._open)
-
     def __iter__(self) -> Iterator[D]:
         return iter(list(self._open.values()))
 

@@ -178,7 +178,7 @@ class FileCoordinator(FileProcess):
         path = await self._roots.find(call.path, call.run)
         if path is None:
             return FoundFile(None)
-        return FoundFile(await (await self.directories.of(path.root)).entry(path.inner))
+        return FoundFile(await (await self.directories.of(path.root)).entry(path.inner, call.run))
 
 
 async def _ask_coordinator(root: str) -> bool:

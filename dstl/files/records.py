@@ -12,7 +12,7 @@ from dstl.checkpoint.spark_commit import FilesStep
 from dstl.errors import CorruptData, Fenced, Invalid, ObjectNotFound, TaskManagerLost
 from dstl.files.file_run import FileRun, Step
 from dstl.files.index import file_steps
-from dstl.files.namespace import OBJECTS, is_of_a_query
+from dstl.files.namespace import METADATA, OBJECTS, is_of_a_query
 from dstl.files.participants import Participants
 from dstl.files.rules import is_ahead, next_version
 from dstl.rpc.fleet_messages import Persisted
@@ -106,10 +106,10 @@ class Records(ABC):
             if self.leads:
                 return
             if self._read_at is None:
-                await self._read()
+                await self._look()
             known = self.run.newest_barriers()
             await self._fence(query_id)
-            await self._read()
+            await self._look()
             self._check_owner(query_id)
             self.leads = True
             if self.run.newest_barriers() != known:
@@ -124,7 +124,11 @@ class Records(ABC):
             return
         async with self._opening:
             if not self.leads and (self._read_at is None or now >= self._read_at):
-                await self._read()
+                await self._look()
+
+    async def _look(self) -> None:
+        """Take over what the records say."""
+        await self._read()
 
     async def check_leads(self) -> None:
         """Look whether the log is still this process's, where it leads; else let the next look be a fresh one.
@@ -290,6 +294,15 @@ class OwnRecords(Records):
 
     def _let_go(self, whole: int) -> None:
         self._deleter.delete(self.run.index.take_free(self._manifests.boundary))
+
+    async def _look(self) -> None:
+        """Take over what the records say, and the query's id before one that was written here: it has it for good."""
+        await super()._look()
+        log = self.participants.log
+        own = log.riders.find(METADATA, "")
+        if own is not None and METADATA in self.run.index:
+            log.discard(own)
+            self.run.end_all(TaskManagerLost("another driver has given the query its id since it looked"))
 
     async def _read(self) -> None:
         """Take over what the records say.

@@ -12,10 +12,12 @@ from dstl.files.directory import Directory, Listed, overlaid
 from dstl.files.file_log import ALL_LANES, FileLog
 from dstl.files.namespace import barrier_batch
 from dstl.files.options import FileOptions
-from dstl.files.rules import is_late
+from dstl.files.riders import Rider
+from dstl.files.rules import batch_of, is_late
 from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
+from handles.file_record import FileEntry
 from handles.segment_handle import SegmentHandle
 
 _log = logging.getLogger(__name__)
@@ -110,10 +112,10 @@ class RemoteDirectory(Directory):
 
     async def find(self, path: str, run: str) -> Listed | None:
         """Return a file or a directory."""
-        rider = self._log.riders.find(path, run)
-        if rider is not None and not rider.is_deletion:
-            return path, rider.size, rider.modified_ms
-        if rider is None:
+        found = await self._counted(path, run)
+        if found is not None:
+            return path, found.size, found.modified_ms
+        if self._log.riders.find(path, run) is None:
             told = await self._coordinator.call(StatFile(f"{self.root}/{path}", run))
             if told.size >= 0:
                 return path, told.size, told.modified_ms
@@ -123,16 +125,31 @@ class RemoteDirectory(Directory):
 
     async def read(self, path: str, run: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes, or a part of them."""
+        found = await self._counted(path, run)
+        if found is None and self._log.riders.find(path, run) is None:
+            found = await self._ask(path, run)
+        if found is None:
+            raise self._missing(path)
+        if isinstance(found, Rider):
+            return await self._log.read(found, offset, length)
+        return await self._log.reader.read(found, offset, length)
+
+    async def _counted(self, path: str, run: str) -> Rider | FileEntry | None:
+        """Return what counts of a file that this host has put; None where it has put none, or none that counts.
+
+        Of changes that are read the batch is over, and another host's attempt may be the one that Spark has kept: also
+        where its commit has begun and this host has not heard of it.
+        """
         rider = self._log.riders.find(path, run)
-        if rider is not None and rider.is_deletion:
-            raise self._missing(path)
-        # Of a batch whose commit has begun another host's attempt may be the one that counts.
-        if rider is not None and not is_late(path, self._committed):
-            return await self._log.read(rider, offset, length)
-        found = await self._coordinator.call(FindFile(f"{self.root}/{path}", run))
-        if found.entry is None:
-            raise self._missing(path)
-        return await self._log.reader.read(found.entry, offset, length)
+        if rider is None or rider.is_deletion:
+            return None
+        if batch_of(path) < 0:
+            return rider
+        return await self._ask(path, run) or (None if is_late(path, self._committed) else rider)
+
+    async def _ask(self, path: str, run: str) -> FileEntry | None:
+        """Ask the coordinator where a committed file lies."""
+        return (await self._coordinator.call(FindFile(f"{self.root}/{path}", run))).entry
 
     def complete(self, located: Mapping[str, SegmentHandle]) -> None:
         """The record of the latest persist is durable; see :meth:`FileLog.complete`."""

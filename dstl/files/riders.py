@@ -53,9 +53,6 @@ class Riders:
         self._by_run: dict[str, dict[str, Rider]] = {}
         self._trees: dict[str, FileTree] = {}
 
-    def __len__(self) -> int:
-        return sum(map(len, self._by_run.values()))
-
     def __iter__(self) -> Iterator[Rider]:
         for riders in self._by_run.values():
             yield from riders.values()

@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 import zstandard
@@ -63,11 +62,6 @@ class KeyGroupFile:
     raw_bytes: int
     data: bytes
     expired: int = 0
-
-    @property
-    def checksum(self) -> int:
-        """CRC-32C of the whole file."""
-        return int(google_crc32c.value(self.data))
 
 
 def encode_key_group(

@@ -10,7 +10,7 @@ from dstl.changelog.object_names import SegmentNames, parse_segment_name
 from dstl.errors import Closed, Invalid, Unavailable
 from dstl.store.base import check_name
 from tests.simulation.virtual_time import seeded_runtime, virtual
-from worlds.changelog import put, result_of, turn, world
+from worlds.changelog import inlined_of, put, result_of, turn, world
 
 
 class TestPersistAll:
@@ -92,11 +92,11 @@ class TestInlining:
             for each in writers:
                 put(each, each.log_id.encode())
             result = await w.storage.persist_all([(each, 0) for each in writers])
-            (inline,) = result.inlined
+            (inline,) = inlined_of(result)
             assert w.store.started == 0
             w.storage.confirm(result, {inline.id: await w.manifest(inline, "manifests/1")})
             again = await w.storage.persist_all([(each, 0) for each in writers])
-            assert again.inlined == ()
+            assert inlined_of(again) == ()
             for each in writers:
                 (segment,) = again.segments[each.log_id]
                 assert segment.location.name == "manifests/1"

@@ -16,7 +16,7 @@ from dstl.changelog.segment.reader import decode_segment
 from dstl.changelog.writer import StateChangelogWriter
 from dstl.errors import Closed, OutcomeUnknown, Unavailable
 from tests.simulation.virtual_time import VirtualTimeLoop
-from worlds.changelog import World, put, turn
+from worlds.changelog import World, inlined_of, put, turn
 
 
 @dataclass(eq=False)
@@ -212,7 +212,7 @@ class ChangelogMachine(RuleBasedStateMachine):
         each = self.results.pop(pick % len(self.results))
         self.check_result(each)
         located = {}
-        for inline in each.task.result().inlined:
+        for inline in inlined_of(each.task.result()):
             self.count += 1
             name = f"manifests/{self.count}"
             located[inline.id] = self.run(self.world.manifest(inline, name))

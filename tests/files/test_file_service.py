@@ -41,6 +41,24 @@ async def test_names_are_taken_once_and_deletions_ride_with_the_next_record(stor
         assert await driver.size("metadata") == 2
 
 
+async def test_two_drivers_that_begin_a_query_at_once_give_it_one_id(stores: Stores) -> None:
+    async with application(stores) as first, application(stores) as second:
+        slow = await first.driver("run-1")
+        await slow.put("metadata", b"of the slow one", run="", overwrite=False)
+        quick = await second.driver("run-2")
+        await quick.put("metadata", b"of the quick one", run="", overwrite=False)
+        await quick.batch(0, {})
+        with pytest.raises(ObjectExists):
+            await slow.offsets(0)
+        again = await first.driver("run-3")
+        assert await again.read("metadata") == b"of the quick one"
+        with pytest.raises(ObjectExists):
+            await again.put("metadata", b"another", run="", overwrite=True)
+        await again.batch(1, {})
+    async with application(stores) as app:
+        assert await (await app.driver("next")).read("metadata") == b"of the quick one"
+
+
 async def test_a_record_that_a_fenced_driver_has_written_without_hearing_of_it_keeps_its_objects(
     stores: Stores,
 ) -> None:

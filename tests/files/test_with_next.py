@@ -48,12 +48,14 @@ async def test_where_a_batch_has_begun_a_task_reads_the_attempt_that_its_commit_
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
         await driver.offsets(0)
         # A task has ended and runs again on the other host: its later attempt is what the record will hold.
-        await far.put(changelog(0, 1), b"the first attempt's", attempt=3)
+        await far.put(changelog(0, 1), b"the first attempt's, which is longer", attempt=3)
         await driver.put(changelog(0, 1), b"the one that counts", attempt=4)
-        await driver.put(changelog(1, 1), b"the first attempt's", attempt=5)
+        await driver.put(changelog(1, 1), b"the first attempt's, which is longer", attempt=5)
         await far.put(changelog(1, 1), b"the one that counts", attempt=6)
         await driver.commit(0)
         for host in (far, driver):
+            # As the JVM opens a file: its size, and then so many bytes.
+            assert [await host.size(changelog(each, 1)) for each in (0, 1)] == [len(b"the one that counts")] * 2
             assert [await host.read(changelog(each, 1)) for each in (0, 1)] == [b"the one that counts"] * 2
 
 

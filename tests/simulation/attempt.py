@@ -13,10 +13,12 @@ from pyspark.sql.types import IntegerType, StructField, StructType
 from dstl.errors import Unavailable
 from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.keyed_batch import KEY_GROUP_COLUMN
+from handles.key_group import range_of_partition
 from tests.simulation.blocking import Wait
-from tests.simulation.faces import face_mark, face_operator, face_rows
+from tests.simulation.face_input import input_mark, input_rows
+from tests.simulation.faces import face_operator
 from tests.simulation.faults import FaultKind
-from tests.simulation.spark import APPENDING, RULES, TaskSpec, key_group_of
+from tests.simulation.spark import APPENDING, RULES, TaskSpec, first_keys, key_group_of
 from tests.simulation.world import World
 
 RULE_STREAM = BroadcastStream(RULES, "__dstl_broadcast_0", StructType([StructField("operation", IntegerType())]))
@@ -71,10 +73,12 @@ class SimulatedAttempt:
         if keys and self.has_fault(FaultKind.REORDERED_ROWS):
             self.rng.shuffle(keys)
         if self.spec.operator not in APPENDING:
-            if face_operator(self.spec.operator, self.spec.parallelism, self.world.logs.max_parallelism).needs_marks:
-                yield face_mark(self.spec.slot)
-            if keys:
-                yield face_rows({key: operations[key] for key in keys}, self.world.logs.max_parallelism)
+            face = face_operator(self.spec.operator, self.spec.parallelism, self.world.logs.max_parallelism)
+            if face.needs_marks:
+                yield input_mark(face, self.spec.slot)
+            initial = self.initial() if face.has_initial_state else []
+            if keys or initial:
+                yield input_rows(face, {key: operations[key] for key in keys}, initial)
             return
         rows = [(key, operation) for key in keys for operation in operations[key]]
         if rows:
@@ -87,6 +91,12 @@ class SimulatedAttempt:
             nulls: list[Any] = [None] * len(rules)
             marks = [-1 - self.spec.slot] * len(rules)
             yield _batch([nulls, nulls, marks, [[{"operation": operation}] for operation in rules]])
+
+    def initial(self) -> list[bytes]:
+        """Return the keys of its partition that begin with a state: those of a query's first batch."""
+        logs, spec = self.world.logs, self.spec
+        owned = range_of_partition(spec.slot, logs.max_parallelism, spec.parallelism)
+        return [key for key in first_keys(logs, spec.batch) if key_group_of(key, logs.max_parallelism) in owned]
 
     def parts(self, count: int) -> list[slice]:
         """Return in which parts it sends its changes of so many keys: one, or two."""

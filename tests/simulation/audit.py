@@ -37,6 +37,7 @@ from tests.simulation.raw_store import RawStore
 from tests.simulation.spark import OPERATIONS, WRITERS, TaskSpec, decode_value, keys_of
 from tests.simulation.stage import Stage, driver_of
 from tests.simulation.store import Stored
+from tests.simulation.user_faces import AWAY
 from tests.simulation.virtual_time import seeded_runtime
 from tests.simulation.writer_audit import WriterAudit
 
@@ -203,7 +204,7 @@ class Auditor:
         named += [(h.name, 0, h.size, h.checksum) for h in checkpoint.materialized]
         named += [(f.name, 0, f.size, f.checksum) for h in checkpoint.materialized for f in h.files]
         for name, offset, size, checksum in named:
-            stored = self._objects.get(name)
+            stored = self._world.damaged.get(name) or self._objects.get(name)
             if stored is None:
                 self.fail("I3", f"checkpoint {checkpoint.checkpoint_id} names {name}, which is not there")
                 continue
@@ -287,6 +288,7 @@ class Auditor:
             unexpected = not self._world.is_outdated(driver_of(spec.run))
         if "not deterministic" in str(error):
             unexpected = not self._world.plan.per_task.get(FaultKind.CHANGING_OUTPUT)
+        unexpected = self._world.plan.healed if AWAY in str(error) else unexpected
         # A read that waits for what is being restored says it through the processor's call.
         if any(isinstance(each, StateTooLarge) for each in (error, *error.args)):
             unexpected = not self._world.fired[FaultKind.MEMORY_FULL]

@@ -53,14 +53,14 @@ class CalmAudit:
             self._fail("I24", f"checkpoint {newest.checkpoint_id} has the log of {sorted(old)} after {runs} calm runs")
         if runs < 2 * _SOME:
             return
-        # However often it was started before, a run costs what the first ones have cost.
+        # However often it was started before, a run costs what the first ones have cost. Without bases the log grows.
         for what, early, late in zip(
             ("requests of a run", "objects"),
             map(max, zip(*costs[:_SOME], strict=True)),
             map(median, zip(*costs[-_SOME:], strict=True)),
             strict=True,
         ):
-            if late > 2 * early + _SOME:
+            if late > 2 * early + _SOME and (what != "objects" or self._world.materializes):
                 self._fail("I23", f"{what}: {late} after {runs} starts, and {early} at most in the first {_SOME}")
 
 

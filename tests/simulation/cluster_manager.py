@@ -23,6 +23,10 @@ from tests.simulation.world import World
 _SECRET = Secret.from_text("the secret of a simulated world\n")
 
 
+_SEEN_S = 5.0
+"""How long a program that is refused is let run."""
+
+
 class ClusterManager:
     """Starts the drivers of a world.
 
@@ -38,6 +42,7 @@ class ClusterManager:
         bases = self._task_manager.materialization
         # A run that waits for a second alone may end before all that its tables restore is there, and says so.
         world.materializes = bases.enabled and bases.publish_within_s > 1.0
+        world.generations = bases.generations
         # Segments, what a log holds unasked, and all logs together: more than any world's changes.
         sizes = (batching.segment_size, batching.preemptive_persist_threshold, batching.byte_budget)
         world.is_roomy = min(sizes) >= 1 << 20
@@ -74,12 +79,16 @@ class ClusterManager:
         return [driver for driver in self.drivers if driver.process.is_running]
 
     async def supervise(self) -> None:
-        """Keep a driver running; a stopped one counts as lost after a while, and one whose program is outdated ends."""
-        rng = self._world.rng("supervisor")
+        """Keep a driver running; a stopped one counts as lost after a while, and one whose program is outdated ends.
+
+        Where it should not have been deployed at all, somebody has to see that first.
+        """
+        world, rng = self._world, self._world.rng("supervisor")
         while True:
             for driver in self.running_drivers():
-                if self._world.is_outdated(driver.process.name):
-                    driver.process.kill()
+                if world.is_outdated(driver.process.name):
+                    seen_s = 0.0 if driver.options.version >= 0 else _SEEN_S
+                    world.loop.call_later(seen_s, driver.process.kill, context=world.context)
             if not self.running_drivers():
                 await asyncio.sleep(rng.uniform(0.2, 3.0))
                 if not self.running_drivers():

@@ -23,7 +23,7 @@ from tests.simulation.process import Process
 from tests.simulation.program import run_program
 from tests.simulation.spark import ConcurrentUpdate, TaskSpec
 from tests.simulation.taskmanager import TaskManagerActor
-from tests.simulation.watching import Watch, name_a_savepoint
+from tests.simulation.watching import Watch, check_progress, name_a_savepoint
 from tests.simulation.worker import Worker
 from tests.simulation.world import World
 
@@ -111,6 +111,7 @@ class DriverActor:
             ),
             DriverHooks(
                 on_event=self._on_event,
+                on_progress=partial(check_progress, world, self.process.name),
                 on_task_manager_lost=self._replace_task_manager,
                 execution=self,
             ),

@@ -69,6 +69,8 @@ _SLOTS = tuple(
 )
 _SLOT = StructType([StructField("slot", IntegerType())])
 VERSIONS = len(_VALUES)
+MISTAKES = (-2, -1)
+"""Versions that nobody may run where the state is there already: a user key, or a column, is of another type."""
 
 
 def _fields(n: int) -> Mapping[str, Any]:
@@ -137,6 +139,11 @@ class Evolving(StatefulProcessor):  # type: ignore[misc]
 
     def init(self, handle: Any) -> None:
         """Declare the states with this version's schemas; the first version had one more, which is deleted since."""
+        if self._version in MISTAKES:
+            is_key = self._version == MISTAKES[0]
+            number = StructField("n", StringType())
+            handle.getMapState("slots", StructType([number]) if is_key else _SLOT, _SLOTS[0])
+            handle.getValueState("value", StructType([_BY, number]))
         self._value = handle.getValueState("value", _VALUES[self._version])
         self._slots = handle.getMapState("slots", _SLOT, _SLOTS[self._version])
         old = handle.getListState("old", _SLOT)

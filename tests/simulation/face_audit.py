@@ -16,7 +16,7 @@ from materializer.tables.base import StateTable
 from tests.simulation.clocked_model import CLOCK_HOLD_MS, DELAY_MS, LOOK, Batch, event_time_ms, run_model
 from tests.simulation.evolving import WRONG
 from tests.simulation.faces import EVOLVING, Output, entries_of, face_operator, run_face, states_of
-from tests.simulation.spark import CLOCKED, QueryLogs, TaskSpec, key_group_of, keys_of
+from tests.simulation.spark import CLOCKED, QueryLogs, TaskSpec, first_keys, key_group_of, keys_of
 
 _LATER_MS = 1700
 
@@ -54,6 +54,7 @@ class _Batch:
     parent: int | None = None
     known: Mapping[str, Any] | None = None
     version: int = 0
+    initial: Sequence[bytes] = ()
 
     def run(self) -> tuple[Mapping[Any, Any], Output]:
         """Return the states behind it, and what it must yield."""
@@ -71,6 +72,7 @@ class _Batch:
             self.known,
             sequence=sequence,
             version=version,
+            initial=self.initial,
         )
 
     def output(self) -> Output:
@@ -130,6 +132,8 @@ class FaceAudit:
         rows = self._rows(operations)
         most = self._logs.max_parallelism
         registries, version = parent.registries, self._version_of(checkpoint.run_id)
+        if version < 0:
+            self._fail("I21", f"checkpoint {number} is of a program whose states cannot follow the stored ones")
         ran = {
             uid: _Batch(
                 uid,
@@ -141,6 +145,7 @@ class FaceAudit:
                 checkpoint.parent,
                 registries.get(uid),
                 version,
+                first_keys(self._logs, batch),
             ).run()
             for uid in self.operators
         }
@@ -198,7 +203,10 @@ class FaceAudit:
             if (key_group_of(place, groups) if is_clocked else place[1]) in owned
         }
         known, version = parent.registries.get(spec.operator), self._version_of(spec.run)
-        batch = _Batch(spec.operator, states, spec.operations, expected, list(owned), groups, parent_id, known, version)
+        initial = [key for key in first_keys(self._logs, spec.batch) if key_group_of(key, groups) in owned]
+        batch = _Batch(
+            spec.operator, states, spec.operations, expected, list(owned), groups, parent_id, known, version, initial
+        )
         wrong = [row for rows in output.values() for row in rows if WRONG in row]
         if wrong:
             self._fail("I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}: {wrong[0]}")

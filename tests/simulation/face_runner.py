@@ -12,6 +12,10 @@ from dstl.state.task_input import TaskInput
 from tests.simulation.attempt import Seat
 from tests.simulation.clocked_model import Batch
 from tests.simulation.faces import Output, collect_rows
+from tests.simulation.user_faces import RAISES
+
+_RAISES = 0.03
+"""Share of the attempts in which a service is away that the user's code asks."""
 
 
 class SeatedOperator(PreparedOperator):
@@ -58,9 +62,14 @@ class _Runner:
         attempt = self._seat.attempt
         attempt.fail_at(3)
         output: Output = {}
-        for batch in self._runner.run(batches, task):
-            collect_rows(batch, output)
-            yield batch
+        if not attempt.world.plan.healed and attempt.rng.random() < _RAISES:
+            RAISES.set(True)
+        try:
+            for batch in self._runner.run(batches, task):
+                collect_rows(batch, output)
+                yield batch
+        finally:
+            RAISES.set(False)
         attempt.fail_at(4)
         given = Batch(task.processing_time_ms, task.watermark_ms, task.late_watermark_ms or 0)
         attempt.world.check.face_output(attempt.spec, attempt.parent, given, output)

@@ -21,29 +21,23 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import (
     ArrayType,
-    BinaryType,
     DateType,
     DecimalType,
     DoubleType,
-    IntegerType,
     LongType,
     MapType,
     StringType,
     StructField,
     StructType,
-    TimestampType,
 )
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
 from dstl.spark.operators.aggregation import AggregationDefinition
 from dstl.spark.operators.deduplication import DeduplicationDefinition
+from dstl.spark.operators.grouping import initial_first
 from dstl.spark.operators.map_states import MapStatesDefinition
-from dstl.spark.operators.processor import ProcessorDefinition
-from dstl.spark.task_definition import EventTime, PreparedOperator, TaskDefinition
-from dstl.state.descriptor import DeclaredSchemas
-from dstl.state.frames.row_writer import arrow_schema
+from dstl.spark.task_definition import PreparedOperator, TaskDefinition
 from dstl.state.group_state_processor import GroupStateProcessor
-from dstl.state.keyed_batch import KEY_GROUP_COLUMN, Style
 from dstl.state.registry import StateRegistry
 from dstl.state.task_input import TaskInput
 from dstl.state.vectorised.aggregation import WINDOW_END, WINDOW_START, Aggregate, Aggregation
@@ -53,32 +47,17 @@ from dstl.state.vectorised.time_windows import TimeWindows
 from dstl.taskmanager.reads import TableSource, client_of
 from materializer.tables import HeapStateTable, StateTable
 from tests.simulation.all_kinds import AllKinds
-from tests.simulation.clocked_model import DELAY_MS, Batch, Recorder, event_time_ms
+from tests.simulation.clocked_model import Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
-from tests.simulation.spark import key_group_of
+from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, input_rows, processed
+from tests.simulation.user_faces import USER_FACES
 
 Entries = Mapping[tuple[int, int, bytes, bytes], bytes]
 """The values of one operator, by state, key group, key and user key."""
 Output = dict[bytes, list[str]]
 
-_MOMENT = TimestampType()
-_FRONT = [StructField("key", BinaryType()), StructField("operation", IntegerType())]
-_PAIR = StructType([StructField("label", StringType()), StructField("operation", IntegerType())])
-_ROW = StructType(
-    [
-        *_FRONT,
-        StructField("at", _MOMENT),
-        StructField("until", _MOMENT),
-        StructField("label", StringType()),
-        StructField("amount", DoubleType()),
-        StructField("price", DecimalType(9, 2)),
-        StructField("pair", _PAIR),
-    ]
-)
-_KEY = StructType(_FRONT[:1])
-_WINDOW = StructType([StructField("start", _MOMENT), StructField("end", _MOMENT)])
-_WINDOW_KEY = StructType([StructField(WINDOW_START, _MOMENT), StructField(WINDOW_END, _MOMENT), *_KEY.fields])
-_COLUMNS = arrow_schema(_ROW).append(pa.field(KEY_GROUP_COLUMN, pa.int32()))
+_WINDOW = StructType([StructField("start", MOMENT), StructField("end", MOMENT)])
+_WINDOW_KEY = StructType([StructField(WINDOW_START, MOMENT), StructField(WINDOW_END, MOMENT), *KEY.fields])
 _AGGREGATES = {
     "n": Aggregate("count"),
     "sum": Aggregate("sum", "price"),
@@ -93,42 +72,13 @@ _AGGREGATES = {
     "kinds": Aggregate("count_distinct", "label"),
     "about": Aggregate("approx_count_distinct", "operation"),
 }
-_EVENT_TIME = EventTime("at", DELAY_MS)
-
-
-def face_rows(operations: Mapping[bytes, Sequence[int]], max_parallelism: int) -> pa.RecordBatch:
-    """Return operations by key as rows of these operators' input."""
-    rows = []
-    for key, numbers in operations.items():
-        for number in numbers:
-            at = event_time_ms(number) * 1000
-            label = None if number % 5 == 4 else f"label {number % 7}"
-            rows.append(
-                {
-                    "key": key,
-                    "operation": number,
-                    "at": at,
-                    "until": at + 1_500_000,
-                    "label": label,
-                    "amount": float("nan") if number % 19 == 18 else number / 3,
-                    "price": Decimal(number) / 4,
-                    "pair": {"label": label, "operation": number},
-                    KEY_GROUP_COLUMN: key_group_of(key, max_parallelism),
-                }
-            )
-    return pa.RecordBatch.from_pylist(rows, schema=_COLUMNS)
-
-
-def face_mark(partition: int) -> pa.RecordBatch:
-    """Return the row that tells a task without rows its partition."""
-    return pa.RecordBatch.from_pylist([{KEY_GROUP_COLUMN: -1 - partition}], schema=_COLUMNS)
 
 
 @cache
 def face_operator(uid: str, parallelism: int, max_parallelism: int, version: int = 0) -> TaskDefinition:
     """Return the definition of one of :data:`FACES`, as a version of the program has it."""
-    define = _processed(lambda: Evolving(version), "row", "none") if uid == EVOLVING else FACES[uid]
-    return define(uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, input_schema=_ROW)
+    define = processed(lambda: Evolving(version), "row", "none") if uid == EVOLVING else FACES[uid]
+    return define(uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, input_schema=ROW)
 
 
 def run_face(
@@ -141,6 +91,7 @@ def run_face(
     known: Mapping[str, Any] | None = None,
     sequence: int = 1 << 40,
     version: int = 0,
+    initial: Sequence[bytes] = (),
 ) -> tuple[Entries, Output]:
     """Return an operator's values behind a batch, and what it must yield for each key.
 
@@ -154,6 +105,7 @@ def run_face(
         known: Its states as a checkpoint has them; None for what it declares.
         sequence: Orders what the batch appends to lists.
         version: Of the program.
+        initial: Keys whose initial state is among the rows, where the operator has any.
     """
     prepared = _prepared(uid, most, version)
     definition, states = prepared.definition, _resolved(uid, most, json.dumps(known) if known else "", version)
@@ -175,7 +127,10 @@ def run_face(
         late_watermark_ms=given.late_watermark_ms,
     )
     output: Output = {}
-    for batch in prepared.runner(states).run(definition.arrange([face_rows(rows, most)]), task):
+    taken = [input_rows(definition, rows, initial if definition.has_initial_state else ())]
+    if definition.has_initial_state:
+        taken = initial_first(taken)
+    for batch in prepared.runner(states).run(definition.arrange(taken), task):
         collect_rows(batch, output)
     for change in changes:
         held.apply(change.sort_by("key_group"))
@@ -214,7 +169,8 @@ def collect_rows(batch: pa.RecordBatch, output: Output) -> None:
     """Add an operator's output to what it has yielded for each key."""
     for row in batch.to_pylist():
         shown = row["what"] if "what" in row else repr({name: _shown(value) for name, value in row.items()})
-        output.setdefault(row["key"], []).append(shown)
+        # A late row has nothing but itself.
+        output.setdefault(row["key"] or row["late"]["key"], []).append(shown)
 
 
 def _place(entry: tuple[tuple[int, int, bytes, bytes], bytes]) -> tuple[int, int, bytes, bytes]:
@@ -229,11 +185,11 @@ def _shown(value: Any) -> Any:
 def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
     def define(uid: str, **place: Any) -> TaskDefinition:
         timed = kind != "groups"
-        results = StructType([*_KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
+        results = StructType([*KEY.fields, *([StructField("window", _WINDOW)] if timed else [])])
         whole = Aggregation(
             mode="append" if timed else "update",
             aggregates=_AGGREGATES,
-            key_schema=_WINDOW_KEY if timed else _KEY,
+            key_schema=_WINDOW_KEY if timed else KEY,
             others=("key",),
             window=1 if timed else None,
             windows=TimeWindows(3_000_000, 1_000_000) if kind == "windows" else None,
@@ -242,9 +198,9 @@ def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
             starts="at" if kind == "sessions" else None,
             ends="until" if kind == "sessions" else None,
             expires=WINDOW_END if timed else None,
-            input_schema=_ROW,
+            input_schema=ROW,
             output_schema=StructType(
-                [*results.fields, *(StructField(n, each.accumulator(_ROW).result) for n, each in _AGGREGATES.items())]
+                [*results.fields, *(StructField(n, each.accumulator(ROW).result) for n, each in _AGGREGATES.items())]
             ),
         )
         return AggregationDefinition(
@@ -253,7 +209,7 @@ def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
             placed_by=("key",),
             key_schema=whole.key_schema,
             output=whole.output_schema,
-            event_time=_EVENT_TIME if timed else None,
+            event_time=EVENT_TIME if timed else None,
             aggregation=whole,
             **place,
         )
@@ -264,9 +220,9 @@ def _aggregated(kind: str) -> Callable[..., TaskDefinition]:
 def _deduplicated(uid: str, **place: Any) -> TaskDefinition:
     names = ("key", "label")
     whole = Deduplication(
-        input_schema=_ROW,
+        input_schema=ROW,
         columns=tuple((name, None) for name in names),
-        key_schema=StructType([_ROW[name] for name in names]),
+        key_schema=StructType([ROW[name] for name in names]),
         time="at",
         within_us=2_500_000,
     )
@@ -275,8 +231,8 @@ def _deduplicated(uid: str, **place: Any) -> TaskDefinition:
         by=names,
         placed_by=("key",),
         key_schema=whole.key_schema,
-        output=_ROW,
-        event_time=_EVENT_TIME,
+        output=ROW,
+        event_time=EVENT_TIME,
         deduplication=whole,
         **place,
     )
@@ -288,7 +244,7 @@ _STATE = StructType(
         StructField("label", StringType()),
         StructField("day", DateType()),
         StructField("price", DecimalType(20, 2)),
-        StructField("pair", _PAIR),
+        StructField("pair", PAIR),
         StructField("all", ArrayType(LongType())),
         StructField("by", MapType(StringType(), DoubleType())),
     ]
@@ -296,16 +252,16 @@ _STATE = StructType(
 
 
 def _mapped(uid: str, **place: Any) -> TaskDefinition:
-    output = StructType([*_KEY.fields, *_STATE.fields])
+    output = StructType([*KEY.fields, *_STATE.fields])
     whole = MapStates(
         name=uid,
         function=_map_states,
-        key_schema=_KEY,
-        input_schema=_ROW,
+        key_schema=KEY,
+        input_schema=ROW,
         output_schema=output,
         state_schema=_STATE,
     )
-    return MapStatesDefinition(uid=uid, by=("key",), key_schema=_KEY, output=output, mapping=whole, **place)
+    return MapStatesDefinition(uid=uid, by=("key",), key_schema=KEY, output=output, mapping=whole, **place)
 
 
 def _map_states(rows: pa.Table, keys: pa.Table, states: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -334,7 +290,7 @@ class _Frames(StatefulProcessor):  # type: ignore[misc]
     def init(self, handle: Any) -> None:
         self._handle = handle
         self._last = handle.getValueState("last", _STATE)
-        self._slots = handle.getMapState("slots", StructType(_FRONT[1:]), _PAIR)
+        self._slots = handle.getMapState("slots", StructType(FRONT[1:]), PAIR)
 
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         last = self._last.get()
@@ -376,41 +332,22 @@ def _keep_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterato
     yield pd.DataFrame({"key": [key[0]], "what": [f"{before} and {numbers}"]})
 
 
-def _processed(
-    processor: Callable[[], StatefulProcessor], style: Style = "pandas", time_mode: str = "eventTime"
-) -> Callable[..., TaskDefinition]:
-    def define(**place: Any) -> TaskDefinition:
-        return ProcessorDefinition(
-            by=("key",),
-            key_schema=_KEY,
-            output=StructType([*_KEY.fields, StructField("what", StringType())]),
-            event_time=_EVENT_TIME if time_mode == "eventTime" else None,
-            processor=processor(),
-            style=style,
-            time_mode=time_mode,
-            timezone="UTC",
-            schemas=DeclaredSchemas(),
-            **place,
-        )
-
-    return define
-
-
 EVOLVING = "evolving"
 """The one whose program has versions."""
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
-    EVOLVING: _processed(lambda: Evolving(0), "row", "none"),
-    "event-clock": _processed(lambda: Recorder(True), "row"),
-    "wall-clock": _processed(lambda: Recorder(False), "row", "processingTime"),
+    EVOLVING: processed(lambda: Evolving(0), "row", "none"),
+    "event-clock": processed(lambda: Recorder(True), "row"),
+    "wall-clock": processed(lambda: Recorder(False), "row", "processingTime"),
     "windows": _aggregated("windows"),
     "sessions": _aggregated("sessions"),
     "groups": _aggregated("groups"),
     "first-rows": _deduplicated,
     "columns": _mapped,
-    "frames": _processed(_Frames),
-    "all-kinds": _processed(AllKinds, "row", "none"),
-    "group-state": _processed(
+    "frames": processed(_Frames),
+    "all-kinds": processed(AllKinds, "row", "none"),
+    "group-state": processed(
         lambda: GroupStateProcessor(_keep_group, StructType([StructField("n", LongType())]), "EventTimeTimeout")
     ),
+    **USER_FACES,
 }
 """What defines each of these operators, by uid."""

@@ -30,6 +30,7 @@ class FaultKind(StrEnum):
     PARTIAL_DELETE = f"store-{Fault.PARTIAL_DELETE}"
     OUTAGE = "store-outage"
     FULL = f"store-{Fault.FULL}"
+    DAMAGED_BASE = "store-damaged-base"
     # The TaskManagers' local disk.
     LOCAL_FULL = "local-disk-full"
     LOCAL_FULL_IN_BASE = "local-disk-full-during-a-base"

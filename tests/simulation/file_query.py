@@ -93,13 +93,13 @@ class _Run:
 
     async def _look_for_its_id(self) -> None:
         """Read the query's id, or write one, as Spark does before it has a run."""
-        outside = self._outside
+        known = self._outside.query_id
         if await self._jvm.is_there(METADATA, ""):
             found = await self._jvm.read(METADATA, "")
-            if outside.query_id and found != outside.query_id:
-                self._violate(f"the query's id is {found!r}, and was {outside.query_id!r}")
+            if known and found != known:
+                self._violate(f"the query's id is {found!r}, and was {known!r}")
         else:
-            if outside.query_id:
+            if known:
                 self._violate("the query has batches, and its id is gone")
             found = b'{"id":"%x"}' % self._rng.getrandbits(60)
             await self._jvm.put(METADATA, "", -1, found, overwrite=False)
@@ -161,7 +161,7 @@ class _Run:
             return
         path = f"state/0/{partition}/{batch}.changelog"
         async with self._in_time(jvm):
-            found = await jvm.read(path, self._run)
+            found = await jvm.open(path, self._run)
         if found != self._outside.ended[batch - 1, owner][path]:
             self._violate(
                 f"a task of batch {batch} has loaded another {path} than {owner} has committed: {found!r:.80}"

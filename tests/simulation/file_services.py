@@ -210,6 +210,11 @@ class JvmFiles:
         """Return a file."""
         return bytes((await self._call(ReadFile(f"{self._root}/{path}", run, 0, 1 << 30))).data)
 
+    async def open(self, path: str, run: str) -> bytes:
+        """Return a file as Spark reads one: its size, and then so many bytes."""
+        stat: FileStat = await self._call(StatFile(f"{self._root}/{path}", run))
+        return bytes((await self._call(ReadFile(f"{self._root}/{path}", run, 0, stat.size))).data)
+
     async def is_there(self, path: str, run: str) -> bool:
         """Return whether there is a file."""
         stat: FileStat = await self._call(StatFile(f"{self._root}/{path}", run))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.simulation.cluster_manager import ClusterManager
+from tests.simulation.damage import damage_base
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.world import World
@@ -84,6 +85,8 @@ class Nemesis:
                     world.count(kind)
                     world.trace("host-restarted", "")
                     world.restart_host()
+            case FaultKind.DAMAGED_BASE:
+                damage_base(world, rng)
             case FaultKind.FULL:
                 world.store.full_until = world.loop.time() + self._seconds()
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, IntegerType, StructField, StructType
 
 from dstl.changelog.change_set import CHANGE_SCHEMA, OP_PUT
@@ -48,8 +50,19 @@ def simulated_operator(
 ) -> TaskDefinition:
     """Return the definition of an operator; an appending one in a worker, with the attempt that it works for."""
     if uid in FACES:
-        return face_operator(uid, parallelism, max_parallelism, version if uid == EVOLVING else 0)
+        version = version if uid == EVOLVING else 0
+        if seat is None:
+            return face_operator(uid, parallelism, max_parallelism, version)
+        # A worker has what was shipped to it.
+        shipped: TaskDefinition = cloudpickle.loads(_pickled(uid, parallelism, max_parallelism, version))
+        return shipped
     return AppendingOperator(uid=uid, parallelism=parallelism, max_parallelism=max_parallelism, seat=seat)
+
+
+@cache
+def _pickled(uid: str, parallelism: int, max_parallelism: int, version: int) -> bytes:
+    pickled: bytes = cloudpickle.dumps(face_operator(uid, parallelism, max_parallelism, version))
+    return pickled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,9 @@ from dstl.changelog import segments_in_flight
 from dstl.changelog.segment.reader import ReadSizes
 from dstl.checkpoint.manifest import reader
 from dstl.state.entry_state import EntryState
+from dstl.state.processor_runner import ProcessorRunner
+from dstl.state.vectorised.aggregation_runner import AggregationRunner
+from dstl.state.vectorised.map_states import MapStatesRunner
 from dstl.taskmanager import memory_limit, state_client
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
@@ -25,6 +28,7 @@ from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
 from tests.simulation.cluster_manager import ClusterManager
+from tests.simulation.damage import repair
 from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
@@ -50,7 +54,12 @@ _AWAKE_S = 20.0
 """How long one that has slept for days is watched: it learns within seconds that another has led."""
 _AWAKE_BATCHES = 3
 """Then it leads again, and goes on as others do."""
-_COLLECT_EVERY = 20
+_PIECES: dict[Any, dict[str, int]] = {
+    ProcessorRunner: {"part_bytes": 60},
+    AggregationRunner: {"part_bytes": 60, "call_rows": 2},
+    MapStatesRunner: {"part_bytes": 60, "call_rows": 2},
+}
+"""Of those who run operators."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,10 @@ def _small_thresholds(world: World) -> Iterator[None]:
     if parts.random() < 0.25:
         # Segments and bases are larger than one part of an upload.
         world.store.part_size = parts.choice((150, 600))
+    if world.rng("in-pieces").random() < 0.25:
+        # Rows of some keys are folded at a time, and what a task writes is sent in many parts.
+        for runner, sizes in _PIECES.items():
+            changed.append((runner.__init__, "__kwdefaults__", {**runner.__init__.__kwdefaults__, **sizes}))
     lazy = world.rng("lazy")
     if lazy.random() < 0.5:
         # A base of some rows has many blocks, and its key groups come one by one while batches run.
@@ -288,6 +301,7 @@ async def _heal(world: World) -> None:
     world.plan.healed = True
     world.network.heal()
     world.network.strike = None
+    repair(world)
     for process in list(world.processes):
         process.fuse = None
         if process not in world.asleep:
@@ -327,6 +341,8 @@ def quiet(*, collect: bool) -> Iterator[None]:
     with warnings.catch_warnings():
         # A process that is killed before a request's first step leaves a coroutine that nobody will ever await.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        # Nor is a file closed of which its killed process has not heard yet that it is open.
+        warnings.filterwarnings("ignore", "unclosed file .*dstl-simulated-disk", ResourceWarning)
         try:
             yield
         finally:

@@ -20,6 +20,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import referenced_objects
+from tests.simulation.damage import with_flipped_bit
 from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.store import Stored
@@ -132,12 +133,11 @@ async def _damage(world: World, store: ObjectStore, runtime: Runtime) -> None:
     named = [name for name in needed if name in objects and manifest_sequence(name) is None]
     if not named or rng.random() >= _DAMAGED:
         return
-    body, modified = objects[name := rng.choice(sorted(named))]
-    at = rng.randrange(len(body))
-    objects[name] = Stored(body[:at] + bytes([body[at] ^ 1 << rng.randrange(8)]) + body[at + 1 :], modified)
+    name = rng.choice(sorted(named))
+    objects[name] = with_flipped_bit(objects[name], rng)
     verified = await verify_location(store, runtime)
     if not verified.problems:
-        world.check.fail("I6", f"byte {at} of {name} is damaged, and verification finds nothing")
+        world.check.fail("I6", f"a bit of {name} is wrong, and verification finds nothing")
 
 
 async def _start_from(world: World, source: ObjectStore, name: str, runtime: Runtime, *, claims: bool) -> None:
@@ -168,7 +168,7 @@ async def _save(world: World, process: Process, name: str) -> None:
         savepoint: Savepoint = await create_savepoint(store, store, runtime, name)
     except DstlError as error:
         world.trace("savepoint-failed", type(error).__name__)
-        corrupt = isinstance(error, CorruptData) and not world.may_corrupt
+        corrupt = isinstance(error, CorruptData) and not (world.may_corrupt or world.fired[FaultKind.DAMAGED_BASE])
         if type(error) is Invalid or corrupt:
             world.check.fail("I21", f"savepoint {name} failed: {error!r}")
     else:

@@ -162,7 +162,12 @@ class QueryLogs:
 
 def key_group_of(key: Key, max_parallelism: int) -> int:
     """Return the key group of a key: any fixed function does."""
-    return int(key[4:]) * 7 % max_parallelism
+    return number_of(key) * 7 % max_parallelism
+
+
+def number_of(key: Key) -> int:
+    """Return the number of a key."""
+    return int(key[4:])
 
 
 def rule_of(operation: int) -> int:
@@ -173,6 +178,11 @@ def rule_of(operation: int) -> int:
 def keys_of(logs: QueryLogs) -> Sequence[Key]:
     """Return every key there is."""
     return [b"key-%d" % number for number in range(logs.keys)]
+
+
+def first_keys(logs: QueryLogs, batch: int) -> Sequence[Key]:
+    """Return the keys whose initial state comes with a batch: all with the first one."""
+    return keys_of(logs) if batch == 0 else ()
 
 
 def encode_value(operations: Sequence[int]) -> bytes:

@@ -9,20 +9,26 @@ from collections import Counter
 from contextvars import copy_context
 
 from dstl.checkpoint.savepoint.format import Savepoint
-from tests.simulation.evolving import VERSIONS
+from tests.simulation.evolving import MISTAKES, VERSIONS
 from tests.simulation.faces import EVOLVING, FACES
 from tests.simulation.faults import FaultKind, FaultPlan, draw_plan
 from tests.simulation.network import NetworkLoop
 from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, CLOCKED, QueryLogs
+from tests.simulation.store import Stored
+from tests.simulation.user_faces import USER_FACES
 
 CROWD = 24
 """Key groups of a crowded world, and the most tasks of an operator there: a third, two thirds or all of them."""
 _MAX_PARALLELISM = 8
 _DEPLOYED = 0.3
 """Share of the drivers that run a newer version of the program than the one before."""
+_MISTAKEN = 0.2
+"""Share of those that run one whose states cannot follow the stored ones: it is refused, and replaced."""
 _FACED = 0.2
 """Share of the worlds with an operator of a face that is not a clock's."""
+_OF_USERS = 0.15
+"""Share of those with one that a careless, thorough or late user has written."""
 
 
 def driver_of(run: str) -> str:
@@ -43,11 +49,13 @@ class Stage:
         violated: Set with the first violation.
         is_calm: Whether nothing has been wrong for long, and nothing may fail.
         materializes: Whether its TaskManagers make bases, and runs that end wait for them.
+        generations: How many bases of a key group are kept.
         is_roomy: Whether nothing makes them store changes before a checkpoint asks.
         task_managers: Number of the newest driver's.
         fired: Number of times that each fault has happened.
         drivers_started: Drivers that there have been.
         clocks_set: How often a clock was set, from the beginning on; 0 where all are right.
+        damaged: Objects of which a bit is wrong, as they were.
         asleep: Processes that are stopped for longer than faults last: for days, or for good.
     """
 
@@ -69,15 +77,21 @@ class Stage:
         self.faces = [uid for uid in CLOCKED if clocks.random() < 0.15 and not self.is_crowded]
         faces = self.rng("faces")
         if faces.random() < _FACED and not self.is_crowded:
-            self.faces += faces.sample([uid for uid in FACES if uid not in CLOCKED], faces.choice((1, 1, 2)))
+            known = [uid for uid in FACES if uid not in CLOCKED and uid not in USER_FACES]
+            self.faces += faces.sample(known, faces.choice((1, 1, 2)))
+        users = self.rng("user-faces")
+        if users.random() < _OF_USERS and not self.is_crowded:
+            self.faces += users.sample(list(USER_FACES), users.choice((1, 1, 2)))
         self.may_corrupt = FaultKind.SHORT_GET in self.plan.per_request
         self.grace_s = 2 * self.plan.longest_delay_s + 180.0
         self.savepoints: list[Savepoint] = []
         self.violated = asyncio.Event()
         self.is_calm = self.materializes = self.is_roomy = False
+        self.generations = 0
         self.task_managers = 0
         self.asleep: list[Process] = []
         self.clocks_set = 0
+        self.damaged: dict[str, Stored] = {}
         self._versions: dict[str, int] = {}
         self._written = -1
         self.restores = self.replays = self.cleanings = self.materialized = self.given_up = self.drivers_started = 0
@@ -88,7 +102,10 @@ class Stage:
 
     def deploy(self, driver: str) -> int:
         """Return the version of the program that a new driver runs: never an older one than the last driver's."""
-        version = max(self._versions.values(), default=0)
+        version, mistakes = max(self._versions.values(), default=0), self.rng(f"{driver}:mistake")
+        if self._written >= 0 and not self.plan.healed and EVOLVING in self.faces and mistakes.random() < _MISTAKEN:
+            self._versions[driver] = mistakes.choice(MISTAKES)
+            return self._versions[driver]
         # What a version has never written follows from those before it.
         if version == self._written and self.rng(f"{driver}:version").random() < _DEPLOYED:
             version = min(version + 1, VERSIONS - 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextvars import copy_context
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
@@ -78,6 +78,7 @@ class SimulatedStore:
     Attributes:
         slow_bases_s: A base takes up to so many seconds more to come, as a large one does.
         part_size: Larger objects are uploaded in parts of so many bytes.
+        damaged: Those of which a bit is wrong, as they were.
         uploads: The parts of those that are neither complete nor aborted.
     """
 
@@ -108,6 +109,7 @@ class SimulatedStore:
         self.slow_bases_s = 0.0
         self.part_size = math.inf
         self.uploads: dict[str, dict[int, bytes]] = {}
+        self.damaged: Mapping[str, Stored] = {}
         self.context = copy_context()
 
     @property
@@ -330,6 +332,8 @@ class ClientStore:
 
         def read() -> bytes:
             body = self._store.find(name).body
+            if name in self._store.damaged:
+                self._store.count(FaultKind.DAMAGED_BASE)
             return body if byte_range is None else body[byte_range.start : byte_range.stop]
 
         return await self._call("get", check_name(name), read)

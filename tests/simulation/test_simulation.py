@@ -17,7 +17,6 @@ from tests.simulation import __main__ as simulate
 from tests.simulation.file_query import run_file_seed
 from tests.simulation.journal import Journal
 from tests.simulation.mutants import ROOT
-from tests.simulation.seeds import run_worlds
 
 FAILED = tomllib.loads((Path(__file__).parent / "failed_seeds.toml").read_text())["seed"]
 SEEDS = int(os.environ.get("DSTL_SIMULATION_SEEDS", "32"))
@@ -123,8 +122,7 @@ def test_a_long_run_goes_on_where_it_was_stopped_and_reports_all_its_seeds(
 ) -> None:
     file = tmp_path / "journal"
     stopped = Journal(file, start=40, seeds=5)
-    for seed in stopped.left[:3]:
-        stopped.add(run_worlds(seed))
+    run_seeds(stopped.left[:3], on_result=stopped.add)
     stopped.flush()
     with file.open("a") as torn:
         torn.write('{"seeds": 1, "batc')

@@ -13,6 +13,8 @@ from dstl.errors import CorruptData, DstlError, Invalid
 from dstl.runtime import Runtime
 from dstl.spark.application.savepoints import SavepointMaker
 from dstl.store.base import ObjectStore
+from materializer.restore.progress import RestoreStatus
+from tests.simulation.faults import FaultKind
 from tests.simulation.process import Process
 from tests.simulation.spark import OPERATIONS, decode_value, key_group_of, keys_of
 from tests.simulation.world import World
@@ -47,7 +49,8 @@ class Watch:
             try:
                 await self._rng.choice((self._look_up, self._look_up, self._measure, self._save))()
             except DstlError as error:
-                corrupt = isinstance(error, CorruptData) and not self._world.may_corrupt
+                may_be = self._world.may_corrupt or self._world.fired[FaultKind.DAMAGED_BASE]
+                corrupt = isinstance(error, CorruptData) and not may_be
                 if isinstance(error, Invalid) or corrupt:
                     self._world.check.fail("I21", f"{self._process.name} asked its query: {error!r}")
 
@@ -85,6 +88,13 @@ class Watch:
         maker = SavepointMaker(self._service, loop, "sim://", lambda _: world.store.client(process))
         name = f"{process.name}-{self._savepoints}"
         world.savepoints.append(await maker._make("sim://", name, world.runtime(f"{process.name}.{name}"), None))
+
+
+def check_progress(world: World, driver: str, status: RestoreStatus) -> None:
+    """What a driver is told of all restores together never shows more than there is (I12)."""
+    is_sound = 0 <= status.done <= status.total and (status.eta_s or 0.0) >= 0
+    if not is_sound or (status.finished and status.done != status.total):
+        world.check.fail("I12", f"{driver} shows {status}")
 
 
 async def name_a_savepoint(world: World, store: ObjectStore, service: CoordinatorService, runtime: Runtime) -> None:

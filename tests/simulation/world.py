@@ -19,6 +19,8 @@ from tests.simulation.stage import Stage
 from tests.simulation.store import SimulatedStore, Stored
 
 _YEAR_S = 366 * 86400.0
+_DAMAGED = 0.8
+"""Share of the worlds in which bases are damaged: it strikes where one is there, and is read before all heals."""
 _THREADED = 0.5
 """Share of the worlds in which work in a thread takes time."""
 
@@ -83,9 +85,12 @@ class World(Stage):
             self.network.strike = self.plan.strike
         disk = self.rng("disk")
         is_used = draw_disk(self.plan, disk) if plan is None else uses_disk(plan)
+        self.store.damaged = self.damaged
         self.disk = SimulatedDisk(loop, disk, self.plan, self.count, self.trace, is_used=is_used)
         if plan is None:
             draw_memory(self.plan, self.rng("memory"))
+            if self.rng("damaged-bases").random() < _DAMAGED:
+                self.plan.nemesis = (*self.plan.nemesis, FaultKind.DAMAGED_BASE)
         self.memory = HostMemory(loop, self.plan, self.count, self.trace)
         self.threads = BlockingThreads()
         self.processes: list[Process] = []

@@ -149,6 +149,12 @@ class World:
         return SegmentHandle(name, inline.size, inline.checksum, len(head))
 
 
+def inlined_of(result: PersistResult) -> tuple[InlineSegment, ...]:
+    """Return the seals that must be written inside the manifest; each once."""
+    found = (segment.location for log in result.segments.values() for segment in log)
+    return tuple({each.id: each for each in found if isinstance(each, InlineSegment)}.values())
+
+
 def result_of(writer: StateChangelogWriter, from_sqn: int, to_sqn: int) -> PersistResult:
     """Return what a persist of this range is confirmed or reset by."""
     return PersistResult({writer.log_id: SequenceNumberRange(from_sqn, to_sqn)}, {})
