@@ -73,14 +73,6 @@ async def test_files_and_directories_are_private(store: LocalStore, root: Path) 
         assert stat.S_IMODE(os.stat(directory).st_mode) == 0o700
 
 
-async def test_nothing_temporary_stays(store: LocalStore, root: Path) -> None:
-    await store.put("a", b"x", if_absent=True)
-    await store.put("a", b"y")
-    with pytest.raises(ObjectExists):
-        await store.put("a", b"z", if_absent=True)
-    assert _temporaries(root) == []
-
-
 async def test_what_dead_writers_left_is_swept_and_the_living_are_not(store: LocalStore, root: Path) -> None:
     await store.put("a", b"x")
     for name, age_s in (("put-dead", 25 * 3600), ("put-alive", 3600)):

@@ -33,17 +33,6 @@ def test_each_scheme_opens_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert store.location == shown
 
 
-async def test_a_relative_directory_stays_when_the_process_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    store = open_store("here")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    await store.put("a", b"x")
-    assert "a" in os.listdir(tmp_path / "here")
-
-
 async def test_the_home_directory_is_meant_by_its_sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     await open_store("~/state").put("a", b"x")

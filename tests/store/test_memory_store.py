@@ -30,8 +30,3 @@ async def test_stores_of_one_name_share_their_objects() -> None:
     await one.put("a", b"1")
     await one.close()
     assert await other.get("a") == b"1"
-
-
-async def test_stores_without_a_name_share_nothing() -> None:
-    await MemoryStore().put("a", b"1")
-    assert not [info async for info in MemoryStore().list()]

@@ -175,26 +175,6 @@ def test_leaving_early_closes_the_items_and_discards_what_nobody_took() -> None:
     assert discarded == [2, 3, 4, 5]
 
 
-def test_a_caller_that_is_cancelled_leaves_nothing_running() -> None:
-    work = Work({0: 1000.0})
-
-    async def take() -> None:
-        async with aclosing(Prefetcher(range(9), work, cost=lambda _: 1, max_bytes=4)) as ahead:
-            async for _ in ahead:
-                pass
-
-    async def run() -> None:
-        task = asyncio.ensure_future(take())
-        await asyncio.sleep(5.0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        assert not work.running
-        assert len(asyncio.all_tasks()) == 1
-
-    run_in_virtual_time(run())
-
-
 def test_a_fault_of_abandoned_work_is_said_and_its_expected_failure_is_not(caplog: pytest.LogCaptureFixture) -> None:
     async def failing(item: int, lease: BudgetLease) -> int:
         if item == 1:
