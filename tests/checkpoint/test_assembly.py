@@ -80,15 +80,6 @@ def test_the_log_that_a_base_has_goes_but_one_that_may_go_on_stays_listed() -> N
     assert [(entry.log_id, entry.from_sqn) for entry in second.logs] == [("a", 2)]
 
 
-def test_the_watermark_of_a_batch_does_not_fall_below_one_before() -> None:
-    first, _ = build(None)
-    assert (first.late_watermark_ms, first.sequence_base) == (None, 0)
-    for watermark, late, expected in ((None, None, None), (100, None, 100), (50, 100, 100), (100, 50, 100)):
-        parent = first.model_copy(update={"watermark_ms": watermark, "late_watermark_ms": late, "sequence_base": 1})
-        built, _ = build(parent)
-        assert (built.late_watermark_ms, built.sequence_base) == (expected, 1)
-
-
 @pytest.mark.parametrize(
     "pieces",
     [
@@ -123,18 +114,6 @@ def test_a_pre_emptive_upload_of_one_log_is_not_replayed_after_a_newer_change_of
     built, _ = build(None, part)
     assert [e.segment[0] for e in built.segments] == ["s0", "s1", "s2"]
     assert replayed(built) == {"a": [0, 1], "b": [0, 1]}
-
-
-def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_order() -> None:
-    """No order of whole segments is right here: a's 0 failed and went into s1, with b's 1, while b's 0 is in s0."""
-    part = Persisted(
-        (stored("s0"), stored("s1")),
-        (log("a", (0, 1, 1), (1, 2, 0)), log("b", (0, 1, 0), (1, 2, 1))),
-    )
-    built, _ = build(None, part)
-    assert replayed(built) == {"a": [0, 1], "b": [0, 1]}
-    assert sorted(e.segment[0] for e in built.segments) == ["s0", "s0", "s1"]
-    assert built.full_bytes == 200, "a segment that is listed twice is stored once"
 
 
 def test_inlined_segments_are_where_the_manifest_will_hold_them() -> None:

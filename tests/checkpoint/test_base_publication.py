@@ -266,16 +266,3 @@ async def test_bases_that_cannot_be_named_while_the_query_runs_are_named_or_coun
         else:
             assert (lost, newest.checkpoint_id) == (2 * len(TWO), before.checkpoint_id)
         await check(store.inner, model, 1)
-
-
-async def test_a_savepoint_that_is_made_meanwhile_keeps_what_it_reads(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Driver, "materialization", BY_SIZE)
-    rng, store, model = random.Random(seed), SlowBases(MemoryStore(), 0.5), Model()
-    async with with_unnamed_bases(store, rng, model) as (driver, _):
-        held, hold = driver.service.hold()
-        await driver.service.bases.finish()
-        assert held.checkpoint_id not in [each.checkpoint_id for each in await retained(store.inner)]
-        assert without_empty(await state_of(held, store.inner)) == without_empty(model)
-        driver.service.release(hold)

@@ -699,17 +699,6 @@ async def test_a_dry_run_needs_no_right_to_write(world: World) -> None:
         await world.clean(store=ReadOnly(world.store))
 
 
-async def test_a_savepoints_objects_are_called_so(world: World) -> None:
-    ours = [f"savepoints/x/{'0' * 32}/000000.base", "savepoints/x/savepoint.dstl", "savepoints/x/ended.dstl"]
-    for name in (*ours, "savepoints/x/photo.jpg"):
-        await world.store.put(name, b"?")
-    await world.commit(0)
-    await world.clock.advance(30 * DAY)
-    report = await world.clean()
-    assert (report.plan.kept[Kept.SAVEPOINT], report.plan.kept[Kept.UNKNOWN]) == (3, 1)
-    assert set(ours) <= set(await names(world.store))
-
-
 @pytest.mark.parametrize("in_driver", [True, False], ids=["the driver's cleaner", "gc"])
 async def test_a_savepoint_that_takes_longer_than_any_grace_loses_nothing_that_it_reads(
     world: World, in_driver: bool

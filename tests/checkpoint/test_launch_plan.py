@@ -18,19 +18,6 @@ def plan_for(hosts: int) -> LaunchPlan:
     return plan
 
 
-def test_each_host_launches_one_whoever_of_its_tasks_comes_first() -> None:
-    plan = plan_for(2)
-    asked = [plan.ask(host, 0.0, 2, {}) for host in (A, A, B, A, B)]
-    assert [bool(each) for each in asked] == [True, False, True, False, False]
-    assert sorted(plan.coming.values()) == [A, B]
-
-
-def test_a_complete_fleet_launches_nothing_also_when_others_run_it() -> None:
-    plan = plan_for(2)
-    assert plan.ask(A, 0.0, 1, {"elsewhere": 1}) is None
-    assert plan.ask(A, 1e6, 1, {"elsewhere": 1}) is None
-
-
 async def test_a_place_whose_host_stays_away_goes_to_another_after_a_time() -> None:
     """B is gone altogether: its key groups must not stay unserved."""
     plan, clock = plan_for(2), ManualClock()
@@ -63,12 +50,6 @@ async def test_a_place_that_stays_free_goes_to_the_host_with_least_first() -> No
     assert plan.ask(A, clock.now(), 4, members) is None, "B has less"
     await clock.advance(10)
     assert plan.ask(A, clock.now(), 4, members) is not None, "nobody of B has asked"
-
-
-def test_more_task_managers_than_hosts_are_shared_out_evenly() -> None:
-    plan = plan_for(2)
-    launched = Counter(host for host in (A, A, A, B, B, B) if plan.ask(host, 0.0, 4, {}) is not None)
-    assert launched == {A: 2, B: 2}
 
 
 async def test_a_launch_that_never_comes_is_given_up_and_another_try_is_let() -> None:

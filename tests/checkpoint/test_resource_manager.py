@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -130,18 +129,6 @@ async def test_each_host_is_told_once_and_all_tasks_go_on_when_both_are_there(se
         assert {each.address.host for each in answers[0].assignments} == {A, B}
 
 
-async def test_a_lost_one_is_launched_again_by_its_own_host_and_the_others_keep_their_key_groups(seed: int) -> None:
-    async with cluster(seed, task_managers=None) as driver:
-        members = {host: await driver.launched((await driver.begin(host)).launch, host) for host in (A, B)}
-        before = {each.address.host: each.key_groups for each in (await driver.begin(A)).assignments}
-        await members[A].kill()
-        waiting = driver.beginning(B)
-        assert await passed_over(waiting)
-        await driver.launched((await driver.begin(A)).launch, A)
-        after = {each.address.host: each.key_groups for each in (await waiting).assignments}
-        assert after == before
-
-
 async def test_the_place_of_a_host_that_is_gone_goes_to_another_at_once(seed: int) -> None:
     async with cluster(seed, task_managers=None) as driver:
         members = {host: await driver.launched((await driver.begin(host)).launch, host) for host in (A, B)}
@@ -200,16 +187,6 @@ async def test_a_run_on_more_hosts_than_the_one_before_has_more_task_managers(se
         assert [str(each.key_groups) for each in (await driver.begin(A, run="run-2")).assignments] == ["0-63", "64-127"]
         driver.hosts = 1
         assert len((await driver.begin(A, run="run-3")).assignments) == 1
-
-
-async def test_a_host_of_many_slots_has_several_task_managers(seed: int) -> None:
-    async with cluster(seed, task_managers=None) as driver:
-        driver.slots = (SLOTS_OF_A_TASK_MANAGER + 1,) * 2
-        for host in (A, B, A, B):
-            await driver.launched((await driver.begin(host)).launch, host)
-        assert Counter(each.address.host for each in (await driver.begin(A)).assignments) == {A: 2, B: 2}
-        driver.slots = (SLOTS_OF_A_TASK_MANAGER, 1)
-        assert len((await driver.begin(A, run="run-2")).assignments) == 2
 
 
 def test_the_number_follows_the_slots() -> None:

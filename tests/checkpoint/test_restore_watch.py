@@ -95,12 +95,3 @@ async def test_a_question_that_fails_is_asked_again() -> None:
     async with restoring(some()) as address:
         watch = RestoreWatch(SECRET, None, STALL_S)
         assert await watch.watch("tm", address, asyncio.sleep(2 * STALL_S, "restored")) == "restored"
-
-
-async def test_what_the_restore_raises_is_raised() -> None:
-    async def restore() -> None:
-        raise Invalid("of a later version")
-
-    async with restoring(iter([])) as address:
-        with pytest.raises(Invalid, match="of a later version"):
-            await RestoreWatch(SECRET, None, STALL_S).watch("tm", address, restore())

@@ -12,7 +12,7 @@ import pytest
 from dstl.checkpoint.manifest.format import manifest_name
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.savepoint import creation
-from dstl.checkpoint.savepoint.creation import create_savepoint, key_group_chunks, save_checkpoint, save_newest
+from dstl.checkpoint.savepoint.creation import create_savepoint, save_checkpoint, save_newest
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
 from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, descriptor_name
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
@@ -22,7 +22,6 @@ from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
 from dstl.store.memory import MemoryStore
 from handles.checkpoint import CompletedCheckpoint
-from handles.key_group import KeyGroupRange
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from worlds.manifest_samples import checkpoint as a_checkpoint
 from worlds.savepoints import a_job, a_runtime, contents, replace
@@ -119,18 +118,6 @@ async def test_equal_state_is_equal_bytes_however_it_was_cut(seed: int, monkeypa
         return found
 
     assert await by_operator(whole) == await by_operator(cut)
-
-
-@pytest.mark.parametrize(("size", "count"), [(0, 1), (1, 1), (100, 1), (101, 2), (950, 10), (10**9, 128)])
-async def test_key_groups_are_cut_into_ranges_that_cover_each_once(size: int, count: int, seed: int) -> None:
-    store = MemoryStore()
-    await a_job(store, seed, 1)
-    checkpoint = (await retained(store))[-1].model_copy(update={"segments": ()})
-    entry = (await retained(store))[-1].segments[0]
-    sized = checkpoint.model_copy(update={"segments": (entry.model_copy(update={"segment": ("x", size, 0, 0)}),)})
-    chunks = key_group_chunks(sized, 100)
-    assert len(chunks) == count
-    assert [group for chunk in chunks for group in chunk] == list(KeyGroupRange.all(128))
 
 
 async def test_a_name_that_is_taken_is_refused_and_nothing_is_left(seed: int) -> None:

@@ -97,15 +97,6 @@ async def checkpoints(store: ObjectStore) -> list[CompletedCheckpoint]:
     return (await ManifestLog(store, a_runtime()).scan()).retained
 
 
-async def test_without_damage_previous_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, rng = MemoryStore(), random.Random(seed)
-    model = (await a_job(store, seed))[-1]
-    async with a_driver(store, monkeypatch, previous=True) as driver:
-        await driver.run_batch("run-2", 4, events(rng, 4), model)
-        assert (driver.restores[0].lost_batches, driver.restores[0].skipped) == (0, ())
-    assert without_empty(await state_of((await retained(store))[-1], store)) == without_empty(model)
-
-
 async def test_an_empty_state_is_never_taken_for_an_older_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     await a_job(store, seed)

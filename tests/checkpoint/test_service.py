@@ -172,17 +172,6 @@ async def test_a_task_manager_lost_with_acknowledged_changes_fails_the_batch_and
         assert driver.restores[-1].bytes > 0
 
 
-async def test_a_task_manager_lost_before_any_acknowledgement_costs_the_attempts_on_it_alone(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    events = some_events(rng, 1)
-    async with open_driver(store, seed, task_managers=2) as driver:
-        await driver.run_batch("run-1", 0, some_events(rng, 0), model)
-        async with driver.attempt(driver.who("run-1", "counts", 1, 0), events["counts"], model["counts"]):
-            await driver.members["tm-1"].kill()
-        await driver.run_batch("run-1", 1, events, model)
-        await check_durable(store, model)
-
-
 async def test_an_attempt_that_wrote_to_a_lost_task_manager_never_counts(seed: int) -> None:
     rng, store, model = random.Random(seed), MemoryStore(), {}
     events = some_events(rng, 1)
@@ -767,19 +756,6 @@ async def test_a_driver_that_finds_objects_gone_because_another_has_gone_on_is_f
                 await old.task(old.who("run-1", "counts", 2, 0), {}, stale["counts"])
 
 
-async def test_nothing_that_a_retained_checkpoint_needs_is_deleted_in_a_long_run(seed: int) -> None:
-    rng, store, model = random.Random(seed), MemoryStore(), {}
-    options = CheckpointOptions(retained=2)
-    async with open_driver(store, seed, checkpoints=options, inline_threshold=600) as driver:
-        for batch in range(24):
-            run = f"run-{batch // 9}"
-            await driver.run_batch(run, batch, some_events(rng, batch, keys=200), model)
-        for checkpoint in driver.service.completed:
-            await state_of(checkpoint, store)
-        await check_durable(store, model)
-        await store.head(manifest_name(1))  # the first fence
-
-
 async def test_the_cleaner_leaves_what_a_long_savepoint_reads(seed: int) -> None:
     """Its checkpoint is subsumed, its objects are older than any grace; only the hold keeps them."""
     rng, model, clock = random.Random(seed), {}, ManualClock()
@@ -811,11 +787,3 @@ async def test_an_operator_cannot_be_added_once_a_query_has_run(seed: int) -> No
         await driver.run_batch("run-1", 0, {}, {})
         with pytest.raises(Invalid, match="while the query runs"):
             driver.service.expect(ExpectedOperator("late", 1, "string", resolve_states))
-
-
-async def test_without_task_managers_a_query_fails_with_a_reason(seed: int) -> None:
-    options = CheckpointOptions(task_manager_timeout_s=0.2)
-    async with open_driver(MemoryStore(), seed, checkpoints=options, replace=False) as driver:
-        await driver.members["tm-1"].kill()
-        with pytest.raises(Unavailable, match=r"0 of 1 TaskManagers registered within 0\.2 s: look at their logs"):
-            await driver.task(driver.who("run-1", "counts", 0, 0), {}, {})

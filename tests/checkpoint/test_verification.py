@@ -11,11 +11,10 @@ from dstl.rpc.fleet_messages import PersistedSegment
 from dstl.store import MemoryStore
 from handles.checkpoint import referenced_objects
 from handles.key_group import KeyGroupRange
-from handles.segment_handle import SegmentHandle
 from tests.simulation.faulty_store import Fault, FaultRule, FaultyStore
 from tests.simulation.virtual_time import LoopClock, run_in_virtual_time, seeded_runtime
 from worlds.manifest_samples import names
-from worlds.real_location import ALL, GROUPS, Location, fill, piece, segment
+from worlds.real_location import GROUPS, Location, fill, piece, segment
 
 
 def verified(store: MemoryStore | FaultyStore) -> LocationVerification:
@@ -100,16 +99,6 @@ def test_a_missing_object_is_reported_with_the_checkpoints_that_need_it() -> Non
         put(store, name, data)
 
 
-def test_a_missing_manifest_is_noticed_by_what_was_built_on_it() -> None:
-    store, _ = filled()
-    retained = verified(store).checkpoints
-    oldest = retained[0].checkpoint_id
-    delete(store, manifest_name(oldest))
-    found = [p for p in verified(store).problems if p.object == manifest_name(oldest)]
-    assert [p.kind for p in found][:1] == ["missing"]
-    assert any(f"checkpoint {oldest} is not there" in p.detail for p in found)
-
-
 @pytest.mark.parametrize("change", ["truncated", "emptied", "extended"])
 def test_a_cut_or_extended_object_is_damaged(change: str) -> None:
     store, _ = filled()
@@ -162,20 +151,6 @@ def test_key_groups_that_a_restore_would_not_look_for_are_noticed() -> None:
     (problem,) = verified(store).problems
     assert f"key groups 0-{GROUPS - 1}" in problem.detail
     assert "outside 0-1" in problem.detail
-
-
-def test_a_handle_with_another_checksum_is_noticed() -> None:
-    store = MemoryStore()
-
-    async def run() -> None:
-        location = await begun(store)
-        made = await location.stored(segment(("a", 0, (0,))))
-        wrong = SegmentHandle(made.handle.name, made.handle.size, made.handle.checksum ^ 1)
-        await location.commit([PersistedSegment(wrong, ALL)], [piece("a", 0)])
-
-    run_in_virtual_time(run())
-    (problem,) = verified(store).problems
-    assert "CRC-32C" in problem.detail
 
 
 def test_a_flip_in_a_part_of_a_base_that_is_no_longer_of_use_is_noticed() -> None:
