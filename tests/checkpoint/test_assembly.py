@@ -116,6 +116,18 @@ def test_a_pre_emptive_upload_of_one_log_is_not_replayed_after_a_newer_change_of
     assert replayed(built) == {"a": [0, 1], "b": [0, 1]}
 
 
+def test_change_sets_that_a_failed_upload_put_back_are_replayed_in_order() -> None:
+    """No order of whole segments is right here: a's 0 failed and went into s1, with b's 1, while b's 0 is in s0."""
+    part = Persisted(
+        (stored("s0"), stored("s1")),
+        (log("a", (0, 1, 1), (1, 2, 0)), log("b", (0, 1, 0), (1, 2, 1))),
+    )
+    built, _ = build(None, part)
+    assert replayed(built) == {"a": [0, 1], "b": [0, 1]}
+    assert sorted(e.segment[0] for e in built.segments) == ["s0", "s0", "s1"]
+    assert built.full_bytes == 200, "a segment that is listed twice is stored once"
+
+
 def test_inlined_segments_are_where_the_manifest_will_hold_them() -> None:
     parts = (
         Persisted((inline(b"one"), stored("s0")), (log("a", (0, 1, 0)), log("b", (0, 1, 1))), inlined=b"one"),

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import Row, StructType
 
+from dstl.errors import CorruptData
 from dstl.state.codec.schema_evolution import why_unreadable
 from dstl.state.codec.value_codec import ValueCodec
 from dstl.state.codec.value_columns import ValueColumns
@@ -204,3 +205,19 @@ def sample(rng: random.Random, kind: Any) -> Any:
         "decimal(10,2)": lambda: decimal.Decimal(rng.randrange(-(10**10) + 1, 10**10)) / 100,
         "decimal(11,2)": lambda: decimal.Decimal(rng.randrange(-(10**11) + 1, 10**11)) / 100,
     }[name]()
+
+
+def test_a_damaged_value_of_an_older_schema_is_refused() -> None:
+    for old, new, value in (
+        ("a int, b int", "b long", (1, 2)),
+        ("a int, s struct<x:int,y:int>", "s struct<y:int>", (1, Row(x=1, y=2))),
+    ):
+        schemas = [parse_ddl(old), parse_ddl(new)]
+        data = ValueCodec("s", schemas[:1]).encode(value)
+        shorter = [data[:size] for size in range(len(data))]
+        other = ValueCodec("s", [parse_ddl("a int, s struct<x:int>")]).encode((1, Row(x=1)))
+        for bad in [*shorter, other, b"\x03" + data[1:], b"\x00" + data[1:]]:
+            with pytest.raises(CorruptData):
+                ValueCodec("s", schemas).decode(bad)
+            with pytest.raises(CorruptData):
+                ValueColumns("s", schemas).decode(pa.array([bad], pa.binary()))

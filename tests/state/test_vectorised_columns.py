@@ -149,6 +149,22 @@ DAMAGED = [
 """Types of whose values every slot is good for both codecs."""
 
 
+def test_values_of_several_schema_versions_and_with_write_times_are_read_together() -> None:
+    old = ValueCodec("s", [FIRST])
+    timed = ValueCodec("s", [FIRST], write_time_ms=1_700_000_000_000)
+    new = ValueCodec("s", [FIRST, SECOND])
+    values = [
+        old.encode((1, 0.5)),
+        None,
+        new.encode((1.5, 1 << 40, "a")),
+        timed.encode((None, 2.5)),
+        old.encode((2, None)),
+    ]
+    found = ValueColumns("s", [FIRST, SECOND]).decode(pa.array(values, pa.binary()))
+    nothing = (None, None, None)
+    assert rows_of_table(found) == [(0.5, 1, None), nothing, (1.5, 1 << 40, "a"), (2.5, None, None), (None, 2, None)]
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.data(), tables(DAMAGED), st.integers(0, 3))
 def test_damaged_rows_are_refused_by_both_codecs_or_read_alike(
