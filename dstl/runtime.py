@@ -79,15 +79,14 @@ class Backoff:
         # The exponent is bounded, so that years of failures do not overflow a float.
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 1, 60))
 
-    def after(self, failures: int, rng: random.Random, *, least: float = 0.5) -> float:
+    def after(self, failures: int, rng: random.Random) -> float:
         """Return a wait after so many failures in a row, drawn so that many that failed together do not return so.
 
         Args:
             failures: In a row, from 1.
-            rng: Draws.
-            least: The shortest wait, as a share of the longest.
+            rng: Draws, from half of the longest wait on.
         """
-        return self.ceiling(failures) * rng.uniform(least, 1.0)
+        return self.ceiling(failures) * rng.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True)

@@ -93,18 +93,14 @@ class ScratchDirectory:
             os.close(lock)
 
 
-def sweep_scratch_directories(parent: Path | None = None) -> list[Path]:
-    """Remove the directories of this user's processes that have been killed; returns those that were removed.
+def sweep_scratch_directories() -> list[Path]:
+    """Remove from TMPDIR what this user's processes that have been killed left there; returns the directories.
 
     Only a directory with our name and our lock file is touched, and none that anybody has locked.
-
-    Args:
-        parent: Where to look; None for TMPDIR.
     """
-    found = Path(tempfile.gettempdir()) if parent is None else parent
     removed = []
     with suppress(OSError):
-        for path in sorted(found.iterdir()):
+        for path in sorted(Path(tempfile.gettempdir()).iterdir()):
             if _NAME.fullmatch(path.name) and _remove_if_left(path):
                 removed.append(path)
     return removed

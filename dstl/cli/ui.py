@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -53,8 +54,7 @@ def ui(
             reader = StoreReader(store, runtime)
             found = loop.run(reader.overview(), _ANSWER_S)
             routes = {"/": lambda asked: page.render(loop.run(reader.overview(), _ANSWER_S), asked), **assets()}
-            server = PageServer(routes, host, port)
-            try:
+            with closing(PageServer(routes, host, port)) as server:
                 if as_json:
                     console.print_json({"url": server.url, "location": store.location, "query_id": found.query_id})
                 else:
@@ -62,8 +62,6 @@ def ui(
                         typer.echo(f"{console.printable(location)} is empty so far: no query has used it", err=True)
                     typer.echo(f"{server.url} shows {console.printable(location)}; ctrl-C ends it")
                 _wait_for_interrupt()
-            finally:
-                server.close()
 
 
 def _check_directories(location: str) -> None:

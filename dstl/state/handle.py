@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from pyspark.sql.streaming import stateful_processor
 from pyspark.sql.types import StructType
 
+from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid, brief
 from dstl.state.broadcast_state import BroadcastScope, BroadcastState, BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
@@ -34,6 +35,9 @@ from dstl.state.value_state import (
 
 P = TypeVar("P", bound=PointState)
 E = TypeVar("E", bound=EntryState)
+
+MAX_VALUE_BYTES = MAX_CHANGE_BYTES - (1 << 16)
+"""No encoded value is longer: its key has to find room in the change, too."""
 
 
 TimeModeName = Literal["none", "processingTime", "eventTime", "None", "ProcessingTime", "EventTime"]
@@ -69,7 +73,6 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         task: Prior state, the batch's time and the number that orders list elements.
         overlay: Takes what the processor writes.
         schemas: Reads the schemas that ``init`` gives as text.
-        max_value_bytes: No encoded value is longer.
         streams: The operator's broadcast streams, each of which may have a state.
     """
 
@@ -80,7 +83,6 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         task: TaskInput,
         overlay: Overlay,
         schemas: DeclaredSchemas,
-        max_value_bytes: int,
         streams: Sequence[BroadcastStream] = (),
     ) -> None:
         self._streams = {stream.name: stream for stream in streams}
@@ -90,7 +92,6 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
         self._task = task
         self._overlay = overlay
         self._read_schema = schemas.schema
-        self._max_value_bytes = max_value_bytes
         self._in_init = True
         self.window = KeyWindow()
         self.points: list[PointState] = []
@@ -326,7 +327,7 @@ class ProcessorHandle(stateful_processor.StatefulProcessorHandle):  # type: igno
             descriptor.name,
             [with_user_types(each, self._schemas[descriptor.name]) for each in descriptor.value_schemas],
             write_time_ms=now if descriptor.ttl_ms else None,
-            max_bytes=self._max_value_bytes,
+            max_bytes=MAX_VALUE_BYTES,
         )
         return codec, TimeToLive(descriptor.ttl_ms, now)
 

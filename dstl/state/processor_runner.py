@@ -15,7 +15,6 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.types import StructType
 
-from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid
 from dstl.state.broadcast_state import BroadcastStream
 from dstl.state.codec.key_codec import KeyCodec
@@ -68,7 +67,7 @@ def discover_states(
     """
     nothing = TaskInput(source, send=lambda part: None, sequence=0, processing_time_ms=0)
     mode = TimeMode.parse(time_mode)
-    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, MAX_CHANGE_BYTES, streams)
+    handle = ProcessorHandle(registry, mode, nothing, Overlay(), schemas, streams)
     try:
         processor.init(handle)
         processor.close()
@@ -116,7 +115,6 @@ class ProcessorRunner:
         operator: The operator.
         registry: Its states; takes what ``init`` declares.
         schemas: Reads the schemas that ``init`` gives as text.
-        max_value_bytes: No encoded state value is longer.
         part_bytes: The change set is sent in parts of about this size. Smaller: less memory in the worker and uploads
             that start earlier; larger: fewer messages.
         output_rows: Rows of one output batch, about.
@@ -132,7 +130,6 @@ class ProcessorRunner:
         registry: StateRegistry,
         schemas: DeclaredSchemas,
         *,
-        max_value_bytes: int = MAX_CHANGE_BYTES - (1 << 16),
         part_bytes: int = 8 << 20,
         output_rows: int = 10_000,
     ) -> None:
@@ -142,7 +139,6 @@ class ProcessorRunner:
         self._keys = KeyCodec(operator.key_schema)
         self._schemas = schemas
         self._mode = TimeMode.parse(operator.time_mode)
-        self._max_value_bytes = max_value_bytes
         self._part_bytes = part_bytes
         self._writer: RowWriter | FrameWriter
         if operator.style == "pandas":
@@ -199,7 +195,7 @@ class ProcessorRunner:
         self._overlay = Overlay()
         self._task = task
         self._handle = handle = ProcessorHandle(
-            self.registry, self._mode, task, self._overlay, self._schemas, self._max_value_bytes, self._operator.streams
+            self.registry, self._mode, task, self._overlay, self._schemas, self._operator.streams
         )
         late_ms: int | None = None
         if self._mode is TimeMode.EVENT_TIME:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,16 +124,13 @@ class ExpiryIndex:
         if self._is_built:
             return
         self._runs.clear()
-        snapshot = self._table.snapshot()
-        try:
+        with closing(self._table.snapshot()) as snapshot:
             for key_group in snapshot.versions:
                 for page in snapshot.entries(key_group):
                     mine = pa.array(np.asarray(page.column("state")) == self._state)
                     found = page.filter(mine)
                     self._insert(key_group, found.column("key"), found.column("value"))
                     yield
-        finally:
-            snapshot.close()
         self._is_built = True
 
     def add(self, changes: pa.RecordBatch) -> None:

@@ -22,7 +22,6 @@ import pyarrow as pa
 from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from dstl.changelog.change_set import MAX_CHANGE_BYTES
 from dstl.errors import Invalid, brief
 from dstl.spark.operators.grouping import group_rows, initial_first
 from dstl.state.codec.key_codec import KeyCodec
@@ -279,7 +278,7 @@ class ProcessorTester:
             raise Invalid(f"the processor has no state {brief(name)}; it has {held}")
         # Of its time modes the one in which states may have a time to live.
         task, mode = self._task(lambda part: None), TimeMode.PROCESSING_TIME
-        handle = ProcessorHandle(registry, mode, task, overlay, self._schemas, MAX_CHANGE_BYTES)
+        handle = ProcessorHandle(registry, mode, task, overlay, self._schemas)
         found = _declared(handle, known[name])
         handle.open_window([encoded], [_KEY_GROUP])
         handle.window.index = 0

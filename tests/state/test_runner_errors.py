@@ -98,7 +98,9 @@ def test_a_time_to_live_must_be_positive():
         Job(Wrong, time_mode="processingTime").run([])
 
 
-def test_an_oversized_value_is_refused():
+def test_an_oversized_value_is_refused(monkeypatch):
+    monkeypatch.setattr("dstl.state.handle.MAX_VALUE_BYTES", 500)
+
     class Large(Seen):
         def init(self, handle):
             self.n = handle.getValueState("big", "s string")
@@ -108,7 +110,7 @@ def test_an_oversized_value_is_refused():
             return iter(())
 
     with pytest.raises(UserCodeError, match=r"'big' has 10.. bytes, above the limit of 500"):
-        Job(Large, max_value_bytes=500).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
+        Job(Large).run(batches_of([{"k": "a", "op": "", "n": 0}], 5))
 
 
 @pytest.mark.parametrize("error", [Unavailable("nobody answers"), StateTooLarge("it would outgrow the memory")])

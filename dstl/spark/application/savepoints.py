@@ -55,10 +55,8 @@ class SavepointMaker:
             raise Invalid("memory:// is this process's own memory and ends with it: put the savepoint elsewhere")
         started = runtime.clock.now()
         loop = IoLoop("dstl-savepoint")
-        try:
+        with loop.closing():
             made = loop.run(self._make(target, name, runtime, on_progress))
-        finally:
-            loop.close()
         where = f"{target}/{directory_of(name).rstrip('/')}"
         seconds = runtime.clock.now() - started
         return SavepointReport(where, made.checkpoint_id, made.batch_id, made.bytes, made.entries, seconds)

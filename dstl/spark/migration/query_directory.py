@@ -6,6 +6,7 @@ Files are read through Hadoop, so every scheme that the session knows is taken: 
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,11 +147,8 @@ class QueryDirectory:
                 self._jvm.org.apache.hadoop.fs.FileUtil.copy(self._files, source, files, goal, False, self._conf)
         for batch in self._commits():
             name = f"{_COMMITS}/{batch}"
-            out = files.create(self._path(root, name), False)
-            try:
+            with closing(files.create(self._path(root, name), False)) as out:
                 out.write(without_state_ids(self._read(name)).encode())
-            finally:
-                out.close()
 
     def _commits(self) -> list[int]:
         return sorted(int(name) for name in self._names(_COMMITS) if name.isdigit())
@@ -166,11 +164,8 @@ class QueryDirectory:
         path = self._path(self._root, name)
         if not self._files.exists(path):
             raise MissingState(f"{self.location} has no {name}: name the checkpointLocation of a streaming query")
-        stream = self._files.open(path)
-        try:
+        with closing(self._files.open(path)) as stream:
             return bytes(stream.readAllBytes()).decode(errors="replace")
-        finally:
-            stream.close()
 
     def _path(self, parent: Any, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(parent, name)

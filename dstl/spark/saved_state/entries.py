@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -213,17 +214,13 @@ class KeyGroupPacker:
         for group, runs in groupby(_runs(batches), key=lambda run: run[0]):
             table, given = HeapStateTable(), Counter[int]()
             table.restore(group, (_counted(page.select(columns).cast(ENTRY_SCHEMA), given) for _, page in runs))
-            snapshot = table.snapshot()
-            try:
+            with closing(table), closing(table.snapshot()) as snapshot:
                 file = encode_key_group(snapshot, group)
                 if file.rows != given.total():
                     held = Counter[int]()
                     for page in snapshot.entries(group):
                         _counted(page, held)
                     raise self._doubled(given - held)
-            finally:
-                snapshot.close()
-                table.close()
             yield pa.RecordBatch.from_pydict(
                 {
                     GROUP: pa.array([group], pa.int32()),
