@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
+import numpy as np
 import pyarrow as pa
 
 from dstl.changelog.change_set import OP_CLEAR, OP_DELETE, common_width, value_offsets
-from materializer.tables.columns import ChangeRun, fixed_items, is_all_empty
+from materializer.tables.columns import ChangeRun, fixed_items, is_all_empty, key_items
 from materializer.tables.heap_group import HeapGroup
+from materializer.tables.key_places import names_of
 
 
 class ColdGroup:
@@ -50,10 +52,10 @@ class ColdGroup:
             state: The state of all rows.
             rows: Columns ``key``, ``user_key`` and ``value``.
         """
-        keys, values = rows.column("key").to_pylist(), rows.column("value")
+        keys, values = key_items(rows.column("key")), rows.column("value")
         if not is_all_empty(rows.column("user_key")):
             user_keys = rows.column("user_key").to_pylist()
-            for key, user_key, value in zip(keys, user_keys, values.to_pylist(), strict=True):
+            for key, user_key, value in zip(names_of(keys), user_keys, values.to_pylist(), strict=True):
                 held = content.elements_of(key).get(user_key) if user_key else content.get(key)
                 if held is None and not self.hides(state, key, user_key):
                     content.put(key, user_key, value)
@@ -61,14 +63,14 @@ class ColdGroup:
         held_all = content.get_all(keys)
         missing = [
             at
-            for at, (key, held) in enumerate(zip(keys, held_all, strict=True))
+            for at, (key, held) in enumerate(zip(names_of(keys), held_all, strict=True))
             if held is None and not self.hides(state, key, b"")
         ]
         if not missing:
             return
         if len(missing) < len(keys):
             values = values.take(pa.array(missing))
-            keys = [keys[at] for at in missing]
+            keys = keys[missing] if isinstance(keys, np.ndarray) else [keys[at] for at in missing]
         width = common_width(value_offsets(values))
         content.put_all(keys, fixed_items(values, width) if width else values.to_pylist(), width)
 

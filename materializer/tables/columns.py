@@ -13,9 +13,11 @@ from dstl.changelog.change_set import CHANGE_SCHEMA, OP_CLEAR, OP_DELETE, common
 from dstl.errors import Invalid
 from handles.key_group import KeyGroup
 from materializer.tables.base import ENTRY_SCHEMA, KeyGroups
-from materializer.tables.value_slots import FixedValues
+from materializer.tables.key_places import FixedItems, Keys, names_of
 
 _CHUNK = 1 << 10  # values: a millisecond without the interpreter's lock for others
+
+_FEW = 32  # keys: as a list they are there sooner
 
 
 def key_group_runs(key_groups: KeyGroups) -> Iterator[tuple[int, int, int]]:
@@ -36,7 +38,7 @@ class ChangeRun:
         key_group: Key group of all of them.
         state: State id of all of them.
         ops: Operation of each; None when all are puts.
-        keys: Key of each.
+        named: Key of each.
         user_keys: User key of each; None when all are empty.
         stored: Value of each, side by side where all have one length; meaningless unless the operation is a put.
         value_width: Length of every value; None where they differ.
@@ -46,11 +48,16 @@ class ChangeRun:
     key_group: KeyGroup
     state: int
     ops: list[int] | None
-    keys: list[bytes]
+    named: Keys
     user_keys: list[bytes] | None
-    stored: list[bytes] | FixedValues
+    stored: list[bytes] | FixedItems
     value_width: int | None = None
     deletes: bool = False
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Key of each."""
+        return names_of(self.named)
 
     @property
     def values(self) -> list[bytes]:
@@ -88,17 +95,17 @@ def change_runs(changes: pa.RecordBatch) -> Iterator[ChangeRun]:
 def _runs(
     runs: list[tuple[int, int, int]],
     op_column: npt.NDArray[np.integer],
-    key_column: pa.Array,
-    user_key_column: pa.Array,
-    value_column: pa.Array,
+    names: pa.Array,
+    user_names: pa.Array,
+    stored: pa.Array,
 ) -> Iterator[ChangeRun]:
-    # Whole columns become lists at once: slicing lists is cheaper than slicing arrays when runs are short.
-    keys = key_column.to_pylist()
+    # Whole columns become lists, or arrays, at once: slicing those is cheaper than slicing Arrow's when runs are short.
+    keys = key_items(names)
     ops = op_column.tolist() if op_column.any() else None
-    user_keys = None if is_all_empty(user_key_column) else user_key_column.to_pylist()
-    offsets = value_offsets(value_column)
+    user_keys = None if is_all_empty(user_names) else user_names.to_pylist()
+    offsets = value_offsets(stored)
     width = common_width(offsets)
-    values = fixed_items(value_column, width) if width else value_column.to_pylist()
+    values = fixed_items(stored, width) if width else stored.to_pylist()
     for owner, start, stop in runs:
         run_ops = None if ops is None else ops[start:stop]
         deletes = run_ops is not None and run_ops.count(OP_DELETE) == stop - start
@@ -122,14 +129,28 @@ def is_all_empty(values: pa.Array) -> bool:
     return bool(offsets[0] == offsets[-1])
 
 
-def fixed_items(column: pa.Array, width: int) -> FixedValues:
+def fixed_items(column: pa.Array, width: int) -> FixedItems:
     """Return the values of a binary column, which all have this length above 0, as items of an array, not copied."""
     offsets = value_offsets(column)
     data = np.frombuffer(column.buffers()[2], np.uint8)
     return data[int(offsets[0]) : int(offsets[-1])].view(f"V{width}")
 
 
-def fixed_column(values: FixedValues, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def key_items(column: pa.Array) -> Keys:
+    """Return the keys of a binary column without nulls, side by side where they are many and have one length."""
+    if len(column) <= _FEW:
+        return list(column.to_pylist())
+    width = common_width(value_offsets(column))
+    keys: Keys = fixed_items(column, width) if width else column.to_pylist()
+    return keys
+
+
+def key_column(keys: Keys) -> pa.Array:
+    """Return keys as one large binary array."""
+    return fixed_column(keys, pa.large_binary()) if isinstance(keys, np.ndarray) else binary_column(keys)
+
+
+def fixed_column(values: FixedItems, kind: pa.DataType, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
     """Return values of one length as a binary column of this type.
 
     Args:

@@ -38,9 +38,11 @@ from materializer.tables.columns import (
     fixed_items,
     is_all_empty,
     key_group_runs,
+    key_items,
 )
 from materializer.tables.heap_group import HeapGroup
-from materializer.tables.value_slots import FixedValues, ValueSlots
+from materializer.tables.key_places import ONE_BY_ONE, FixedItems, Keys, names_of
+from materializer.tables.value_slots import ValueSlots
 
 ENTRY_OVERHEAD_BYTES = 130
 """Memory of an entry above its key and value, at most about: 80 to 90 where values have one length (``python -m bench
@@ -138,12 +140,14 @@ class HeapStateTable:
         """Return the same as a column; where a state's values have one length, without an object for each."""
         groups = self._groups(state, key_groups, keys)
         runs = list(key_group_runs(key_groups))
-        names = keys.to_pylist()
+        if len(runs) * ONE_BY_ONE >= len(keys):
+            return pa.array(self.get_many(state, key_groups, keys.to_pylist()), pa.binary())
+        names = key_items(keys)
         places = {group: slots for group, _, _ in runs if (slots := _slots_of(groups.get(group))) is not None}
         widths = {slots.width for slots in places.values()}
         held = groups.keys() & {group for group, _, _ in runs}
-        if len(widths) != 1 or len(places) < len(held) or len(runs) * 4 > len(names) > 64:
-            return pa.array(self.get_many(state, key_groups, names), pa.binary())
+        if len(widths) != 1 or len(places) < len(held):
+            return pa.array(self.get_many(state, key_groups, names_of(names)), pa.binary())
         found = np.zeros(len(names), f"V{widths.pop()}")
         valid = np.zeros(len(names), np.bool_)
         for group, start, stop in runs:
@@ -186,6 +190,17 @@ class HeapStateTable:
         version = self._versions[key_group]
         order = content.sorted_keys(version)
         last_key, last_user_key = after if after is not None else (b"", None)
+        if content.has_points_alone:
+            start = (bisect_left if after is None else bisect_right)(order, last_key)
+            stop = len(order) if before_key is None else bisect_left(order, before_key)
+            while start < stop and len(found) < limit:
+                end = min(stop, start + limit - len(found))
+                names = order[start:end] if isinstance(order, list) else order.part(start, end)
+                start = end
+                held = zip(names_of(names), content.get_all(names), strict=True)
+                # What has expired is in the order of its version still.
+                found.extend(StateEntry(key, b"", value) for key, value in held if value is not None)
+            return found
         for at in range(bisect_left(order, last_key), len(order)):
             key = order[at]
             if before_key is not None and key >= before_key:
@@ -211,9 +226,9 @@ class HeapStateTable:
                 self._cold[run.key_group].note(run)
             content = self._writable(run.state, run.key_group)
             if run.ops is None and run.user_keys is None:
-                content.put_all(run.keys, run.stored, run.value_width)
+                content.put_all(run.named, run.stored, run.value_width)
             elif run.deletes and run.user_keys is None:
-                content.delete_all(run.keys)
+                content.delete_all(run.named)
             else:
                 _apply_one_by_one(content, run)
 
@@ -244,11 +259,11 @@ class HeapStateTable:
             for state, start, stop in key_group_runs(states):
                 content = restored.setdefault(state, HeapGroup(self._epoch))
                 part = page.slice(start, stop - start)
-                keys, values = part.column("key").to_pylist(), part.column("value")
+                keys, values = key_items(part.column("key")), part.column("value")
                 width = common_width(value_offsets(values))
                 if not is_all_empty(part.column("user_key")):
                     user_keys = part.column("user_key").to_pylist()
-                    for key, user_key, value in zip(keys, user_keys, values.to_pylist(), strict=True):
+                    for key, user_key, value in zip(names_of(keys), user_keys, values.to_pylist(), strict=True):
                         content.put(key, user_key, value)
                 elif width:
                     fixed = fixed_items(values, width)
@@ -276,11 +291,11 @@ class HeapStateTable:
     def _dropped(self, key_group: KeyGroup, expired: Expired) -> Iterator[int]:
         for state, is_expired in expired.items():
             content = self._states.get(state, {}).get(key_group)
-            keys = [] if content is None else content.keys()
+            keys: Keys = [] if content is None else content.keys()
             for at in range(0, len(keys), _EXPIRED_KEYS):
                 yield self._drop_expired(state, key_group, keys[at : at + _EXPIRED_KEYS], is_expired)
 
-    def _drop_expired(self, state: int, key_group: KeyGroup, keys: Sequence[bytes], expired: ExpiredValue) -> int:
+    def _drop_expired(self, state: int, key_group: KeyGroup, keys: Keys, expired: ExpiredValue) -> int:
         self._check_open()
         content = self._states.get(state, {}).get(key_group)
         dead = [] if content is None else content.expired_entries(keys, expired)
@@ -399,7 +414,7 @@ def _slots_of(content: HeapGroup | None) -> ValueSlots | None:
     return content.points
 
 
-def _is_most(values: FixedValues, page: pa.RecordBatch) -> bool:
+def _is_most(values: FixedItems, page: pa.RecordBatch) -> bool:
     """Return whether a page's values may stay where they are: what else lies there would be held with them."""
     return values.flags.writeable and values.nbytes >= _MOST * page.nbytes
 

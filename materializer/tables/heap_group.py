@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from materializer.tables.base import ExpiredValue
-from materializer.tables.columns import PageBuilder, binary_column, fixed_column
-from materializer.tables.value_slots import FixedValues, ValueSlots, as_dict, fixed_values
+from materializer.tables.columns import PageBuilder, binary_column, fixed_column, key_column
+from materializer.tables.key_places import FixedItems, Keys, SortedItems, names_of
+from materializer.tables.value_slots import ValueSlots, as_dict, fixed_values
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class HeapGroup:
         self.epoch = epoch
         self.entries = 0
         self.bytes = 0
-        self._order: list[bytes] = []
+        self._order: list[bytes] | SortedItems = []
         self._order_version = -1
 
     def fork(self, epoch: int) -> HeapGroup:
@@ -94,18 +95,23 @@ class HeapGroup:
         if not self.point_width:
             self.points = as_dict(self.points)
 
+    @property
+    def has_points_alone(self) -> bool:
+        """True where no value lies under another than the empty user key."""
+        return not self.elements and not self.element_layer
+
     def get(self, key: bytes) -> bytes | None:
         """Return the value under the empty user key."""
         value = self.points.get(key)
         return self.point_layer.get(key, value) if self.point_layer else value
 
-    def get_all(self, keys: Sequence[bytes]) -> Iterable[bytes | None]:
+    def get_all(self, keys: Keys) -> Iterable[bytes | None]:
         """Return the values of keys under the empty user key, to be walked once."""
         if isinstance(self.points, ValueSlots):
             values: Iterable[bytes | None] = self.points.get_all(keys)
         else:
-            values = map(self.points.get, keys)
-        return map(self.point_layer.get, keys, values) if self.point_layer else values
+            values = map(self.points.get, names_of(keys))
+        return map(self.point_layer.get, names_of(keys), values) if self.point_layer else values
 
     def elements_of(self, key: bytes) -> Mapping[bytes, bytes]:
         """Return the key's values by user key, without the empty one. Not to be written."""
@@ -124,8 +130,8 @@ class HeapGroup:
 
     def put_all(
         self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes] | FixedValues,
+        keys: Keys,
+        values: Sequence[bytes] | FixedItems,
         width: int | None = None,
         *,
         owned: bool = False,
@@ -136,7 +142,8 @@ class HeapGroup:
             keys: The keys.
             values: Their values.
             width: Length of every value; None where they differ, or it is unknown.
-            owned: ``values`` is an array that is not used elsewhere: a group without values keeps it as it is.
+            owned: ``values`` is an array that can be written and is not used elsewhere: a group without values may keep
+                it as it is.
         """
         if self.point_width != width or width is None:
             self._set_width(width)
@@ -146,15 +153,14 @@ class HeapGroup:
                 slots.put_all(list(self.points), fixed_values(list(self.points.values()), self.point_width))
                 self.points = slots
             held = len(self.points)
-            put = self.points.put_all if held or not owned else self.points.adopt_all
-            self.bytes += put(keys, fixed_values(values, self.point_width))
+            self.bytes += self.points.put_all(keys, fixed_values(values, self.point_width), owned=owned)
             new = len(self.points) - held
             self.entries += new
             self.bytes += new * self.point_width
             return
         if not isinstance(values, list):
             values = values.tolist() if isinstance(values, np.ndarray) else list(values)
-        fresh = dict(zip(keys, values, strict=True))
+        fresh = dict(zip(names_of(keys), values, strict=True))
         before = list(self.get_all(list(fresh)))
         missing = before.count(None)
         added = sum(map(len, fresh.values()))
@@ -170,15 +176,17 @@ class HeapGroup:
         else:
             self.point_layer.update(fresh)
 
-    def delete_all(self, keys: Sequence[bytes]) -> None:
+    def delete_all(self, keys: Keys) -> None:
         """Remove the values of keys under the empty user key, of those that have one; a key may be named twice."""
-        distinct = dict.fromkeys(keys)
         layer = self.point_layer
         if layer is None and isinstance(self.points, ValueSlots):
-            left = self.points.pop_all(distinct)
-            self.entries -= len(left)
-            self.bytes -= sum(map(len, left)) + len(left) * self.points.width
+            held = len(self.points)
+            self.bytes -= self.points.pop_all(keys)
+            gone_keys = held - len(self.points)
+            self.entries -= gone_keys
+            self.bytes -= gone_keys * self.points.width
             return
+        distinct = dict.fromkeys(names_of(keys))
         taken = map(self.points.pop, distinct, repeat(None)) if layer is None else self.get_all(list(distinct))
         gone = list(taken)
         there = len(gone) - gone.count(None)
@@ -238,29 +246,37 @@ class HeapGroup:
             self.bytes -= len(gone) * len(key) + sum(map(len, gone)) + sum(map(len, gone.values()))
             _remove(key, self.elements, self.element_layer)
 
-    def sorted_keys(self, version: int) -> list[bytes]:
+    def sorted_keys(self, version: int) -> list[bytes] | SortedItems:
         """Return all keys in order; sorting again after few changes costs little more than a walk.
 
         Args:
             version: Version of the key group; the order of the same version is remembered.
         """
         if self._order_version != version:
-            present = self._merged_points().keys() | self._merged_elements().keys()
-            order = [key for key in self._order if key in present]
-            order.extend(present.difference(order))
-            order.sort()
-            self._order, self._order_version = order, version
+            points, elements = self._merged_points(), self._merged_elements()
+            names = points.names() if isinstance(points, ValueSlots) and not elements else None
+            if isinstance(names, np.ndarray):
+                self._order = SortedItems(names)
+            else:
+                present = set(points) | elements.keys()
+                order = [key for key in self._order if key in present] if isinstance(self._order, list) else []
+                order.extend(present.difference(order))
+                order.sort()
+                self._order = order
+            self._order_version = version
         return self._order
 
-    def keys(self) -> list[bytes]:
+    def keys(self) -> Keys:
         """Return all keys, in no order."""
         points, elements = self._merged_points(), self._merged_elements()
-        return list(points) if not elements else list(points.keys() | elements.keys())
+        if elements:
+            return list(set(points) | elements.keys())
+        return points.names() if isinstance(points, ValueSlots) else list(points)
 
-    def expired_entries(self, keys: Sequence[bytes], expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
+    def expired_entries(self, keys: Keys, expired: ExpiredValue) -> list[tuple[bytes, bytes]]:
         """Return the (key, user key) of what has expired of some keys."""
         dead = []
-        for key, value in zip(keys, self.get_all(keys), strict=True):
+        for key, value in zip(names_of(keys), self.get_all(keys), strict=True):
             if value is not None and expired(value):
                 dead.append((key, b""))
             dead.extend((key, user_key) for user_key, value in self.elements_of(key).items() if expired(value))
@@ -270,7 +286,7 @@ class HeapGroup:
         """Put all entries into another group, over what it has."""
         points, elements = self._merged_points(), self._merged_elements()
         if isinstance(points, ValueSlots):
-            other.put_all(list(points), points.fixed_values(), points.width)
+            other.put_all(points.names(), points.fixed_values(), points.width)
         elif points:
             other.put_all(list(points), list(points.values()))
         for key, inner in elements.items():
@@ -285,15 +301,15 @@ class HeapGroup:
         """
         points, elements = self._merged_points(), self._merged_elements()
         if not elements:
-            keys = binary_column(list(points))
             if isinstance(points, ValueSlots):
+                keys = key_column(points.names())
                 values = fixed_column(points.fixed_values(), pa.large_binary())
             else:
-                values = binary_column(list(points.values()))
+                keys, values = binary_column(list(points)), binary_column(list(points.values()))
             yield from builder.add(state, keys, None, values, pc.array_sort_indices(keys).to_numpy())
             return
         rows: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
-        for key in sorted(points.keys() | elements.keys()):
+        for key in sorted(set(points) | elements.keys()):
             for user_key, value in self.items(key):
                 for column, field in zip(rows, (key, user_key, value), strict=True):
                     column.append(field)

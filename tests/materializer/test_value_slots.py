@@ -3,47 +3,74 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from materializer.tables import value_slots
+from materializer.tables.key_column import KeyColumn
 from materializer.tables.value_slots import ValueSlots, fixed_values
 
 WIDTH = 3
 
 
-def test_they_are_a_dictionary(seed: int) -> None:
+@pytest.mark.parametrize("fewest", [4, 150, 1 << 10], ids=["side by side", "both", "dictionary"])
+def test_they_are_a_dictionary(seed: int, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever lengths keys have, and whether they lie side by side or not."""
+    monkeypatch.setattr(value_slots, "FEWEST_SIDE_BY_SIDE", fewest)
     rng = random.Random(seed)
-    keys = [b"%d" % i for i in range(200)]
-    slots, model = ValueSlots(WIDTH), dict[bytes, bytes]()
-    copies: list[tuple[ValueSlots, dict[bytes, bytes]]] = []
-    for _ in range(150):
-        named = rng.choices(keys, k=rng.choice((1, 5, 300)))
-        values = [rng.randbytes(WIDTH) for _ in named]
-        match rng.randrange(5):
-            case 0:
-                there = [key for key in dict.fromkeys(named) if key in model]
-                assert slots.pop_all(dict.fromkeys(named)) == there
-                for key in there:
-                    del model[key]
-            case 1:
-                slots[named[0]] = model[named[0]] = values[0]
-            case 2 if named[0] in model:
-                del slots[named[0]], model[named[0]]
-            case 3:
-                copies.append((slots.copy(), dict(model)))
-            case _:
-                new = sum(map(len, set(named) - model.keys()))
-                assert slots.put_all(named, fixed_values(values, WIDTH)) == new
-                model.update(zip(named, values, strict=True))
-        assert slots == model
-        assert slots.get_all(keys) == [model.get(key) for key in keys]
-        assert [slots.get(key) for key in keys[:9]] == [model.get(key) for key in keys[:9]]
-        out = np.zeros(len(keys), f"V{WIDTH}")
-        there_now = slots.take(keys, out)
-        assert [v if t else None for t, v in zip(there_now.tolist(), out.tolist(), strict=True)] == slots.get_all(keys)
-    for copied, then in copies:
-        assert copied == then
+    for length in (1, 3, 8, 13, 16, 21):
+        keys = list({rng.randbytes(length) for _ in range(rng.choice((30, 200, 600)))})
+        others = [b"", b"another length", *keys[:3]] if rng.random() < 0.3 else []
+        slots, model = ValueSlots(WIDTH), dict[bytes, bytes]()
+        copies: list[tuple[ValueSlots, dict[bytes, bytes]]] = []
+        for _ in range(50):
+            named = rng.choices(keys, k=rng.choice((1, 5, 40, 300)))
+            if others and rng.random() < 0.05:
+                named += others
+            asked = fixed_values(named, length) if not others and rng.random() < 0.5 else named
+            values = [rng.randbytes(WIDTH) for _ in named]
+            match rng.randrange(5):
+                case 0:
+                    there = set(named) & model.keys()
+                    assert slots.pop_all(asked) == sum(map(len, there))
+                    for key in there:
+                        del model[key]
+                case 1:
+                    slots[named[0]] = model[named[0]] = values[0]
+                case 2 if named[0] in model:
+                    del slots[named[0]], model[named[0]]
+                case 3:
+                    copies.append((slots.copy(), dict(model)))
+                case _:
+                    new = sum(map(len, set(named) - model.keys()))
+                    assert slots.put_all(asked, fixed_values(values, WIDTH)) == new
+                    model.update(zip(named, values, strict=True))
+            assert slots == model
+            wanted = [*keys, b"missing", b"", *others]
+            assert slots.get_all(wanted) == [model.get(key) for key in wanted]
+            assert slots.get_all(wanted[-4:]) == [model.get(key) for key in wanted[-4:]]
+            assert [slots.get(key) for key in wanted[:9]] == [model.get(key) for key in wanted[:9]]
+            out = np.zeros(len(wanted), f"V{WIDTH}")
+            held = slots.take(wanted, out)
+            assert [v if t else None for t, v in zip(held.tolist(), out.tolist(), strict=True)] == slots.get_all(wanted)
+        for copied, then in copies:
+            assert copied == then
+
+
+@pytest.mark.parametrize("length", [4, 8, 20])
+def test_keys_cannot_be_chosen_that_slow_it_down(length: int) -> None:
+    """Keys that differ in their lowest, their middle or their highest bits alone have short chains."""
+    for position in range(length - 1):
+        ids = np.arange(60_000, dtype="<u2").view(np.uint8).reshape(-1, 2)
+        keys = np.zeros((len(ids), length), np.uint8)
+        keys[:, position : position + 2] = ids
+        column = KeyColumn(length)
+        column.put(keys.view(f"V{length}").ravel())
+        chains = np.bincount(column._hashed(column._keys[: len(ids)]), minlength=len(column._buckets))
+        # A key is behind half of the others in its chain: behind less than one mostly, behind 30,000 in one chain.
+        assert (chains * (chains - 1) / 2).sum() / len(ids) < 100, position
 
 
 def test_what_is_deleted_gives_its_memory_back() -> None:
@@ -67,27 +94,44 @@ def test_a_value_of_another_length_is_refused() -> None:
 
 def test_the_first_values_may_stay_where_they_are() -> None:
     values = fixed_values([b"%03d" % i for i in range(50)], WIDTH).copy()
-    slots = ValueSlots(WIDTH)
-    keys = [b"%d" % (i % 40) for i in range(50)]
-    assert slots.adopt_all(keys, values) == sum(map(len, set(keys)))
-    assert np.shares_memory(slots._values, values)
+    keys = [b"%d" % i for i in range(50)]
+    for owned in (True, False):
+        slots = ValueSlots(WIDTH)
+        assert slots.put_all(keys, values, owned=owned) == sum(map(len, keys))
+        assert np.shares_memory(slots._values, values) == owned
     model = dict(zip(keys, values.tolist(), strict=True))
     assert slots == model
     more = [b"more-%d" % i for i in range(30)]
-    slots.put_all(more, fixed_values([b"new"] * 30, WIDTH))
+    slots.put_all(more, fixed_values([b"new"] * 30, WIDTH), owned=True)
     assert slots == model | dict.fromkeys(more, b"new")
-    with pytest.raises(ValueError, match="not the first"):
-        slots.adopt_all(keys, values)
-    with pytest.raises(ValueError, match="read-only"):
-        ValueSlots(WIDTH).adopt_all([b"k"], np.frombuffer(b"123", f"V{WIDTH}"))
+
+
+def test_of_a_repeated_key_the_last_value_stays() -> None:
+    for keys in ([b"%d" % (i % 30) for i in range(50)], [b"%04d" % (i % 1500) for i in range(4000)]):
+        slots = ValueSlots(WIDTH)
+        mine = fixed_values([b"%03d" % (i % 1000) for i in range(len(keys))], WIDTH)
+        assert slots.put_all(keys, mine) == sum(map(len, set(keys)))
+        assert slots == dict(zip(keys, mine.tolist(), strict=True))
 
 
 def test_no_values_at_all_may_be_set_and_asked_for() -> None:
     """A group whose base holds nothing, or whose first change set does, is read as any other."""
-    for put in (ValueSlots.put_all, ValueSlots.adopt_all):
+    for owned in (True, False):
         slots = ValueSlots(WIDTH)
-        assert put(slots, [], np.zeros(0, f"V{WIDTH}")) == 0
+        assert slots.put_all([], np.zeros(0, f"V{WIDTH}"), owned=owned) == 0
         assert slots.get_all([b"k", b"l"]) == [None, None]
         assert not slots.take([b"k"], np.zeros(1, f"V{WIDTH}")).any()
         slots[b"k"] = b"123"
         assert slots.get_all([b"l", b"k"]) == [None, b"123"]
+
+
+def test_many_keys_of_one_length_take_no_object_each(seed: int) -> None:
+    rng = random.Random(seed)
+    keys = list({rng.randbytes(8) for _ in range(50_000)})
+    tracemalloc.start()
+    slots = ValueSlots(16)
+    slots.put_all(fixed_values(keys, 8), np.zeros(len(keys), "V16"))
+    taken = tracemalloc.get_traced_memory()[0] / len(keys)
+    tracemalloc.stop()
+    assert slots.get(keys[7]) == bytes(16)
+    assert taken < 60, taken
