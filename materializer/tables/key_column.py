@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from materializer.tables.key_places import NO_KEY, ONE_BY_ONE, FixedItems, Keys, Places, names_of, side_by_side
 
-_SHORT = 64  # keys: so few are put into chains and taken out of them one by one sooner
-_TAKEN_OUT = -3  # minus the next place: below each place, and below NO_KEY
+_SHORT = 64  # new keys: so few are put into chains one by one sooner
 _LONG_CHAIN = 16  # twice what is the longest of a million keys by chance
 _DRAWS = 4  # of factors, until chains are short
-_HASH_BITS = (1 << 64) - 1
+_HASH_BITS = (1 << 64) - 1  # of a product, as arrays of numpy have it
 
 
 class _Word(NamedTuple):
@@ -149,18 +148,23 @@ class KeyColumn:
 
     def pop(self, keys: Keys) -> int:
         """Take keys out."""
-        if len(keys) <= _SHORT:
-            few = len(keys) <= ONE_BY_ONE
-            each = map(self.get, names_of(keys)) if few else self.find(keys).tolist()
-            places = [place for place in dict.fromkeys(each) if place >= 0]
-            self._unlink_each(places)
-            self._free.extend(places)
-            return len(places) * self.width
-        found = self.find(keys)
-        distinct = np.unique(found[found >= 0])
-        self._unlink(distinct)
-        self._free.frombytes(distinct.tobytes())
-        return len(distinct) * self.width
+        if len(keys) <= ONE_BY_ONE:
+            names = {place: name for name in names_of(keys) if (place := self.get(name)) >= 0}
+            self._unlink_each({place: self._bucket_of(name) for place, name in names.items()})
+            self._free.extend(names)
+            return len(names) * self.width
+        cells = self._cells(keys)
+        if cells is None:
+            return self.pop(alike) if (alike := [key for key in keys if len(key) == self.width]) else 0
+        hashed = self._hashed(cells)
+        found = self._find(cells, hashed)
+        there = (found >= 0).nonzero()[0]
+        if len(there) < len(found):
+            found, hashed = found[there], hashed[there]
+        self._unlink(found, hashed)
+        places = dict.fromkeys(found.tolist())
+        self._free.extend(places)
+        return len(places) * self.width
 
     def copy(self) -> KeyColumn:
         """Return another one of the same content."""
@@ -190,7 +194,7 @@ class KeyColumn:
         buckets: npt.NDArray[np.int64] = hashed.view(np.int64)
         return buckets
 
-    def _bucket_of(self, key: bytes | memoryview) -> int:
+    def _bucket_of(self, key: bytes) -> int:
         words = self._words
         if len(words) == 1:
             _, part, factor, _ = words[0]
@@ -254,26 +258,23 @@ class KeyColumn:
             rows = rows[lost]
         return places
 
-    def _unlink(self, places: Places) -> None:
-        """Take places, each named once, out of their chains."""
-        chain, hashed = self._chain, self._hashed(self._keys[places])
-        chain[places] = _TAKEN_OUT - chain[places]
-        first = self._behind(self._buckets[hashed])
-        self._buckets[hashed] = first
-        last = first[first >= 0]
-        while len(last):
-            following = self._behind(chain[last])
-            chain[last] = following
-            last = following[following >= 0]
+    def _unlink(self, places: npt.NDArray[np.int32], hashed: npt.NDArray[np.int64]) -> None:
+        """Take places, of which one may be named twice, out of the chains of these buckets."""
+        first = self._buckets.take(hashed) == places
+        self._buckets[hashed[first]] = self._chain.take(places[first])
+        behind = (~first).nonzero()[0]
+        self._unlink_each(dict(zip(places[behind].tolist(), hashed[behind].tolist(), strict=True)))
 
-    def _behind(self, places: Places) -> Places:
-        """Return of each chain the first place from here on that is not being taken out."""
-        out = ((places >= 0) & (self._chain[places] < NO_KEY)).nonzero()[0]
-        while len(out):
-            following = _TAKEN_OUT - self._chain[places[out]]
-            places[out] = following
-            out = out[(following >= 0) & (self._chain[following] < NO_KEY)]
-        return places
+    def _unlink_each(self, places: dict[int, int]) -> None:
+        buckets, chain, _ = self._views
+        for place, bucket in places.items():
+            at = buckets[bucket]
+            if at == place:
+                buckets[bucket] = chain[place]
+                continue
+            while chain[at] != place:
+                at = chain[at]
+            chain[at] = chain[place]
 
     def _put_one(self, key: bytes) -> int:
         place = self.get(key)
@@ -286,22 +287,6 @@ class KeyColumn:
         keys[place * self.width : (place + 1) * self.width] = key
         chain[place], buckets[bucket] = buckets[bucket], place
         return place
-
-    def _unlink_each(self, places: list[int]) -> None:
-        buckets, chain, keys = self._views
-        width = self.width
-        if len(places) > ONE_BY_ONE:
-            hashed = self._hashed(self._keys.take(places)).tolist()
-        else:
-            hashed = [self._bucket_of(keys[place * width : (place + 1) * width]) for place in places]
-        for place, bucket in zip(places, hashed, strict=True):
-            at = buckets[bucket]
-            if at == place:
-                buckets[bucket] = chain[place]
-                continue
-            while chain[at] != place:
-                at = chain[at]
-            chain[at] = chain[place]
 
     def _take(self, count: int) -> npt.NDArray[np.int32]:
         """Return so many places that no key has."""
