@@ -12,6 +12,7 @@ import numpy.typing as npt
 from materializer.tables.key_places import NO_KEY, ONE_BY_ONE, FixedItems, Keys, Places, names_of, side_by_side
 
 _SHORT = 64  # new keys: so few are put into chains one by one sooner
+_BUCKETS = 2  # a key, at least: so most new keys meet an empty one
 _LONG_CHAIN = 16  # twice what is the longest of a million keys by chance
 _DRAWS = 4  # of factors, until chains are short
 _HASH_BITS = (1 << 64) - 1  # of a product, as arrays of numpy have it
@@ -59,8 +60,9 @@ class _Word(NamedTuple):
 class KeyColumn:
     """Keys of one length: see :class:`KeyPlaces`.
 
-    A bucket has the first place of its chain, and each place the next one. Chains have a key or two, for there are as
-    many buckets as keys at least. Nobody can choose keys that meet in one chain, for they are hashed by random numbers.
+    A bucket has the first place of its chain, and each place the next one. Most chains have one key, for there are
+    twice as many buckets as keys at least. Nobody can choose keys that meet in one chain: they are hashed by random
+    numbers.
 
     Args:
         width: Length of every key, above 0.
@@ -74,7 +76,7 @@ class KeyColumn:
     def __init__(self, width: int) -> None:
         self.used, self.width = 0, width
         # Numbers are compared faster than bytes.
-        self._cell: np.dtype[Any] = np.dtype("u8" if width == 8 else f"V{width}")
+        self._cell: np.dtype[Any] = np.dtype("<u8" if width == 8 else f"V{width}")
         self._words = _Word.all_of(width)
         self._free = array("i")
         self._keys, self._chain = np.zeros(1, self._cell), np.zeros(1, np.int32)
@@ -140,7 +142,7 @@ class KeyColumn:
         missing = (found < 0).nonzero()[0]
         if len(missing):
             new = cells[missing]
-            if before + len(new) > len(self._buckets):
+            if _BUCKETS * (before + len(new)) > len(self._buckets):
                 self._make_buckets(before + len(new))
                 hashed = self._hashed(cells)
             found[missing] = self._link(self._take(len(new)), new, hashed[missing])
@@ -280,7 +282,7 @@ class KeyColumn:
         place = self.get(key)
         if place >= 0:
             return place
-        if len(self) == len(self._buckets):
+        if _BUCKETS * len(self) >= len(self._buckets):
             self._make_buckets(len(self) + 1)
         place = self._free.pop() if self._free else int(self._take(1)[0])
         bucket, (buckets, chain, keys) = self._bucket_of(key), self._views
@@ -302,8 +304,8 @@ class KeyColumn:
         return places
 
     def _make_buckets(self, count: int) -> None:
-        """Let there be as many buckets as so many keys need, and link all keys anew."""
-        bits = (count - 1).bit_length()
+        """Let there be the buckets that so many keys need, and link all keys anew."""
+        bits = (_BUCKETS * count - 1).bit_length()
         places = self.all()
         cells = self._keys[places]
         for _ in range(_DRAWS):
