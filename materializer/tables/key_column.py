@@ -322,8 +322,8 @@ class KeyColumn:
         self._views = self._buckets.data, self._chain.data, self._keys.view(np.uint8).data
 
 
-def grown(items: npt.NDArray[Any], held: int, count: int) -> npt.NDArray[Any]:
-    """Return another array with the first items of this one, and room for so many, or for a quarter more."""
-    more = np.zeros(max(count, len(items) * 5 // 4), items.dtype)
+def grown(items: npt.NDArray[Any], held: int, count: int, part: int = 4) -> npt.NDArray[Any]:
+    """Return another array with the first items of this one, and room for so many, or for a part (a fourth) more."""
+    more = np.zeros(max(count, len(items) + len(items) // part), items.dtype)
     more[:held] = items[:held]
     return more

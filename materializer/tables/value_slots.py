@@ -24,6 +24,7 @@ from materializer.tables.key_places import (
     side_by_side,
 )
 
+_WIDE = 64  # bytes: such values cost more to copy than keys to find, so that their arrays grow by half
 _FEWEST = 16  # a state of few keys starts without growing
 
 
@@ -131,7 +132,8 @@ class ValueSlots(MutableMapping[bytes, bytes]):
             self._values = values if owned else values.copy()
             return added
         if self._places.used > len(self._values):
-            self._values = grown(self._values, len(self._values), self._places.used)
+            part = 4 if self.width < _WIDE else 2
+            self._values = grown(self._values, len(self._values), self._places.used, part)
         # Of several assignments to one place the last one stays.
         self._values[places] = values
         if held < FEWEST_SIDE_BY_SIDE <= len(self) and isinstance(self._places, KeyDictionary):
@@ -147,10 +149,13 @@ class ValueSlots(MutableMapping[bytes, bytes]):
 
     def _number_anew(self, places: KeyPlaces) -> None:
         """Move keys to other places, and their values together, and give the rest of the memory back."""
-        names, values = self.names(), self.fixed_values()
-        places.put(names)
+        old = self._places.all()
+        places.put(self.names())
         self._places = places
-        self._values = grown(values, len(values), _FEWEST)
+        # Values that lie together already, and without much room behind them, stay where they are.
+        if len(self._values) // 4 > len(old) or not np.array_equal(old, np.arange(len(old))):
+            values = self._values[old]
+            self._values = grown(values, len(values), _FEWEST)
 
 
 def _places_for(keys: Keys) -> KeyPlaces:
