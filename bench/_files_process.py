@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from dstl.options import S3Options, SealingOptions
-from dstl.process.__main__ import main
+from dstl.process.program import main
 from dstl.store.base import ByteRange, ObjectInfo, ObjectStore
 from dstl.store.local import LocalStore
 

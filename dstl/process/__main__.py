@@ -1,98 +1,10 @@
-"""A TaskManager, or the coordinator of files: ``python -m dstl.process``, a :class:`LaunchSpec` on its input.
+"""``python -m dstl.process``: see :mod:`dstl.process.program`."""
 
-It says on its output where it listens, or why it does not. A TaskManager ends with its coordinator; unless it is
-detached, any process ends when its input closes, for the parent has ended. SIGTERM, as a pod gets it that is to go,
-ends it when it has handed over what it has.
-"""
-
-from __future__ import annotations
-
-import asyncio
-import logging
-import os
-import signal
+import gc
 import sys
-from importlib.abc import MetaPathFinder
-
-from dstl.errors import DstlError
-from dstl.files.process import OpenStore
-from dstl.process.launch_spec import LaunchSpec, refusal_line
-from dstl.process.lifecycle import SWITCH_INTERVAL_S, ProcessLife
-from dstl.store import open_store
-
-_log = logging.getLogger("dstl.process")
-
-
-class _WithoutPandas(MetaPathFinder):
-    """Finds no pandas in this process, which has no use for it.
-
-    Arrow imports it, where it is installed, before it makes its first array.
-    """
-
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("this process does without pandas", name=fullname)
-
-
-async def _main(open_store: OpenStore) -> int:
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    line = await reader.readline()
-    if not line:
-        return 0
-    ended = asyncio.Event()
-    loop.add_signal_handler(signal.SIGTERM, ended.set)
-    # A terminal's Ctrl-C ends the driver, and that ends this process when everything is stored.
-    loop.add_signal_handler(signal.SIGINT, lambda: None)
-
-    async def watch_parent(is_detached: bool) -> None:
-        while await reader.read(1024):
-            pass
-        if not is_detached:
-            ended.set()
-
-    watcher = None
-    try:
-        spec = LaunchSpec.from_line(line)
-        watcher = asyncio.ensure_future(watch_parent(spec.detached))
-        await ProcessLife(spec, open_store=open_store, say=_say).run(ended)
-    except DstlError as error:
-        _log.error("the process ends: %s", error)
-        _say(refusal_line(error))
-        return 1
-    except MemoryError:
-        _log.error("the process ends: it has run out of memory")
-        return 1
-    finally:
-        if watcher is not None:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
-    return 0
-
-
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
-def main(open_store: OpenStore = open_store) -> int:
-    """Be a process; returns its exit code.
-
-    Args:
-        open_store: Opens a location; for benchmarks, which slow it down.
-    """
-    sys.meta_path.insert(0, _WithoutPandas())
-    logging.basicConfig(
-        level=os.environ.get("DSTL_LOG_LEVEL", "WARNING"),
-        format="%(asctime)s %(levelname)s dstl[%(process)d] %(message)s",
-    )
-    if "DSTL_LOG_LEVEL" not in os.environ:
-        # A restore that takes long says so.
-        logging.getLogger("materializer.restore.progress").setLevel(logging.INFO)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    return asyncio.run(_main(open_store))
-
+from importlib import import_module
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Imports make hardly any garbage, and looking for it is a seventh of what they take. The program enables it again.
+    gc.disable()
+    sys.exit(import_module("dstl.process.program").main())

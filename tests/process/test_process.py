@@ -340,15 +340,17 @@ async def test_one_whose_coordinator_comes_late_waits_for_it_and_ends_with_it(sc
         process.stop()
 
 
-def test_arrow_finds_no_pandas_in_a_task_manager() -> None:
+def test_arrow_finds_no_pandas_in_a_task_manager_and_the_collector_no_module() -> None:
     """Its import takes more processor than all others of the process together; what a table does goes without."""
     code = """
-import asyncio, runpy, sys
+import asyncio, gc, runpy, sys
 asyncio.run = lambda main: main.close()  # all of the process but its life
 try:
     runpy.run_module("dstl.process", run_name="__main__")
 except SystemExit as ended:
     assert not ended.code, ended
+assert gc.isenabled()
+assert gc.get_freeze_count() > 10_000, "the collector walks all modules"
 import numpy as np
 from tests.worlds.table_changes import changes, put
 from materializer.tables import HeapStateTable
