@@ -187,7 +187,8 @@ class DriverActor:
             if await directory.lacks_tasks(run, batch):
                 # Into nothing: what the sink has of the batch stays what it has kept.
                 self._kept = {}
-                await self._action(run, batch)
+                if not await self._reads_in_part(run, batch):
+                    await self._action(run, batch)
             await directory.commit(run, batch, kept)
             completed()
             await asyncio.sleep(self._rng.uniform(0.0, 0.3))
@@ -203,15 +204,7 @@ class DriverActor:
             await asyncio.sleep(rng.uniform(0.0, 0.2))
             abandoned.cancel()
             await asyncio.gather(abandoned, return_exceptions=True)
-        if world.plan.task_fault(self._unread, FaultKind.UNREAD_OUTPUT):
-            # A sink that has the batch, or a function that reads a part of it.
-            world.count(FaultKind.UNREAD_OUTPUT)
-            for operator in self.options.operators:
-                slots = self._unread.sample(
-                    range(self.options.parallelism), self._unread.randrange(self.options.parallelism)
-                )
-                if slots:
-                    await self._piece(run, batch, operator, slots)
+        if await self._reads_in_part(run, batch):
             return
         actions = 1
         if world.plan.task_fault(rng, FaultKind.SECOND_ACTION):
@@ -223,6 +216,17 @@ class DriverActor:
         else:
             for _ in range(actions):
                 await self._action(run, batch)
+
+    async def _reads_in_part(self, run: str, batch: int) -> bool:
+        """Run some tasks or none, and return True, where the sink has the batch, or a function reads a part of it."""
+        if not self._world.plan.task_fault(self._unread, FaultKind.UNREAD_OUTPUT):
+            return False
+        self._world.count(FaultKind.UNREAD_OUTPUT)
+        slots = range(self.options.parallelism)
+        for operator in self.options.operators:
+            if read := self._unread.sample(slots, self._unread.randrange(len(slots))):
+                await self._piece(run, batch, operator, read)
+        return True
 
     async def _action(self, run: str, batch: int) -> None:
         """Run the stages of one action."""

@@ -4,12 +4,20 @@ verifies a location when everything is over."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from dstl.changelog.segment.inspection import describe_segment, dump_segment, parse_key_groups
 from dstl.checkpoint.manifest.format import manifest_sequence
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint, descriptor_name, directory_of
+from dstl.checkpoint.savepoint.format import (
+    SAVEPOINTS,
+    Savepoint,
+    descriptor_name,
+    directory_of,
+    parse_savepoint_location,
+)
 from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints, list_states
 from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
@@ -94,6 +102,7 @@ async def _look(world: World, process: Process) -> None:
         moved = MemoryStore()
         await create_savepoint(store, moved, runtime, "moved")
         await _start_from(world, moved, "moved", runtime, claims=True)
+        await _refuse_what_cannot_be(world, store, runtime)
     made = sorted(each.name for each in world.savepoints)
     for _ in range(min(2, len(made) + 1)):
         listing = await list_savepoints(store, runtime)
@@ -160,6 +169,33 @@ async def _start_from(world: World, source: ObjectStore, name: str, runtime: Run
     if claims and descriptor_name(name) in objects:
         world.check.fail("I6", f"savepoint {name} was claimed and can be restored once more")
     await world.check.check_first(first.model_copy(update={"batch_id": savepoint.batch_id}), objects)
+
+
+async def _refuse_what_cannot_be(world: World, source: ObjectStore, runtime: Runtime) -> None:
+    """Nothing goes on from a savepoint for other key groups, or with a wrong bit; and no file of others' goes (I6)."""
+    store, groups = MemoryStore(), world.logs.max_parallelism
+    await create_savepoint(source, store, runtime, "broken")
+    savepoint = await SavepointRestore(store, store, "broken", "no_claim", runtime).load(groups)
+    where, name = parse_savepoint_location(f"sim://jobs/{directory_of('broken')}")
+    if (where, name) != ("sim://jobs", "broken") or bool(savepoint.entries) != bool(savepoint.files):
+        world.check.fail("I6", f"{savepoint.entries} entries in {len(savepoint.files)} files of {name} in {where}")
+    notes = f"{directory_of('broken')}notes.txt"
+    await store.put(notes, b"of somebody else")
+    mistakes: list[Coroutine[Any, Any, object]] = [
+        SavepointRestore(store, store, "broken", "no_claim", runtime).load(groups + 1),
+        delete_savepoint(store, runtime, "broken", commit=True),
+    ]
+    for file in savepoint.files[:1]:
+        whole = savepoint.object_name(file)
+        await store.put(whole, with_flipped_bit(Stored(await store.get(whole), 0.0), world.rng("broken")).body)
+        mistakes.append(_start_from(world, store, "broken", runtime, claims=False))
+    for mistake in mistakes:
+        try:
+            done = await mistake
+        except (Invalid, CorruptData) as error:
+            world.trace("refused", type(error).__name__)
+        else:
+            world.check.fail("I6", f"{done} of a savepoint that is broken")
 
 
 async def _save(world: World, process: Process, name: str) -> None:

@@ -29,6 +29,7 @@ from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, TaskSpec
 from tests.simulation.world import World
 
+_NEVER_BEGAN = 1 << 40
 
 class Worker:
     """One worker process; connections are cached, as in a worker that Spark reuses."""
@@ -108,10 +109,17 @@ class Worker:
         except DstlError:
             return
         self._world.count(kind)
+        task = acknowledgement.task
+        mistaken = (replace(task, attempt_id=_NEVER_BEGAN), replace(task, operator="another query's"))
         try:
-            await connection.call(acknowledgement)
-        except DstlError as error:
-            self._world.trace("late-acknowledgement", type(error).__name__)
+            for each in (task, *mistaken):
+                try:
+                    await connection.call(replace(acknowledgement, task=each))
+                except DstlError as error:
+                    self._world.trace("late-acknowledgement", type(error).__name__)
+                else:
+                    if each is not task:
+                        self._world.check.fail("I21", f"{each} is acknowledged, and has never begun")
         finally:
             connection.close()
 
