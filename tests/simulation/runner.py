@@ -34,7 +34,13 @@ from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
 from tests.simulation.remembered import remembering_records
-from tests.simulation.saving import check_savepoints, delete_unfinished, look_at_everything, save_periodically
+from tests.simulation.saving import (
+    check_savepoints,
+    delete_unfinished,
+    look_at_everything,
+    look_before_the_sweep,
+    save_periodically,
+)
 from tests.simulation.strangers import knock
 from tests.simulation.world import World
 
@@ -245,6 +251,7 @@ async def _phases(world: World, target: int, starts: int | None) -> None:
     await _wake_sleepers(world, cluster)
     await _run_calmly(world, cluster, starts)
     await world.check.settle()
+    await look_before_the_sweep(world)
     delete_unfinished(world)
     await sweep_twice(world)
     await check_savepoints(world)

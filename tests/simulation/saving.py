@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from tempfile import NamedTemporaryFile
 from typing import Any
 
-from dstl.changelog.segment.inspection import describe_segment, dump_segment, parse_key_groups
+from dstl.changelog.segment.inspection import describe_segment, dump_segment, fetch_segment, parse_key_groups
 from dstl.checkpoint.manifest.format import manifest_sequence
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
@@ -36,7 +37,7 @@ from tests.simulation.world import World
 
 _MOST_STEPS = 40
 """A savepoint takes a few dozen steps: with 500 none of 100 seeds had one that was killed."""
-_DAMAGED, _ROLLED_BACK = 0.3, 0.3
+_DAMAGED, _ROLLED_BACK, _WITH_STRAYS = 0.3, 0.3, 0.3
 _MOST = 12
 """Of one world: each is restored at its end, which takes as long as a batch."""
 
@@ -76,6 +77,19 @@ async def look_at_everything(world: World) -> None:
     await process.spawn(_look(world, process), "main")
 
 
+async def look_before_the_sweep(world: World) -> None:
+    """Verify what is there, in some worlds, with all that nobody needs: all is sound (I6)."""
+    if world.rng("strays").random() < _WITH_STRAYS:
+        process = world.process("world.command-line-before")
+        await process.spawn(_verify_strays(world, process), "main")
+
+
+async def _verify_strays(world: World, process: Process) -> None:
+    problems = (await verify_location(world.store.client(process), world.runtime(process.name))).problems
+    if problems:
+        world.check.fail("I6", f"before the cleaner has been there, {problems}")
+
+
 async def _look(world: World, process: Process) -> None:
     store, runtime, fail = world.store.client(process), world.runtime(process.name), world.check.fail
     retained = [each.checkpoint_id for each in world.check.retained()]
@@ -90,7 +104,12 @@ async def _look(world: World, process: Process) -> None:
     if described["checkpoint_id"] != retained[-1] or states != {*world.operators, *world.faces}:
         fail("I6", f"checkpoint {described['checkpoint_id']} is the last, with states of {sorted(states)}")
     for name in [name for name in world.store.objects if name.endswith(".seg") and "/files/" not in name][:2]:
-        segment, groups = await store.get(name), parse_key_groups(f"0-{world.logs.max_parallelism - 1}")
+        groups = parse_key_groups(f"0-{world.logs.max_parallelism - 1}")
+        with NamedTemporaryFile() as copy:
+            # As one that somebody has fetched.
+            copy.write(await store.get(name))
+            copy.flush()
+            segment = await fetch_segment(copy.name)
         if not (describe_segment(segment, name) and any(dump_segment(segment, name, key_groups=groups))):
             fail("I6", f"{name} shows nothing")
     for savepoint in world.savepoints:

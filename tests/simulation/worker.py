@@ -15,7 +15,7 @@ from dstl.errors import DstlError
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address, Connection, Reply
 from dstl.rpc.codec import Call, R
-from dstl.rpc.messages import Acknowledgement, Begun, Write
+from dstl.rpc.messages import Acknowledgement, Begin, Begun, Write
 from dstl.rpc.protocol import Secret
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
@@ -30,6 +30,7 @@ from tests.simulation.spark import APPENDING, TaskSpec
 from tests.simulation.world import World
 
 _NEVER_BEGAN = 1 << 40
+_WATCHED = (Begin, Write, Acknowledgement)
 
 class Worker:
     """One worker process; connections are cached, as in a worker that Spark reuses."""
@@ -146,7 +147,7 @@ class _Line:
 
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply."""
-        return self.send(message).result()
+        return self.send(message).result() if type(message) in _WATCHED else self._connection.call(message)
 
     def _before_acknowledging(self, acknowledgement: Acknowledgement) -> None:
         attempt = self._attempt
