@@ -25,6 +25,7 @@ from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_copies import look
 from tests.simulation.file_services import FileServices, FileWorld, JvmFiles, Outside
 from tests.simulation.network import NetworkLoop
+from tests.simulation.remembered import remembering
 from tests.simulation.runner import dispose, quiet
 
 PARTITIONS = 3
@@ -371,7 +372,8 @@ def run_file_seed(
         world = FileWorld(loop, seed, options, plan)
         loop.set_exception_handler(lambda *_: None)
         try:
-            return loop.run_until_complete(_live(world))
+            with remembering():
+                return loop.run_until_complete(_live(world))
         finally:
             loop.run_until_complete(dispose(world))
             asyncio.set_event_loop(None)

@@ -15,7 +15,6 @@ from typing import Any
 
 from dstl.changelog import segments_in_flight
 from dstl.changelog.segment.reader import ReadSizes
-from dstl.checkpoint.manifest import reader
 from dstl.state.entry_state import EntryState
 from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
@@ -23,7 +22,6 @@ from dstl.state.vectorised.map_states import MapStatesRunner
 from dstl.taskmanager import memory_limit, state_client
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
-from tests.simulation import audit
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -33,7 +31,7 @@ from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
-from tests.simulation.remembered import remembering_records
+from tests.simulation.remembered import remembering
 from tests.simulation.saving import (
     check_savepoints,
     delete_unfinished,
@@ -132,7 +130,7 @@ def run_seed(
         try:
             world = World(loop, seed, plan=plan, keep_trace=keep_trace)
             try:
-                with _small_thresholds(world):
+                with _small_thresholds(world), remembering():
                     return loop.run_until_complete(_live(world, target_batches, starts))
             finally:
                 loop.run_until_complete(dispose(world))
@@ -147,8 +145,6 @@ def run_seed(
 def _small_thresholds(world: World) -> Iterator[None]:
     """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
     changed: list[tuple[Any, str, Any]] = [(memory_limit, "_LOOK_BYTES", 0)]
-    decode = remembering_records()
-    changed += [(module, "decode_record", decode) for module in (reader, audit)]
     if world.rng("encoded-ahead").random() < 0.25:
         changed += [(module, "ENCODED_AHEAD_BYTES", 0) for module in (segments_in_flight, state_client)]
     large = world.rng("large")

@@ -111,7 +111,11 @@ class Worker:
             return
         self._world.count(kind)
         task = acknowledgement.task
-        mistaken = (replace(task, attempt_id=_NEVER_BEGAN), replace(task, operator="another query's"))
+        mistaken = (
+            replace(task, attempt_id=_NEVER_BEGAN),
+            replace(task, operator="another query's"),
+            replace(task, run_id="of a driver before"),
+        )
         try:
             for each in (task, *mistaken):
                 try:
