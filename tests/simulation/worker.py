@@ -32,6 +32,7 @@ from tests.simulation.world import World
 _NEVER_BEGAN = 1 << 40
 _WATCHED = (Begin, Write, Acknowledgement)
 
+
 class Worker:
     """One worker process; connections are cached, as in a worker that Spark reuses."""
 
@@ -111,11 +112,7 @@ class Worker:
             return
         self._world.count(kind)
         task = acknowledgement.task
-        mistaken = (
-            replace(task, attempt_id=_NEVER_BEGAN),
-            replace(task, operator="another query's"),
-            replace(task, run_id="of a driver before"),
-        )
+        mistaken = (replace(task, attempt_id=_NEVER_BEGAN), replace(task, operator="another query's"))
         try:
             for each in (task, *mistaken):
                 try:
