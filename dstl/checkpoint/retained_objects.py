@@ -32,14 +32,6 @@ class SharedStateRegistry:
     def __contains__(self, name: object) -> bool:
         return name in self._holders
 
-    def __len__(self) -> int:
-        return len(self._holders)
-
-    @property
-    def checkpoints(self) -> tuple[int, ...]:
-        """The registered checkpoints, oldest first."""
-        return tuple(sorted(self._objects_of))
-
     def register(self, checkpoint_id: int, objects: Iterable[str]) -> None:
         """Count a checkpoint's references; registering the same checkpoint again changes nothing.
 

@@ -32,7 +32,14 @@ from pathlib import Path
 
 from dstl.errors import Invalid
 from tests.simulation import SeedResult, Summary, detection, run_seed, run_seeds
-from tests.simulation.branches import PACKAGES, entered_functions, functions, reasons, untaken_branches
+from tests.simulation.branches import (
+    PACKAGES,
+    entered_at_import,
+    entered_functions,
+    functions,
+    reasons,
+    untaken_branches,
+)
 from tests.simulation.enumeration import WAYS, strike_everywhere
 from tests.simulation.journal import Journal, PlacesJournal
 from tests.simulation.seeds import run_worlds
@@ -157,7 +164,7 @@ def _branches(seeds: range) -> int:
 def _reach(seeds: range) -> int:
     """Print what was not entered, package by package; return the exit code."""
     print(f"seeds {seeds.start} to {seeds.stop - 1}")
-    entered, named = entered_functions(lambda: [run_worlds(seed) for seed in seeds]), reasons()
+    entered, named = entered_functions(lambda: [run_worlds(seed) for seed in seeds]) | entered_at_import(), reasons()
     every = sorted(set(functions().values()))
     missed = [each for each in every if each not in entered]
     unnamed = [each for each in missed if each not in named]

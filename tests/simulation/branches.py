@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dis
 import json
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +30,19 @@ PACKAGES = (
 )
 """What decides what is durable, what counts, what is read and what is deleted."""
 _ROOT = Path(__file__).parents[2]
+
+
+_IMPORT = """
+import json, sys
+entered = set()
+def note(frame, event, arg):
+    if event == "call":
+        entered.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+sys.setprofile(note)
+import tests.simulation.seeds
+sys.setprofile(None)
+print(json.dumps(sorted(entered)))
+"""
 
 
 class Function(NamedTuple):
@@ -87,6 +101,13 @@ def entered_functions(work: Callable[[], object]) -> set[Function]:
     known = functions()
     places = ((code.co_filename, code.co_firstlineno) for code in codes)
     return {known[place] for place in places if place in known}
+
+
+def entered_at_import() -> set[Function]:
+    """Return which functions every process of a night enters when it imports what it runs."""
+    found = subprocess.run([sys.executable, "-c", _IMPORT], cwd=_ROOT, capture_output=True, check=True).stdout
+    known = functions()
+    return {known[file, line] for file, line in json.loads(found) if (file, line) in known}
 
 
 def reasons() -> dict[Function, str]:

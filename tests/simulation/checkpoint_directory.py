@@ -135,6 +135,10 @@ class CheckpointDirectory:
             for kind in ("offsets", "commits"):
                 await self._directory.delete(f"{kind}/{batch - _KEPT}", run)
 
+    async def settle(self) -> None:
+        """Make a commit durable that waits for the next offsets, as a backend does that is closed."""
+        await self._directory.settle()
+
     async def close(self) -> None:
         """Flush, and end."""
         await self._directory.close()

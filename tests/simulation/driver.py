@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -131,6 +132,7 @@ class DriverActor:
             self._start_task_manager()
         try:
             await world.threads.run(partial(run_program, self, world, runtime.clock))
+            await directory.settle()
             await self.service.bases.finish()
         finally:
             await directory.close()
@@ -187,7 +189,8 @@ class DriverActor:
             if await directory.lacks_tasks(run, batch):
                 # Into nothing: what the sink has of the batch stays what it has kept.
                 self._kept = {}
-                await self._action(run, batch)
+                if not await self._reads_in_part(run, batch):
+                    await self._action(run, batch)
             await directory.commit(run, batch, kept)
             completed()
             await asyncio.sleep(self._rng.uniform(0.0, 0.3))
@@ -195,34 +198,38 @@ class DriverActor:
 
     async def _batch(self, run: str, batch: int) -> None:
         """Run the stages of a batch, and sometimes one of them twice, one after the other or both at once."""
-        world, rng = self._world, self._rng
+        rng = self._rng
         self._kept = {}
-        if world.plan.task_fault(rng, FaultKind.ABANDONED_STAGE):
-            world.count(FaultKind.ABANDONED_STAGE)
+        if self._happens(rng, FaultKind.ABANDONED_STAGE):
             abandoned = asyncio.ensure_future(self._stage(run, batch, self.options.operators[0]))
             await asyncio.sleep(rng.uniform(0.0, 0.2))
             abandoned.cancel()
             await asyncio.gather(abandoned, return_exceptions=True)
-        if world.plan.task_fault(self._unread, FaultKind.UNREAD_OUTPUT):
-            # A sink that has the batch, or a function that reads a part of it.
-            world.count(FaultKind.UNREAD_OUTPUT)
-            for operator in self.options.operators:
-                slots = self._unread.sample(
-                    range(self.options.parallelism), self._unread.randrange(self.options.parallelism)
-                )
-                if slots:
-                    await self._piece(run, batch, operator, slots)
+        if await self._reads_in_part(run, batch):
             return
-        actions = 1
-        if world.plan.task_fault(rng, FaultKind.SECOND_ACTION):
-            world.count(FaultKind.SECOND_ACTION)
-            actions = 2
-        if world.plan.task_fault(self._spark, FaultKind.SECOND_ACTION_BESIDE):
-            world.count(FaultKind.SECOND_ACTION_BESIDE)
+        actions = 1 + self._happens(rng, FaultKind.SECOND_ACTION)
+        if self._happens(self._spark, FaultKind.SECOND_ACTION_BESIDE):
             await self._together([partial(self._action, run, batch) for _ in range(2)])
         else:
             for _ in range(actions):
                 await self._action(run, batch)
+
+    def _happens(self, rng: Random, kind: FaultKind) -> bool:
+        """Draw whether one of Spark's faults happens here."""
+        happens = self._world.plan.task_fault(rng, kind)
+        if happens:
+            self._world.count(kind)
+        return happens
+
+    async def _reads_in_part(self, run: str, batch: int) -> bool:
+        """Run some tasks or none, and return True, where the sink has the batch, or a function reads a part of it."""
+        if not self._happens(self._unread, FaultKind.UNREAD_OUTPUT):
+            return False
+        slots = range(self.options.parallelism)
+        for operator in self.options.operators:
+            if read := self._unread.sample(slots, self._unread.randrange(len(slots))):
+                await self._piece(run, batch, operator, read)
+        return True
 
     async def _action(self, run: str, batch: int) -> None:
         """Run the stages of one action."""
@@ -268,12 +275,10 @@ class DriverActor:
         Raises:
             QueryFailed: One of them failed too often.
         """
-        self._stages += 1
-        stage = self._stages
+        stage = self._stages = self._stages + 1
         try:
             kept = await self._tasks(run, batch, operator, stage, slots)
-            if self._world.plan.task_fault(self._spark, FaultKind.STAGE_RERUN):
-                self._world.count(FaultKind.STAGE_RERUN)
+            if self._happens(self._spark, FaultKind.STAGE_RERUN):
                 lost = self._spark.sample(slots, self._spark.randrange(1, len(slots) + 1))
                 kept |= await self._tasks(run, batch, operator, stage, lost)
             for slot, spec in kept.items():
@@ -320,8 +325,7 @@ class DriverActor:
                         each.ended.set_result(ConnectionError("no heartbeat: the executor is lost (simulated)"))
             for each in attempts:
                 self._forget(each)
-            if error is None and world.plan.task_fault(rng, FaultKind.LOST_RESULT):
-                world.count(FaultKind.LOST_RESULT)
+            if error is None and self._happens(rng, FaultKind.LOST_RESULT):
                 error = ConnectionError("the task's result was lost (simulated)")
             if error is None:
                 return next(each.spec for each in attempts if each.ended.done() and each.ended.result() is None)

@@ -38,7 +38,7 @@ class Process:
         on_death: Called once when it dies; whoever holds a resource of it (connections, listeners) appends here.
     """
 
-    __slots__ = ("context", "ending", "fuse", "held", "loop", "name", "on_death", "on_fuse", "state", "steps", "tasks")
+    __slots__ = ("context", "ending", "fuse", "held", "loop", "name", "on_death", "on_fuse", "state", "tasks")
 
     def __init__(self, loop: ProcessLoop, name: str) -> None:
         self.loop = loop
@@ -48,7 +48,6 @@ class Process:
         self.on_fuse: Callable[[], None] | None = None
         self.on_death: list[Callable[[], None]] = []
         self.held: list[_Due] = []
-        self.steps = 0
         self.ending = False
         self.tasks: list[asyncio.Task[Any]] = []
         self.context: Context = copy_context()
@@ -148,23 +147,31 @@ class ProcessLoop(VirtualTimeLoop):
             self._most_tasks = max(2048, 2 * len(self.tasks))
         return task
 
-    def _run(self, due: _Due) -> None:
-        process = due._context.get(_CURRENT)
-        if process is not None:
-            if process.fuse is not None and process.state is State.RUNNING:
-                process.fuse -= 1
-                if process.fuse < 0:
-                    process.fuse = None
-                    if process.on_fuse is not None:
-                        process.on_fuse()
-            if process.state is not State.RUNNING:
-                process.held.append(due)
-                return
-            process.steps += 1
-        self.callbacks += 1
-        try:
-            due._context.run(due._callback, *due._args)  # as the loop above does, without a call more for each step
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self._failed(due, error)
+    def _run_once(self) -> None:
+        """One round, as the loop above has it, without a call more for each step: a world has ten thousand."""
+        queue, process_of = self._queue, _CURRENT
+        if not queue:
+            self._jump()
+        for _ in range(len(queue)):
+            due = queue.popleft()
+            if due._cancelled:
+                continue
+            context = due._context
+            process = context.get(process_of)
+            if process is not None:
+                if process.fuse is not None and process.state is State.RUNNING:
+                    process.fuse -= 1
+                    if process.fuse < 0:
+                        process.fuse = None
+                        if process.on_fuse is not None:
+                            process.on_fuse()
+                if process.state is not State.RUNNING:
+                    process.held.append(due)
+                    continue
+            self.callbacks += 1
+            try:
+                context.run(due._callback, *due._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self._failed(due, error)

@@ -1,28 +1,57 @@
 """What a simulated world does once and then remembers, for it would be done again and again and is not under test.
 
-Each process of a world reads the records of the others. That their bytes are read back as what was written, that each
-damage is found, is for other tests to show. Here the same bytes are always the same record.
+Each process of a world reads the records and segments of the others. That their bytes are read back as what was
+written, that each damage is found, is for other tests to show. Here the same bytes are always the same record, the same
+footer and the same block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from dstl.checkpoint.manifest.format import ManifestRecord, decode_record
+from dstl.changelog.segment import reader as segments
+from dstl.checkpoint.manifest import reader as manifests
+from tests.simulation import audit
 
 _MOST = 4096
 
 
-def remembering_records() -> Callable[[bytes, str], ManifestRecord]:
-    """Return :func:`decode_record`, which decodes the bytes of one world once."""
-    known: dict[tuple[str, bytes], ManifestRecord] = {}
+_PLACES: tuple[tuple[Any, str], ...] = (
+    (manifests, "decode_record"),
+    (audit, "decode_record"),
+    (segments, "decode_block"),
+    (segments, "unpack_footer"),
+)
+"""Where each of them is called."""
 
-    def decode(data: bytes, name: str) -> ManifestRecord:
-        found = known.get((name, data))
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Decode the bytes of one world once."""
+    before = [getattr(module, name) for module, name in _PLACES]
+    once = {decode: _remembered(decode) for decode in before}
+    try:
+        for (module, name), decode in zip(_PLACES, before, strict=True):
+            setattr(module, name, once[decode])
+        yield
+    finally:
+        for (module, name), decode in zip(_PLACES, before, strict=True):
+            setattr(module, name, decode)
+
+
+def _remembered(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls another once for the same arguments; the first of them are bytes."""
+    known: dict[tuple[Any, ...], Any] = {}
+
+    def look_up(data: bytes | memoryview, *of: Any) -> Any:
+        key = (bytes(data), *of)
+        found = known.get(key)
         if found is None:
             if len(known) > _MOST:
                 known.clear()
-            found = known[name, data] = decode_record(data, name)
+            found = known[key] = decode(data, *of)
         return found
 
-    return decode
+    return look_up

@@ -15,7 +15,6 @@ from typing import Any
 
 from dstl.changelog import segments_in_flight
 from dstl.changelog.segment.reader import ReadSizes
-from dstl.checkpoint.manifest import reader
 from dstl.state.entry_state import EntryState
 from dstl.state.processor_runner import ProcessorRunner
 from dstl.state.vectorised.aggregation_runner import AggregationRunner
@@ -23,7 +22,6 @@ from dstl.state.vectorised.map_states import MapStatesRunner
 from dstl.taskmanager import memory_limit, state_client
 from materializer.bases import base_fetch, cold_reads, key_group_block, key_group_file
 from materializer.restore import log_replay, restore
-from tests.simulation import audit
 from tests.simulation.audit import Violation
 from tests.simulation.calm_audit import BASES_AFTER
 from tests.simulation.cleaning import clean_now, clean_periodically, sweep_twice
@@ -33,8 +31,14 @@ from tests.simulation.faults import FaultKind, FaultPlan
 from tests.simulation.file_services import FileWorld
 from tests.simulation.nemesis import Nemesis
 from tests.simulation.network import NetworkLoop
-from tests.simulation.remembered import remembering_records
-from tests.simulation.saving import check_savepoints, delete_unfinished, look_at_everything, save_periodically
+from tests.simulation.remembered import remembering
+from tests.simulation.saving import (
+    check_savepoints,
+    delete_unfinished,
+    look_at_everything,
+    look_before_the_sweep,
+    save_periodically,
+)
 from tests.simulation.strangers import knock
 from tests.simulation.world import World
 
@@ -126,7 +130,7 @@ def run_seed(
         try:
             world = World(loop, seed, plan=plan, keep_trace=keep_trace)
             try:
-                with _small_thresholds(world):
+                with _small_thresholds(world), remembering():
                     return loop.run_until_complete(_live(world, target_batches, starts))
             finally:
                 loop.run_until_complete(dispose(world))
@@ -141,8 +145,6 @@ def run_seed(
 def _small_thresholds(world: World) -> Iterator[None]:
     """Do what is done from so many bytes on here too, where no change set has as many: in some worlds, or in all."""
     changed: list[tuple[Any, str, Any]] = [(memory_limit, "_LOOK_BYTES", 0)]
-    decode = remembering_records()
-    changed += [(module, "decode_record", decode) for module in (reader, audit)]
     if world.rng("encoded-ahead").random() < 0.25:
         changed += [(module, "ENCODED_AHEAD_BYTES", 0) for module in (segments_in_flight, state_client)]
     large = world.rng("large")
@@ -245,6 +247,7 @@ async def _phases(world: World, target: int, starts: int | None) -> None:
     await _wake_sleepers(world, cluster)
     await _run_calmly(world, cluster, starts)
     await world.check.settle()
+    await look_before_the_sweep(world)
     delete_unfinished(world)
     await sweep_twice(world)
     await check_savepoints(world)

@@ -4,12 +4,21 @@ verifies a location when everything is over."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from tempfile import NamedTemporaryFile
+from typing import Any
 
-from dstl.changelog.segment.inspection import describe_segment, dump_segment, parse_key_groups
+from dstl.changelog.segment.inspection import describe_segment, dump_segment, fetch_segment, parse_key_groups
 from dstl.checkpoint.manifest.format import manifest_sequence
 from dstl.checkpoint.savepoint.creation import create_savepoint
 from dstl.checkpoint.savepoint.deletion import delete_savepoint, list_savepoints
-from dstl.checkpoint.savepoint.format import SAVEPOINTS, Savepoint, descriptor_name, directory_of
+from dstl.checkpoint.savepoint.format import (
+    SAVEPOINTS,
+    Savepoint,
+    descriptor_name,
+    directory_of,
+    parse_savepoint_location,
+)
 from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.upkeep.listing import describe_checkpoint, list_checkpoints, list_states
 from dstl.checkpoint.upkeep.verification import verify_location, verify_savepoint
@@ -28,7 +37,7 @@ from tests.simulation.world import World
 
 _MOST_STEPS = 40
 """A savepoint takes a few dozen steps: with 500 none of 100 seeds had one that was killed."""
-_DAMAGED, _ROLLED_BACK = 0.3, 0.3
+_DAMAGED, _ROLLED_BACK, _WITH_STRAYS = 0.3, 0.3, 0.3
 _MOST = 12
 """Of one world: each is restored at its end, which takes as long as a batch."""
 
@@ -68,6 +77,19 @@ async def look_at_everything(world: World) -> None:
     await process.spawn(_look(world, process), "main")
 
 
+async def look_before_the_sweep(world: World) -> None:
+    """Verify what is there, in some worlds, with all that nobody needs: all is sound (I6)."""
+    if world.rng("strays").random() < _WITH_STRAYS:
+        process = world.process("world.command-line-before")
+        await process.spawn(_verify_strays(world, process), "main")
+
+
+async def _verify_strays(world: World, process: Process) -> None:
+    problems = (await verify_location(world.store.client(process), world.runtime(process.name))).problems
+    if problems:
+        world.check.fail("I6", f"before the cleaner has been there, {problems}")
+
+
 async def _look(world: World, process: Process) -> None:
     store, runtime, fail = world.store.client(process), world.runtime(process.name), world.check.fail
     retained = [each.checkpoint_id for each in world.check.retained()]
@@ -82,7 +104,12 @@ async def _look(world: World, process: Process) -> None:
     if described["checkpoint_id"] != retained[-1] or states != {*world.operators, *world.faces}:
         fail("I6", f"checkpoint {described['checkpoint_id']} is the last, with states of {sorted(states)}")
     for name in [name for name in world.store.objects if name.endswith(".seg") and "/files/" not in name][:2]:
-        segment, groups = await store.get(name), parse_key_groups(f"0-{world.logs.max_parallelism - 1}")
+        groups = parse_key_groups(f"0-{world.logs.max_parallelism - 1}")
+        with NamedTemporaryFile() as copy:
+            # As one that somebody has fetched.
+            copy.write(await store.get(name))
+            copy.flush()
+            segment = await fetch_segment(copy.name)
         if not (describe_segment(segment, name) and any(dump_segment(segment, name, key_groups=groups))):
             fail("I6", f"{name} shows nothing")
     for savepoint in world.savepoints:
@@ -94,6 +121,7 @@ async def _look(world: World, process: Process) -> None:
         moved = MemoryStore()
         await create_savepoint(store, moved, runtime, "moved")
         await _start_from(world, moved, "moved", runtime, claims=True)
+        await _refuse_what_cannot_be(world, store, runtime)
     made = sorted(each.name for each in world.savepoints)
     for _ in range(min(2, len(made) + 1)):
         listing = await list_savepoints(store, runtime)
@@ -160,6 +188,33 @@ async def _start_from(world: World, source: ObjectStore, name: str, runtime: Run
     if claims and descriptor_name(name) in objects:
         world.check.fail("I6", f"savepoint {name} was claimed and can be restored once more")
     await world.check.check_first(first.model_copy(update={"batch_id": savepoint.batch_id}), objects)
+
+
+async def _refuse_what_cannot_be(world: World, source: ObjectStore, runtime: Runtime) -> None:
+    """Nothing goes on from a savepoint for other key groups, or with a wrong bit; and no file of others' goes (I6)."""
+    store, groups = MemoryStore(), world.logs.max_parallelism
+    await create_savepoint(source, store, runtime, "broken")
+    savepoint = await SavepointRestore(store, store, "broken", "no_claim", runtime).load(groups)
+    where, name = parse_savepoint_location(f"sim://jobs/{directory_of('broken')}")
+    if (where, name) != ("sim://jobs", "broken") or bool(savepoint.entries) != bool(savepoint.files):
+        world.check.fail("I6", f"{savepoint.entries} entries in {len(savepoint.files)} files of {name} in {where}")
+    notes = f"{directory_of('broken')}notes.txt"
+    await store.put(notes, b"of somebody else")
+    mistakes: list[Coroutine[Any, Any, object]] = [
+        SavepointRestore(store, store, "broken", "no_claim", runtime).load(groups + 1),
+        delete_savepoint(store, runtime, "broken", commit=True),
+    ]
+    for file in savepoint.files[:1]:
+        whole = savepoint.object_name(file)
+        await store.put(whole, with_flipped_bit(Stored(await store.get(whole), 0.0), world.rng("broken")).body)
+        mistakes.append(_start_from(world, store, "broken", runtime, claims=False))
+    for mistake in mistakes:
+        try:
+            done = await mistake
+        except (Invalid, CorruptData) as error:
+            world.trace("refused", type(error).__name__)
+        else:
+            world.check.fail("I6", f"{done} of a savepoint that is broken")
 
 
 async def _save(world: World, process: Process, name: str) -> None:

@@ -49,7 +49,8 @@ class TaskManagerActor:
         )
         try:
             port = await task_manager.service.server.listen_tcp("simulated")
-            lifeline = await AsyncConnection.open(coordinator, self._secret, role=Role.TASK_MANAGER)
+            # It is told as text, as it starts.
+            lifeline = await AsyncConnection.open(Address.parse(str(coordinator)), self._secret, role=Role.TASK_MANAGER)
             own = Address("simulated", port, "")
             await lifeline.call(Register(self._member_id, port, own))
             coordinator_ended = asyncio.ensure_future(lifeline.wait_closed_by_peer())

@@ -15,7 +15,7 @@ from dstl.errors import DstlError
 from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address, Connection, Reply
 from dstl.rpc.codec import Call, R
-from dstl.rpc.messages import Acknowledgement, Begun, Write
+from dstl.rpc.messages import Acknowledgement, Begin, Begun, Write
 from dstl.rpc.protocol import Secret
 from dstl.spark.task_attempt import WorkerProcess, run_attempt
 from dstl.spark.task_definition import PreparedOperator
@@ -28,6 +28,9 @@ from tests.simulation.operator import mark_changes, simulated_operator
 from tests.simulation.process import Process
 from tests.simulation.spark import APPENDING, TaskSpec
 from tests.simulation.world import World
+
+_NEVER_BEGAN = 1 << 40
+_WATCHED = (Begin, Write, Acknowledgement)
 
 
 class Worker:
@@ -108,10 +111,17 @@ class Worker:
         except DstlError:
             return
         self._world.count(kind)
+        task = acknowledgement.task
+        mistaken = (replace(task, attempt_id=_NEVER_BEGAN), replace(task, operator="another query's"))
         try:
-            await connection.call(acknowledgement)
-        except DstlError as error:
-            self._world.trace("late-acknowledgement", type(error).__name__)
+            for each in (task, *mistaken):
+                try:
+                    await connection.call(replace(acknowledgement, task=each))
+                except DstlError as error:
+                    self._world.trace("late-acknowledgement", type(error).__name__)
+                else:
+                    if each is not task:
+                        self._world.check.fail("I21", f"{each} is acknowledged, and has never begun")
         finally:
             connection.close()
 
@@ -138,7 +148,7 @@ class _Line:
 
     def call(self, message: Call[R]) -> R:
         """Send a request and return its reply."""
-        return self.send(message).result()
+        return self.send(message).result() if type(message) in _WATCHED else self._connection.call(message)
 
     def _before_acknowledging(self, acknowledgement: Acknowledgement) -> None:
         attempt = self._attempt
