@@ -15,6 +15,7 @@ import numpy.typing as npt
 from materializer.tables.key_column import KeyColumn, grown
 from materializer.tables.key_places import (
     FEWEST_SIDE_BY_SIDE,
+    LONGEST_SIDE_BY_SIDE,
     ONE_BY_ONE,
     FixedItems,
     KeyDictionary,
@@ -167,7 +168,8 @@ class ValueSlots(MutableMapping[bytes, bytes]):
 def _places_for(keys: Keys) -> KeyPlaces:
     """Return what suits such keys."""
     items = side_by_side(keys) if len(keys) >= FEWEST_SIDE_BY_SIDE else None
-    return KeyDictionary() if items is None else KeyColumn(items.dtype.itemsize)
+    width = LONGEST_SIDE_BY_SIDE + 1 if items is None else items.dtype.itemsize
+    return KeyColumn(width) if width <= LONGEST_SIDE_BY_SIDE else KeyDictionary()
 
 
 def fixed_values(values: Sequence[bytes] | FixedItems, width: int) -> FixedItems:

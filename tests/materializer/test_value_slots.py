@@ -10,6 +10,7 @@ import pytest
 
 from materializer.tables import key_column, value_slots
 from materializer.tables.key_column import KeyColumn
+from materializer.tables.key_places import KeyDictionary
 from materializer.tables.value_slots import ValueSlots, fixed_values
 
 WIDTH = 3
@@ -116,6 +117,21 @@ def test_what_is_deleted_one_by_one_gives_its_memory_back() -> None:
     tracemalloc.stop()
     assert slots == dict.fromkeys(keys[:500], bytes(16))
     assert left < held / 4, (left, held)
+
+
+def test_long_keys_are_not_hashed_word_by_word(seed: int) -> None:
+    """One of 1,024 bytes would take 100 times as long as in a dictionary."""
+    rng = random.Random(seed)
+    for length, kind in ((64, KeyColumn), (65, KeyDictionary), (1024, KeyDictionary)):
+        model = {rng.randbytes(length): rng.randbytes(WIDTH) for _ in range(2000)}
+        keys = list(model)
+        slots = ValueSlots(WIDTH)
+        for part in (keys[:500], keys[500:]):
+            slots.put_all(fixed_values(part, length), fixed_values([model[key] for key in part], WIDTH))
+        assert isinstance(slots._places, kind)
+        assert slots == model
+        assert slots.pop_all(fixed_values(keys[:1700], length)) == 1700 * length
+        assert slots == {key: model[key] for key in keys[1700:]}
 
 
 @pytest.mark.parametrize("before", [0, 2000])
