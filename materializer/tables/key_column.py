@@ -308,13 +308,14 @@ class KeyColumn:
         bits = (_BUCKETS * count - 1).bit_length()
         places = self.all()
         cells = self._keys[places]
-        for _ in range(_DRAWS):
+        for draw in range(_DRAWS):
+            if draw:  # before they are hashed: the last draw stays, whatever chains it makes
+                self._words = _Word.all_of(self.width)
             self._buckets, self._shift = np.full(1 << bits, NO_KEY, np.int32), 64 - bits
             self._view()
             hashed = self._hashed(cells)
             if not len(hashed) or np.bincount(hashed).max() <= _LONG_CHAIN:
                 break
-            self._words = _Word.all_of(self.width)
         self._link(places, cells, hashed)
 
     def _view(self) -> None:

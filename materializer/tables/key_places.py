@@ -1,7 +1,8 @@
 """Keys and their places: the numbers under which an array beside them has their values.
 
-Few keys, and keys of several lengths, are in a dictionary. Many keys of one length lie side by side, with chains of
-places by hash, all in arrays of numpy: a third of the memory, and a column of keys is found without an object for each.
+Few keys, long ones, and keys of several lengths, are in a dictionary. Many short keys of one length lie side by side,
+with chains of places by hash, all in arrays of numpy: a third of the memory, and a column of keys is found without an
+object for each.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ Places = npt.NDArray[np.signedinteger]
 FEWEST_SIDE_BY_SIDE = 1 << 10
 """So many keys of one length lie side by side. Fewer stay in a cache, where a dictionary finds some of them in less
 time, and the arrays' own headers would count."""
+
+LONGEST_SIDE_BY_SIDE = 64
+"""Longer keys are in a dictionary: they are hashed word by word, and what the arrays save is little beside them."""
 
 ONE_BY_ONE = 8
 """So few keys are quicker found one by one than by calls of numpy for all of them."""

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from materializer.tables.key_column import KeyColumn, grown
 from materializer.tables.key_places import (
     FEWEST_SIDE_BY_SIDE,
+    LONGEST_SIDE_BY_SIDE,
     ONE_BY_ONE,
     FixedItems,
     KeyDictionary,
@@ -75,7 +76,7 @@ class ValueSlots(MutableMapping[bytes, bytes]):
     def __delitem__(self, key: bytes) -> None:
         if key not in self:
             raise KeyError(key)
-        self._places.pop([key])
+        self.pop_all([key])
 
     def get(self, key: bytes, default: Any = None) -> Any:
         """Return one value."""
@@ -138,14 +139,20 @@ class ValueSlots(MutableMapping[bytes, bytes]):
         self._values[places] = values
         if held < FEWEST_SIDE_BY_SIDE <= len(self) and isinstance(self._places, KeyDictionary):
             self._number_anew(_places_for(self.names()))
+        else:
+            self._shrink()  # a key that came often had a place for each time
         return added
 
     def pop_all(self, keys: Keys) -> int:
         """Remove keys, of which one may be named twice; return how many bytes those have that were there."""
         gone = self._places.pop(keys)
+        self._shrink()
+        return gone
+
+    def _shrink(self) -> None:
+        """Give memory back where most of it has no value."""
         if len(self._values) > _FEWEST and len(self) < len(self._values) // 4:
             self._number_anew(_places_for(self.names()))
-        return gone
 
     def _number_anew(self, places: KeyPlaces) -> None:
         """Move keys to other places, and their values together, and give the rest of the memory back."""
@@ -161,7 +168,8 @@ class ValueSlots(MutableMapping[bytes, bytes]):
 def _places_for(keys: Keys) -> KeyPlaces:
     """Return what suits such keys."""
     items = side_by_side(keys) if len(keys) >= FEWEST_SIDE_BY_SIDE else None
-    return KeyDictionary() if items is None else KeyColumn(items.dtype.itemsize)
+    width = LONGEST_SIDE_BY_SIDE + 1 if items is None else items.dtype.itemsize
+    return KeyColumn(width) if width <= LONGEST_SIDE_BY_SIDE else KeyDictionary()
 
 
 def fixed_values(values: Sequence[bytes] | FixedItems, width: int) -> FixedItems:

@@ -8,8 +8,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from materializer.tables import value_slots
+from materializer.tables import key_column, value_slots
 from materializer.tables.key_column import KeyColumn
+from materializer.tables.key_places import KeyDictionary
 from materializer.tables.value_slots import ValueSlots, fixed_values
 
 WIDTH = 3
@@ -85,6 +86,66 @@ def test_what_is_deleted_gives_its_memory_back() -> None:
         slots.put_all(keys[100:150], fixed_values([b"12345678"] * 50, 8))
         slots.pop_all(keys[100:150])
     assert slots._values.nbytes < held / 20
+
+
+@pytest.mark.parametrize("width", [8, 11])
+def test_no_key_is_lost_where_no_factors_make_short_chains(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One draw in some hundred makes a long chain of numbers in a row, so all of them may."""
+    monkeypatch.setattr(key_column, "_LONG_CHAIN", 0)
+    keys = [b"%0*d" % (width, i) for i in range(5000)]
+    model = {key: key[-WIDTH:] for key in keys}
+    slots = ValueSlots(WIDTH)
+    slots.put_all(keys[:2000], fixed_values(list(model.values())[:2000], WIDTH))
+    for key in keys[2000:4000]:
+        slots[key] = model[key]
+    slots.put_all(keys[4000:], fixed_values(list(model.values())[4000:], WIDTH))
+    assert slots.get_all(keys) == list(model.values())
+    assert slots.pop_all(keys) == len(keys) * width
+    assert not slots
+
+
+def test_what_is_deleted_one_by_one_gives_its_memory_back() -> None:
+    """As what has expired is."""
+    keys = [b"%08d" % i for i in range(20_000)]
+    tracemalloc.start()
+    slots = ValueSlots(16)
+    slots.put_all(fixed_values(keys, 8), np.zeros(len(keys), "V16"))
+    held = tracemalloc.get_traced_memory()[0]
+    for key in keys[500:]:
+        del slots[key]
+    left = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert slots == dict.fromkeys(keys[:500], bytes(16))
+    assert left < held / 4, (left, held)
+
+
+def test_long_keys_are_not_hashed_word_by_word(seed: int) -> None:
+    """One of 1,024 bytes would take 100 times as long as in a dictionary."""
+    rng = random.Random(seed)
+    for length, kind in ((64, KeyColumn), (65, KeyDictionary), (1024, KeyDictionary)):
+        model = {rng.randbytes(length): rng.randbytes(WIDTH) for _ in range(2000)}
+        keys = list(model)
+        slots = ValueSlots(WIDTH)
+        for part in (keys[:500], keys[500:]):
+            slots.put_all(fixed_values(part, length), fixed_values([model[key] for key in part], WIDTH))
+        assert isinstance(slots._places, kind)
+        assert slots == model
+        assert slots.pop_all(fixed_values(keys[:1700], length)) == 1700 * length
+        assert slots == {key: model[key] for key in keys[1700:]}
+
+
+@pytest.mark.parametrize("before", [0, 2000])
+def test_a_key_that_comes_often_takes_memory_once(before: int) -> None:
+    keys = [b"%08d" % i for i in range(before)]
+    slots = ValueSlots(16)
+    slots.put_all(keys, np.zeros(before, "V16"))
+    often = fixed_values([b"hot-%04d" % (i % 7) for i in range(60_000)], 8)
+    tracemalloc.start()
+    assert slots.put_all(often, np.zeros(len(often), "V16")) == 7 * 8
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert slots == dict.fromkeys([*keys, *often.tolist()], bytes(16))
+    assert taken < 400_000, taken
 
 
 def test_a_value_of_another_length_is_refused() -> None:
