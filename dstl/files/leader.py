@@ -56,7 +56,8 @@ class LeaderDirectory(Directory):
         if not path.startswith("offsets/"):
             await self._barriers.begun(run)
         await self._records.lead()
-        if path == METADATA and path in self.run.index:
+        held = self._log.riders.find(path, run)
+        if path == METADATA and path in self.run.index and not (held is not None and held.is_deletion):
             # Since it was looked for another driver has led.
             raise ObjectExists(f"{self.root}/{path} is there already: another driver has begun the query")
         self.run.admit(run)
