@@ -250,9 +250,9 @@ class FileRun:
         deleted: set[str] = set()
         for part in parts:
             handles = [located[each.seal] if each.seal else each.handle for each in part.segments]
-            for file in part.files:
-                if file.size < 0 and barrier_batch(file.path) is not None:
-                    deleted.add(file.path)
+            deleted.update(each.path for each in part.files if each.size < 0 and barrier_batch(each.path) is not None)
+            # Of one host the latest counts: it may have deleted since what it had stored before the record.
+            for file in {each.path: each for each in part.files}.values():
                 known = winners.get(file.path)
                 if known is not None and not _takes_over(file, known[0]):
                     continue

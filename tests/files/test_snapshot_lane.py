@@ -70,6 +70,28 @@ async def test_a_large_snapshot_rides_later_and_behind_its_files(host: str, stor
         assert await driver.read(ZIP) == b"names the file"
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", HOST])
+async def test_what_is_deleted_after_it_was_stored_and_before_its_record_is_in_none(
+    host: str, stores: Stores, gated: type[Gated]
+) -> None:
+    """Prevents that what Spark has deleted stays for ever, or a snapshot without its files (seed 408 of files)."""
+    async with application(stores, gated) as app:
+        driver, task = await app.driver("run"), await app.executor(host, "run")
+        await driver.offsets(0)
+        for path, content in ((changelog(0, 1), b"changes"), (SST, noise(BIG)), (ZIP, b"names the file")):
+            await task.put(path, content)
+        await driver.commit(0)
+        gated.gate.set()
+        await asyncio.sleep(0.1)  # both are stored, and in no record yet
+        await task.delete(ZIP)
+        await task.delete(SST)
+        await driver.batch(1, {changelog(0, 2): b"changes"})
+        await driver.batch(2, {changelog(0, 3): b"changes"})
+        async with application(stores) as other:
+            kept = ["1.changelog", "2.changelog", "3.changelog"]
+            assert await (await other.driver("")).names("state/0/0") == kept
+
+
 async def test_a_snapshot_that_is_a_versions_only_copy_is_waited_for(stores: Stores, gated: type[Gated]) -> None:
     async with application(stores, gated) as app:
         driver, far = await app.driver("run"), await app.executor(HOST, "run")
