@@ -50,7 +50,7 @@ from tests.simulation.all_kinds import AllKinds
 from tests.simulation.clocked_model import Batch, Recorder, event_time_ms
 from tests.simulation.evolving import Evolving
 from tests.simulation.face_input import EVENT_TIME, FRONT, KEY, MOMENT, PAIR, ROW, input_rows, processed
-from tests.simulation.user_faces import USER_FACES
+from tests.simulation.user_faces import USER_FACES, count_group
 
 Entries = Mapping[tuple[int, int, bytes, bytes], bytes]
 """The values of one operator, by state, key group, key and user key."""
@@ -319,19 +319,6 @@ class _Frames(StatefulProcessor):  # type: ignore[misc]
         yield pd.DataFrame({"key": [key[0]], "what": [f"fired at {at} {self._last.get()}"]})
 
 
-def _keep_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Count a key's rows until it times out, some seconds of event time later."""
-    before = state.get[0] if state.exists else 0
-    if state.hasTimedOut:
-        state.remove()
-        yield pd.DataFrame({"key": [key[0]], "what": [f"timed out at {before}"]})
-        return
-    numbers = [int(number) for frame in frames for number in frame["operation"]]
-    state.update((before + len(numbers),))
-    state.setTimeoutTimestamp(max(state.getCurrentWatermarkMs(), *map(event_time_ms, numbers)) + 2000)
-    yield pd.DataFrame({"key": [key[0]], "what": [f"{before} and {numbers}"]})
-
-
 EVOLVING = "evolving"
 """The one whose program has versions."""
 FACES: Mapping[str, Callable[..., TaskDefinition]] = {
@@ -346,7 +333,7 @@ FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     "frames": processed(_Frames),
     "all-kinds": processed(AllKinds, "row", "none"),
     "group-state": processed(
-        lambda: GroupStateProcessor(_keep_group, StructType([StructField("n", LongType())]), "EventTimeTimeout")
+        lambda: GroupStateProcessor(count_group, StructType([StructField("n", LongType())]), "EventTimeTimeout")
     ),
     **USER_FACES,
 }

@@ -109,8 +109,8 @@ class _Begun(StatefulProcessor):  # type: ignore[misc]
         yield Row(key=b"key-%d" % key[0], what=f"{self._n.get()} {[n for (n,) in self._seen.get()]}")
 
 
-def _go_on(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-    """Count a key's rows from what it had before, until it times out."""
+def count_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """Count a key's rows from what it had before, until it times out some seconds of event time later."""
     before = state.get[0] if state.exists else 0
     if state.hasTimedOut:
         state.remove()
@@ -119,7 +119,7 @@ def _go_on(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.
     numbers = [int(number) for frame in frames for number in frame["operation"]]
     state.update((before + len(numbers),))
     if numbers:
-        state.setTimeoutTimestamp(max(state.getCurrentWatermarkMs(), *map(event_time_ms, numbers)) + 3000)
+        state.setTimeoutTimestamp(max(state.getCurrentWatermarkMs(), *map(event_time_ms, numbers)) + 2000)
     yield pd.DataFrame({"key": [key[0]], "what": [f"{before} and {numbers}"]})
 
 
@@ -199,7 +199,8 @@ USER_FACES: Mapping[str, Callable[..., TaskDefinition]] = {
     "late-rows": _with_late_rows,
     "begun": processed(_Begun, "row", "none", by=NUMBER, has_initial_state=True),
     "begun-groups": processed(
-        lambda: GroupStateProcessor(_go_on, StructType(INITIAL.fields[:1]), "EventTimeTimeout"), has_initial_state=True
+        lambda: GroupStateProcessor(count_group, StructType(INITIAL.fields[:1]), "EventTimeTimeout"),
+        has_initial_state=True,
     ),
     "careless": processed(_Careless, "row", shown=_SHOWN, emitted_time="at"),
 }
