@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import threading
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +127,7 @@ _out = threading.Lock()
 
 def _tell(event: str, **fields: Any) -> None:
     with _out:
-        print(json.dumps({"event": event, **fields}), flush=True)
+        print(json.dumps({"event": event, "at": time.monotonic(), **fields}), flush=True)
 
 
 if __name__ == "__main__":

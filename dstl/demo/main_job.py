@@ -148,13 +148,13 @@ def _alerts(work: Path) -> Counter[Alert]:
 
 def _report(figures: RunFigures, config: JobConfig) -> dict[str, Any]:
     checkpoints = figures.checkpoints
-    longest = max(figures.recoveries_s, key=itemgetter("all"), default={})
+    longest = max(figures.recoveries_s, key=itemgetter("all"), default=None)
     return {
         "checkpoints": len(checkpoints),
         "restarts": figures.restarts,
         "kills": [what for what, _ in figures.kills],
-        "recovery_s": round(longest.get("all", 0.0), 3),
-        "recovery_parts_s": {part: round(took, 3) for part, took in longest.items() if part != "all"},
+        "recovery_s": longest and round(longest["all"], 3),
+        "recovery_parts_s": longest and {part: round(took, 3) for part, took in longest.items() if part != "all"},
         "restore_s": round(max((r["seconds"] for r in figures.restores if r["checkpoint_id"]), default=0.0), 3),
         "requests_per_checkpoint": round(sum(c["requests"] for c in checkpoints) / max(1, len(checkpoints)), 2),
         "checkpoint_bytes": sum(c["new_bytes"] for c in checkpoints),

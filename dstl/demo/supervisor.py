@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ class RunFigures:
         restores: Every restore's.
         restarts: Restarts of the query inside a driver, and starts of a new driver after the first.
         kills: ``(what, pid)`` of every process that was killed.
-        recoveries_s: For each kill, seconds until the next checkpoint completed: in all, and of them until the query
-            started again (``spark``), until tables were there (``restore``), and the batch.
+        recoveries_s: For each kill that a checkpoint followed, seconds until that completed: in all, and of them until
+            the query started again (``spark``), until tables were there (``restore``), and the batch.
     """
 
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
@@ -75,8 +75,7 @@ def supervise(
     due = {max(0, (n + 1) * batches // (len(kills) + 1) - 1): what for n, what in enumerate(kills)}
     deadline = time.monotonic() + _MOST_SECONDS
     log = Path(config.work) / "driver.log"
-    killed_at: float | None = None
-    reached: dict[str, float] = {}
+    recovery: Recovery | None = None
     for start in range(_MOST_STARTS):
         figures.restarts += 1 if start else 0
         with open(log, "ab") as stderr:
@@ -99,24 +98,20 @@ def supervise(
                     on_restore(event["done"], event["total"], event["line"])
                 if event["event"] == "restore":
                     figures.restores.append(event)
-                if event["event"] in ("started", "restart"):
-                    reached = {"spark": time.monotonic()}
-                if event["event"] == "restore":
-                    reached["restore"] = time.monotonic()
+                if recovery is not None and recovery.ends_with(event):
+                    figures.recoveries_s.append(recovery.parts())
+                    recovery = None
                 if event["event"] != "checkpoint":
                     continue
                 figures.checkpoints.append(event)
                 on_batch(event["batch_id"])
-                if killed_at is not None:
-                    figures.recoveries_s.append(_parts(killed_at, reached))
-                    killed_at = None
                 what = due.pop(event["batch_id"], None)
                 if what is not None:
                     time.sleep(rng.uniform(0.05, 0.8))
                     pid = _kill(what, driver, event)
                     if pid is not None:
                         figures.kills.append((what, pid))
-                        killed_at, reached = time.monotonic(), {}
+                        recovery = Recovery(time.monotonic())
         finally:
             if driver.poll() is None:
                 driver.kill()
@@ -125,13 +120,41 @@ def supervise(
     raise Unavailable(f"the demo's driver ended {_MOST_STARTS} times without finishing; its last messages:\n{last}")
 
 
-def _parts(killed_at: float, reached: dict[str, float]) -> dict[str, float]:
-    """Return how long each part of a recovery has taken that ends now, in their order; one may not have been there."""
-    found, before = {}, killed_at
-    for part in ("spark", "restore", "batch"):
-        end = reached.get(part, time.monotonic() if part == "batch" else before)
-        found[part], before = end - before, end
-    return {"all": before - killed_at, **found}
+class Recovery:
+    """The time from a kill to the next checkpoint.
+
+    What the driver told before the kill may be read after it, for a quick driver is some batches ahead of whoever
+    reads. So events count by their own time, ``at``, in seconds of the machine's monotonic clock.
+
+    Args:
+        killed_at: When the process was killed, by the same clock.
+    """
+
+    def __init__(self, killed_at: float) -> None:
+        self._killed_at = killed_at
+        self._reached: dict[str, float] = {}
+
+    def ends_with(self, event: Mapping[str, Any]) -> bool:
+        """Take the next event in; whether the recovery has ended with it."""
+        if event["at"] <= self._killed_at:
+            return False
+        match event["event"]:
+            case "started" | "restart":
+                self._reached = {"spark": event["at"]}
+            case "restore":
+                self._reached["restore"] = event["at"]
+            case "checkpoint":
+                self._reached["batch"] = event["at"]
+                return True
+        return False
+
+    def parts(self) -> dict[str, float]:
+        """Return seconds of the whole (``all``) and of each part, in their order: 0 for one that was not needed."""
+        found, before = {}, self._killed_at
+        for part in ("spark", "restore", "batch"):
+            end = self._reached.get(part, before)
+            found[part], before = end - before, end
+        return {"all": before - self._killed_at, **found}
 
 
 def _events(driver: subprocess.Popen[str], deadline: float) -> Iterator[dict[str, Any]]:

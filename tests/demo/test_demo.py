@@ -15,6 +15,7 @@ import pytest
 from dstl.demo import main_job
 from dstl.demo.aircraft import expected_result
 from dstl.demo.flights import load_flights, write_batches
+from dstl.demo.supervisor import Recovery
 from dstl.errors import Invalid
 from worlds.s3_place import S3Place
 
@@ -50,6 +51,16 @@ def test_the_main_job_survives_every_kill(tmp_path: Path, seed: int) -> None:
     assert (report["state_differences"], report["output_differences"]) == (0, 0)
     assert report["restarts"] >= 1
     assert report["requests_per_checkpoint"] <= 2
+    assert report["recovery_s"] > 0.1, "a process has to start in it"
+
+
+def test_checkpoints_that_were_in_the_pipe_before_a_kill_end_no_recovery() -> None:
+    recovery = Recovery(killed_at=10.0)
+    before: list[dict[str, Any]] = [{"event": "restart", "at": 9.0}, {"event": "checkpoint", "at": 9.9}]
+    after: list[dict[str, Any]] = [{"event": "started", "at": 13.0}, {"event": "restore", "at": 14.5}]
+    assert not any(recovery.ends_with(event) for event in (*before, *after))
+    assert recovery.ends_with({"event": "checkpoint", "at": 17.0})
+    assert recovery.parts() == {"all": 7.0, "spark": 3.0, "restore": 1.5, "batch": 2.5}
 
 
 @pytest.mark.spark
