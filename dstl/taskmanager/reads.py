@@ -6,6 +6,7 @@ and a test have a table of their own in their process, and ask it through :func:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -406,12 +407,21 @@ class CommittedTables:
         """Note an operator's changes, to be folded in behind those that wait already."""
         self._unfolded.extend((operator, *part) for part in overlay)
 
-    def fold(self) -> None:
-        """Fold in what waits, now rather than at the next look. What fails stays, and all behind it."""
-        while self._unfolded:
+    def fold(self, most_rows: float = math.inf) -> bool:
+        """Fold in what waits, now rather than at the next look. What fails stays, and all behind it.
+
+        Args:
+            most_rows: Ends behind the part with which so many are reached.
+
+        Returns:
+            Whether there is more.
+        """
+        while self._unfolded and most_rows > 0:
             operator, changes, expiring = self._unfolded[0]
             self._opened(operator).apply(changes, expiring)
             self._unfolded.popleft()
+            most_rows -= changes.num_rows
+        return bool(self._unfolded)
 
     def replace(self, tables: dict[str, StateTable]) -> None:
         """Take other tables, close those that were here, and forget what waited for them."""

@@ -171,6 +171,35 @@ async def test_a_task_manager_serves_others_while_it_makes_an_index_by_time(seed
     await world.close()
 
 
+async def test_a_task_manager_serves_others_while_it_folds_a_large_batch(seed: int) -> None:
+    """Before, it was silent meanwhile: with 18 million changed rows of a RocksDB table it was given up for hung."""
+    world, runtime = BackendWorld(seed), seeded_runtime(seed, SystemClock())
+    service = TaskManagerService(lambda _: world.backend, world.store, runtime, Secret.generate())
+    service._claimed = world.backend
+    world.backend.replace_tables({}, None, KeyGroupRange.all(MAX_PARALLELISM))
+    before, after = (changes(*[put(0, 1, b"%d" % n, b"", value) for n in range(30_000)]) for value in (b"old", b"new"))
+    parts = [before] * 39 + [after]
+    peer: Any = None
+    for ahead in (True, False):
+        world.backend.committed.add("b", [(part, False) for part in parts])
+        if ahead:
+            await service._open_attempt(peer, OpenAttempt("b", 7, 0, None, 1))
+        read = asyncio.ensure_future(service._read(peer, FetchMany("b", 7, (1,), (0,), (b"9",))))
+        waiting = []
+        while not read.done():
+            await asyncio.sleep(0)
+            waiting.append(world.backend.committed.waiting_rows)
+        assert len(set(waiting)) > 3, waiting
+        assert (await read).columns == ((b"new",),)
+    world.backend.committed.add("b", [(part, False) for part in parts])
+    given_up = asyncio.ensure_future(service._read(peer, FetchMany("b", 7, (1,), (0,), (b"9",))))
+    await asyncio.sleep(0)
+    world.backend.resume(None)
+    with pytest.raises(Superseded):
+        await given_up
+    await world.close()
+
+
 async def test_a_client_of_several_task_managers_reads_as_from_one(seed: int) -> None:
     rng = random.Random(seed)
     rows = [
