@@ -99,6 +99,7 @@ class BatchReader:
     Attributes:
         max_event_time_ms: Latest event time seen, late rows included; None before the first.
         late_rows: How many rows were late.
+        late_keys: Keys of the late rows that are still to be read.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class BatchReader:
         self._watermark_us = None if watermark_ms is None else watermark_ms * 1000
         self.max_event_time_ms: int | None = None
         self.late_rows = 0
+        self.late_keys: set[bytes] = set()
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[KeyedBatch]:
         """Cut batches lazily; empty ones are skipped and very large ones taken in slices."""
@@ -132,7 +134,8 @@ class BatchReader:
 
     def read_late(self) -> Iterator[KeyedBatch]:
         """Cut the late rows of what has been read; a key may be in several batches."""
-        return map(self._cut, self._late)
+        yield from map(self._cut, self._late)
+        self.late_keys.clear()
 
     def _without_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._event_time is None or not batch.num_rows:
@@ -158,6 +161,7 @@ class BatchReader:
         self.late_rows += dropped
         if self._keep_late:
             self._late.append(batch.filter(late))
+            self.late_keys.update(self._keys_of(self._late[-1])[2])
         return batch.filter(pc.invert(late))
 
     def _micros(self, times: pa.Array) -> pa.Array:
@@ -167,12 +171,8 @@ class BatchReader:
 
     def _cut(self, batch: pa.RecordBatch) -> KeyedBatch:
         count = batch.num_rows
-        key_columns = [self._column(batch, name) for name in self._keys.names]
-        starts = self._keys.starts(key_columns, count)
-        first = pa.array(starts)
-        taken = self._keys.canonical([column.take(first) for column in key_columns])
-        keys = self._keys.encode_columns(taken, len(starts))
-        key_groups = self._column(batch, KEY_GROUP_COLUMN).take(first).to_pylist()
+        starts, taken, keys = self._keys_of(batch)
+        key_groups = self._column(batch, KEY_GROUP_COLUMN).take(pa.array(starts)).to_pylist()
         if self._style == "pandas":
             types = [field.dataType for field in self._keys.schema.fields]
             values = [key_values(column, kind) for column, kind in zip(taken, types, strict=True)]
@@ -192,6 +192,14 @@ class BatchReader:
             starts, stops = before[starts].tolist(), before[stops].tolist()
             columns, count = [column.filter(inputs) for column in columns], int(before[-1])
         return KeyedBatch(keys, key_groups, tuples, starts, stops, self._slices(columns, count), initial)
+
+    def _keys_of(self, batch: pa.RecordBatch) -> tuple[list[int], list[pa.Array], list[bytes]]:
+        """Return the first row of each key, the grouping columns there, and the key's bytes."""
+        key_columns = [self._column(batch, name) for name in self._keys.names]
+        starts = self._keys.starts(key_columns, batch.num_rows)
+        first = pa.array(starts)
+        taken = self._keys.canonical([column.take(first) for column in key_columns])
+        return starts, taken, self._keys.encode_columns(taken, len(starts))
 
     def _slices(self, columns: Sequence[pa.Array], count: int) -> _Slices:
         if self._style == "pandas":

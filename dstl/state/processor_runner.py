@@ -341,7 +341,9 @@ class ProcessorRunner:
         try:
             self._handle.close_window()
             if self._overlay.nbytes >= self._part_bytes:
+                assert self._reader is not None
                 timers = self._handle.timers
+                held = held | self._reader.late_keys  # their late rows come behind all others
                 self._drain(held | timers.awaited if timers is not None else held)
             self._handle.open_window(keys, key_groups)
         except Exception as error:

@@ -163,6 +163,37 @@ def test_late_rows_are_dropped_and_the_latest_time_is_known():
     assert job.runner.late_rows == 2
 
 
+@pytest.mark.parametrize("part_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+def test_a_late_row_sees_what_the_rows_on_time_have_written_also_where_that_was_sent(chunk, part_bytes):
+    class Latecomers(StatefulProcessor):
+        def init(self, handle):
+            self.n, self.all = handle.getValueState("n", "n long"), handle.getListState("all", "n long")
+
+        def handleInputRows(self, key, rows, timerValues):
+            for row in rows:
+                self.n.update(((self.n.get() or (0,))[0] + row.n,))
+                self.all.appendValue((row.n,))
+            yield Row(k=key[0], what=repr([n for (n,) in self.all.get()]), n=self.n.get()[0])
+
+        def handleLateRows(self, key, rows, timerValues):
+            return self.handleInputRows(key, rows, timerValues)
+
+        def handleExpiredTimer(self, key, timerValues, expiredTimerInfo):
+            return iter(())
+
+    kind = pa.schema([("k", pa.string()), ("op", pa.string()), ("n", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+    schema = StructType([*INPUT.fields, *parse_ddl("t timestamp").fields])
+    on_time = [{"k": k, "op": "", "n": n, "t": 2_000_000} for k in "abcd" for n in (1, 2)]
+    late = [{"k": k, "op": "", "n": n, "t": 0} for k in "bcde" for n in (10, 20)]
+    job = Job(Latecomers, time_mode="eventTime", schema=schema, event_time="t", part_bytes=part_bytes)
+    for batch in range(1, 3):
+        out = job.run(batches_of(on_time + late, chunk, kind), watermark=1000)
+        last = {row["k"]: (row["n"], row["what"]) for row in out}
+        expected = {k: [1, 2] * (k != "e") + [10, 20] * (k != "a") for k in "abcde"}
+        assert last == {k: (batch * sum(ns), repr(batch * ns)) for k, ns in expected.items()}
+
+
 def test_a_timer_is_a_whole_number_of_milliseconds():
     class Registers(Seen):
         def handleInputRows(self, key, rows, timerValues):
