@@ -13,7 +13,8 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import LOOKS, Secret
+from dstl.rpc.protocol import Secret
+from dstl.rpc.silence import Silence
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
 
@@ -79,13 +80,11 @@ class Member:
     async def _answer(self, message: Call[R], seconds: float | None) -> R:
         calling = asyncio.ensure_future(self.connection.call(message))
         try:
-            for _ in range(LOOKS):
-                await asyncio.wait([calling], timeout=None if seconds is None else seconds / LOOKS)
-                if calling.done():
-                    return calling.result()
+            if not await Silence(seconds).wait(calling):
+                raise TimeoutError
+            return calling.result()
         finally:
             calling.cancel()
-        raise TimeoutError
 
     def lose(self) -> None:
         """Give it up, with everything that no record has. Idempotent."""
