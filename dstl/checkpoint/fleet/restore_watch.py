@@ -14,6 +14,7 @@ from dstl.rpc.fleet_messages import ReadRestoreStatus
 from dstl.rpc.handshake import Role
 from dstl.rpc.protocol import Secret
 from dstl.rpc.silence import Silence
+from dstl.runtime import end_tasks
 from materializer.restore.progress import ProgressListener, RestoreStatus, combine
 
 _T = TypeVar("_T")
@@ -60,9 +61,7 @@ class RestoreWatch:
                 raise TimeoutError(f"the restore of TaskManager {member_id} stands still for {self._stall_s:g} s")
             return await restoring
         finally:
-            asking.cancel()
-            restoring.cancel()
-            await asyncio.gather(asking, restoring, return_exceptions=True)
+            await end_tasks((asking, restoring))
 
     def finished(self, member_id: str, status: RestoreStatus | None) -> None:
         """Take the status at a restore's end."""

@@ -32,7 +32,7 @@ from dstl.checkpoint.savepoint.format import (
 )
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState, ObjectExists, OutcomeUnknown
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, end_tasks
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroup, KeyGroupRange
@@ -95,9 +95,7 @@ class SavepointFileWriter:
 
     async def withdraw(self) -> None:
         """Delete what was stored for a savepoint that did not come to be; the descriptor certainly is not there."""
-        for task in self._uploads:
-            task.cancel()
-        await asyncio.gather(*self._uploads, return_exceptions=True)
+        await end_tasks(self._uploads)
         try:
             await self._objects.delete(self._names)
         except DstlError as error:
