@@ -26,8 +26,6 @@ class Silence:
         progress: Returns what is another value once something has moved.
     """
 
-    __slots__ = ("_in_vain", "_progress", "_seen", "look_s")
-
     def __init__(self, seconds: float | None, progress: Callable[[], object] = lambda: None) -> None:
         self.look_s = None if seconds is None else seconds / _LOOKS
         self._progress = progress

@@ -47,8 +47,6 @@ class HedgeBudget:
         burst: Most tokens saved up.
     """
 
-    __slots__ = ("_burst", "_bytes", "_mean_size", "_share", "_tokens")
-
     def __init__(self, share: float, burst: float) -> None:
         self._share = share
         self._burst = burst
@@ -98,8 +96,6 @@ class CircuitBreaker:
     (measurements: dstl/docs/decisions/hedging.md).
     """
 
-    __slots__ = ("_in_a_row", "_open", "share")
-
     def __init__(self) -> None:
         self.share = 0.0
         self._in_a_row = 0
@@ -140,8 +136,6 @@ class ThrottlePause:
     Args:
         first_s: Seconds of the first pause; doubles while 503s go on.
     """
-
-    __slots__ = ("_first", "_level", "_since", "_storm", "_until")
 
     def __init__(self, first_s: float) -> None:
         self._first = first_s
@@ -206,8 +200,6 @@ class QueueDetector:
     the store is at its capacity they queue behind it, and hardly any are: then a hedge only lengthens the queue. No
     absolute latency is needed for this, so it holds for a store that was overloaded from the first PUT on.
     """
-
-    __slots__ = ("_recent", "_seen", "share")
 
     def __init__(self) -> None:
         self._recent: deque[Ticket] = deque(maxlen=_KEPT)

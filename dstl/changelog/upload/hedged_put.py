@@ -101,31 +101,6 @@ class Upload:
     Cancelling an ``await`` of it does not stop it; :meth:`cancel` does. Made by ``Uploader.submit`` only.
     """
 
-    __slots__ = (
-        "_active",
-        "_began",
-        "_checksum",
-        "_critical",
-        "_data",
-        "_denied",
-        "_due",
-        "_failures",
-        "_future",
-        "_hedge_at",
-        "_hedges",
-        "_last_error",
-        "_name_of",
-        "_on_attempt",
-        "_owner",
-        "_retry_at",
-        "_sent",
-        "_size",
-        "_ticket",
-        "_timer",
-        "_tries",
-        "_youngest",
-    )
-
     def __init__(
         self,
         owner: UploadContext,

@@ -103,8 +103,6 @@ class RecentLatencies:
         is_slow: Whether the last ones took much longer than is usual for their size.
     """
 
-    __slots__ = ("_counts", "_recent", "_sorted", "_usual", "is_slow")
-
     def __init__(self) -> None:
         self.is_slow = False
         self._recent: dict[int, deque[float]] = {}
