@@ -352,7 +352,7 @@ class Upload:
             self._lost(oldest, OutcomeUnknown(f"PUT of {oldest.name} had no answer in time"))
             return
         if self._retry_at is not None and now >= self._retry_at:
-            owner.policy.retried(self._size)
+            owner.policy.budget.pay(self._size)  # as a hedge is
             self.attempt(hedge=False)
             return
         if self._hedge_at is not None and now >= self._hedge_at:

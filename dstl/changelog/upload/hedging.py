@@ -227,10 +227,6 @@ class HedgePolicy:
         self.budget.pay(size)
         return _SEND
 
-    def retried(self, size: int) -> None:
-        """A failed attempt is tried again: paid from the same budget."""
-        self.budget.pay(size)
-
     def throttled(self, now: float) -> None:
         """The store answered 503 SlowDown."""
         self.pause.throttled(now)
