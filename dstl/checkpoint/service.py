@@ -23,8 +23,6 @@ from dstl.checkpoint.manifest.reader import ATTEMPTS
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
-from dstl.checkpoint.savepoint.format import Savepoint
-from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.spark_commit import SparkExecution, SparkWatermark, WatermarkReader
 from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.checkpoint.upkeep.cleaner import LiveDriver, PeriodicCleaner
@@ -163,7 +161,7 @@ class CoordinatorService:
             config=settings.task_manager_config,
             shared=store if settings.task_managers_elsewhere else None,
         )
-        self._runs = RunOpening(
+        self.runs = RunOpening(
             self._log,
             self._catalogue,
             self.fleet,
@@ -250,10 +248,6 @@ class CoordinatorService:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator.uid] = operator.parallelism
         self._catalogue.expect(operator)
-
-    async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
-        """Let the query begin with a savepoint's state: see :meth:`RunOpening.start_from`."""
-        return await self._runs.start_from(restore)
 
     def hold(self) -> tuple[CompletedCheckpoint, int]:
         """Return the last completed checkpoint, and a hold: its objects stay until :meth:`release`.
@@ -350,7 +344,7 @@ class CoordinatorService:
         if (warning := coordinator.take_clock_warning()) is not None:
             _log.warning("query %s: %s", task.query_id, warning)
         if not self.fleet.holds(parent.checkpoint_id if parent else None):
-            await self._runs.prepare(task.query_id, parent)
+            await self.runs.prepare(task.query_id, parent)
         return coordinator, parent
 
     async def _acknowledge(self, peer: Peer, call: Acknowledgement) -> Done:
@@ -381,7 +375,7 @@ class CoordinatorService:
         self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
-        opened = await self._runs.open(task, self._operators, directory)
+        opened = await self.runs.open(task, self._operators, directory)
         self._objects.retain(opened.found)
         self.commits.opened(opened.epoch)
         self._coordinator, self.query_id = opened.coordinator, task.query_id
