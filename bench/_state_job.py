@@ -146,7 +146,7 @@ class StateJob:
         for part in changes:
             table.get_many(0, part.column("key_group").to_pylist(), part.column("key").to_pylist())
         for part in changes:
-            async with self.storage.reserve(part.nbytes):
+            async with self.storage.budget.reserve(part.nbytes):
                 self.backend.write(key, 0, part, b"{}")
         self.backend.end_changes(key)
         worked, worked_cpu = time.perf_counter(), time.thread_time()

@@ -14,7 +14,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -220,13 +220,27 @@ async def call_in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
         raise
 
 
+async def end_tasks(tasks: Iterable[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait until they have ended; what they raise is not told."""
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)
+
+
+async def all_of(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all; when one fails, cancel the others, wait for them too, and raise what failed first."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await end_tasks(tasks)
+
+
 async def _cancel_all() -> None:
     # A task that is cancelled before its first step never runs, and what it was given to close stays open.
     await asyncio.sleep(0)
-    tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await end_tasks(t for t in asyncio.all_tasks() if t is not asyncio.current_task())
     # A transport that was closed lets go of its socket some turns later, and the loop ends after this.
     for _ in range(5):
         await asyncio.sleep(0)

@@ -52,6 +52,7 @@ class _Pack:
     expired: list[KeyGroup]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class BaseWriter:
     """Writes base files.
 
@@ -61,7 +62,7 @@ class BaseWriter:
         2. A file takes its bytes out of the budget that the log's appends wait for, and is uploaded as background.
         3. What was stored when it fails is given to ``discard``: no manifest names it.
 
-    Args:
+    Attributes:
         uploader: The log's own, so that retries, hedges and their budget are shared.
         names: Names of this TaskManager's objects.
         reserve: Holds bytes of the budget.
@@ -70,22 +71,12 @@ class BaseWriter:
         cache: Keeps what was stored for a restart on this host.
     """
 
-    def __init__(
-        self,
-        *,
-        uploader: Uploader,
-        names: SegmentNames,
-        reserve: Callable[[int], AbstractAsyncContextManager[None]],
-        discard: Callable[[list[str]], None],
-        options: MaterializationOptions,
-        cache: BaseCache | None = None,
-    ) -> None:
-        self._cache = cache
-        self._uploader = uploader
-        self._names = names
-        self._reserve = reserve
-        self.discard = discard
-        self._options = options
+    uploader: Uploader
+    names: SegmentNames
+    reserve: Callable[[int], AbstractAsyncContextManager[None]]
+    discard: Callable[[list[str]], None]
+    options: MaterializationOptions
+    cache: BaseCache | None = None
 
     async def write(
         self, operator: str, plan: MaterializationPlan, snapshot: TableSnapshot, expired: Expired | None
@@ -123,8 +114,8 @@ class BaseWriter:
                     stored = await upload
                     handles.append(_handle(operator, plan, on_its_way, stored))
                     reach("M3")
-                    if self._cache is not None:
-                        await call_in_thread(self._cache.put, stored.name, on_its_way.data)
+                    if self.cache is not None:
+                        await call_in_thread(self.cache.put, stored.name, on_its_way.data)
                 if pack is None:
                     return WrittenBases(tuple(handles), raw_bytes, tuple(dropped))
                 raw_bytes += pack.raw_bytes
@@ -156,7 +147,7 @@ class BaseWriter:
             return done.name, done.size, done.checksum
 
         try:
-            handle = await write_table_files(operator, plan, snapshot, stored, store, self._cache)
+            handle = await write_table_files(operator, plan, snapshot, stored, store, self.cache)
             return None if handle is None else WrittenBases((handle,), 0, ())
         except BaseException:
             if new:
@@ -165,8 +156,8 @@ class BaseWriter:
 
     async def _store(self, data: bytes | memoryview, checksum: int) -> StoredObject:
         # A file that is larger is mapped, not held.
-        async with self._reserve(min(len(data), 4 * self._options.file_bytes)):
-            return await self._uploader.upload(self._names.new_object("base"), data, critical=False, checksum=checksum)
+        async with self.reserve(min(len(data), 4 * self.options.file_bytes)):
+            return await self.uploader.upload(self.names.new_object("base"), data, critical=False, checksum=checksum)
 
     def _packs(self, plan: MaterializationPlan, snapshot: TableSnapshot, expired: Expired | None) -> Iterator[_Pack]:
         """Yield full packs; runs in a thread, one pack at a time."""
@@ -175,7 +166,7 @@ class BaseWriter:
         pack = _Pack(_EMPTY, 0, [], 0, [])
         for key_group in plan.written:
             file, encoded = encode_in_pieces(
-                snapshot, key_group, expired=expired, compression_level=self._options.base_compression_level
+                snapshot, key_group, expired=expired, compression_level=self.options.base_compression_level
             )
             length = sum(map(len, encoded))
             pack.parts.append((key_group, size, length))
@@ -184,7 +175,7 @@ class BaseWriter:
                 pack.expired.append(key_group)
             pieces += encoded
             size += length
-            if size >= self._options.file_bytes:
+            if size >= self.options.file_bytes:
                 yield _join_pieces(pack, pieces, size)
                 pieces, size, pack = [], 0, _Pack(_EMPTY, 0, [], 0, [])
         if pack.parts:

@@ -93,6 +93,10 @@ class MaterializationTrigger:
 
     Pure: time is an argument, randomness injected. Not thread-safe.
 
+    Attributes:
+        phase: The phase of the materialization.
+        failures: Failures in a row.
+
     Args:
         options: The thresholds.
         runtime: Its generator spreads the starts; its clock is not read.
@@ -108,27 +112,17 @@ class MaterializationTrigger:
         self._not_before = now
         self._restarted_at = now
         self._started_at = now
-        self._failures = 0
-        self._phase = Phase.WAITING
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the materialization."""
-        return self._phase
-
-    @property
-    def failures(self) -> int:
-        """Failures in a row."""
-        return self._failures
+        self.failures = 0
+        self.phase = Phase.WAITING
 
     @property
     def exhausted(self) -> bool:
         """True once more failures than tolerated came in a row; it goes on trying all the same."""
-        return self._failures > self._options.tolerated_failures
+        return self.failures > self._options.tolerated_failures
 
     def decide(self, now: float, log: UnmaterializedLog) -> Decision:
         """Say what to do at this moment."""
-        if self._phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING:
             deadline = self._started_at + self._options.timeout_s
             return Decision(Action.ABANDON) if now >= deadline else Decision(Action.WAIT, ask_again_at=deadline)
         if log.bytes <= 0:
@@ -155,9 +149,9 @@ class MaterializationTrigger:
         Raises:
             Invalid: One is running.
         """
-        if self._phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING:
             raise Invalid("a materialization of this operator is running: end it first")
-        self._phase = Phase.RUNNING
+        self.phase = Phase.RUNNING
         self._started_at = now
         self._interval_due = now + self._options.interval_s
 
@@ -168,7 +162,7 @@ class MaterializationTrigger:
             Invalid: None is running.
         """
         self._end(Phase.WAITING)
-        self._failures = 0
+        self.failures = 0
         self._not_before = now + self._options.min_pause_s
 
     def failed(self, now: float) -> bool:
@@ -178,19 +172,19 @@ class MaterializationTrigger:
             Invalid: None is running.
         """
         self._end(Phase.BACKING_OFF)
-        self._failures += 1
-        self._not_before = now + self._backoff.after(self._failures, self._rng)
+        self.failures += 1
+        self._not_before = now + self._backoff.after(self.failures, self._rng)
         return not self.exhausted
 
     def _end(self, phase: Phase) -> None:
-        if self._phase is not Phase.RUNNING:
+        if self.phase is not Phase.RUNNING:
             raise Invalid("no materialization of this operator is running")
-        self._phase = phase
+        self.phase = phase
 
     def _due(self, now: float, log: UnmaterializedLog) -> tuple[Reason, float]:
         """Return the first reason that holds, or the one that will hold first, and when."""
         options = self._options
-        if self._phase is Phase.BACKING_OFF:
+        if self.phase is Phase.BACKING_OFF:
             return Reason.RETRY, now
         bound = self._bound(log)
         if bound is not None:

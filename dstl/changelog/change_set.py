@@ -92,19 +92,17 @@ class ChangeSet:
         2. Reading (:meth:`batches`) changes nothing that is observable.
 
     Not thread-safe. The writer stops appending to a set that it closes; then several threads may read it.
+
+    Attributes:
+        num_changes: The number of changes, metadata included.
     """
 
-    __slots__ = ("_batches", "_num_changes", "_payload")
+    __slots__ = ("_batches", "_payload", "num_changes")
 
     def __init__(self) -> None:
         self._batches: list[pa.RecordBatch] = []
-        self._num_changes = 0
+        self.num_changes = 0
         self._payload = 0
-
-    @property
-    def num_changes(self) -> int:
-        """The number of changes, metadata included."""
-        return self._num_changes
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +112,7 @@ class ChangeSet:
     @property
     def is_empty(self) -> bool:
         """True until the first append."""
-        return not self._num_changes
+        return not self.num_changes
 
     def append_metadata(self, blob: bytes) -> None:
         """Append non-keyed metadata (state schemas); a reader sees it whatever key groups it asks for.
@@ -141,7 +139,7 @@ class ChangeSet:
 
     def _append(self, checked: pa.RecordBatch, payload: int) -> None:
         self._batches.append(checked)
-        self._num_changes += checked.num_rows
+        self.num_changes += checked.num_rows
         self._payload += payload
 
     def batches(self) -> list[pa.RecordBatch]:

@@ -61,6 +61,10 @@ class LogLedger(Generic[P]):
            object is not deleted, for a checkpoint may reference it (FLINK-28440).
         4. What the coordinator owns is never released to deletion here.
 
+    Attributes:
+        next_sqn: The number that the next change set will get.
+        buffered_bytes: Bytes of the change sets in state *buffered*.
+
     Args:
         log_id: The log's name, for messages.
         references: Shared by all logs of a storage: counts the change sets in each unconfirmed object.
@@ -73,20 +77,10 @@ class LogLedger(Generic[P]):
         self._budget = budget
         self._entries: dict[SequenceNumber, _Entry[P]] = {}
         self._sealed: dict[int, list[_Entry[P]]] = {}
-        self._lowest = self._next = INITIAL_SQN
+        self._lowest = self.next_sqn = INITIAL_SQN
         self._open_claims: list[SequenceNumberRange] = []
         self._buffered: dict[SequenceNumber, _Entry[P]] = {}
-        self._buffered_bytes = 0
-
-    @property
-    def next_sqn(self) -> SequenceNumber:
-        """The number that the next change set will get."""
-        return self._next
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of the change sets in state *buffered*."""
-        return self._buffered_bytes
+        self.buffered_bytes = 0
 
     def ownership(self, sqn: SequenceNumber) -> Ownership | None:
         """Return the state of a change set; None for one that is truncated or not there yet."""
@@ -103,10 +97,10 @@ class LogLedger(Generic[P]):
 
     def add(self, changes: P, nbytes: int) -> SequenceNumber:
         """Take a closed, non-empty change set and return its number. Its bytes are in the budget already."""
-        sqn = self._next
+        sqn = self.next_sqn
         self._entries[sqn] = entry = _Entry(sqn, changes, nbytes)
         self._buffer(entry)
-        self._next += 1
+        self.next_sqn += 1
         return sqn
 
     def claim(self, from_sqn: SequenceNumber) -> SequenceNumberRange:
@@ -120,9 +114,9 @@ class LogLedger(Generic[P]):
         """
         if from_sqn < self._lowest:
             raise Invalid(f"log {self.log_id}: changes from {from_sqn} were truncated up to {self._lowest}")
-        if from_sqn > self._next:
-            raise Invalid(f"log {self.log_id}: changes from {from_sqn} are not appended yet, next is {self._next}")
-        wanted = SequenceNumberRange(from_sqn, self._next)
+        if from_sqn > self.next_sqn:
+            raise Invalid(f"log {self.log_id}: changes from {from_sqn} are not appended yet, next is {self.next_sqn}")
+        wanted = SequenceNumberRange(from_sqn, self.next_sqn)
         for entry in self._within(wanted):
             entry.claims += 1
         self._open_claims.append(wanted)
@@ -160,7 +154,7 @@ class LogLedger(Generic[P]):
         for sqn in sqns:
             entry = self._buffered.pop(sqn)
             assert entry.changes is not None
-            self._buffered_bytes -= entry.nbytes
+            self.buffered_bytes -= entry.nbytes
             entry.state, entry.seal = Ownership.IN_FLIGHT, seal
             self._sealed.setdefault(seal, []).append(entry)
             taken.append((sqn, entry.changes))
@@ -237,8 +231,8 @@ class LogLedger(Generic[P]):
         Raises:
             Invalid: ``to_sqn`` is beyond what was appended.
         """
-        if to_sqn > self._next:
-            raise Invalid(f"log {self.log_id}: cannot truncate to {to_sqn}, next is {self._next}")
+        if to_sqn > self.next_sqn:
+            raise Invalid(f"log {self.log_id}: cannot truncate to {to_sqn}, next is {self.next_sqn}")
         if to_sqn <= self._lowest:
             return
         for entry in self._within(SequenceNumberRange(self._lowest, to_sqn)):
@@ -260,7 +254,7 @@ class LogLedger(Generic[P]):
             self._drop(entry)
 
     def _within(self, wanted: SequenceNumberRange) -> list[_Entry[P]]:
-        found = (self._entries.get(sqn) for sqn in range(wanted.from_sqn, min(wanted.to_sqn, self._next)))
+        found = (self._entries.get(sqn) for sqn in range(wanted.from_sqn, min(wanted.to_sqn, self.next_sqn)))
         return [entry for entry in found if entry is not None]
 
     def _still_waits(self, entry: _Entry[P]) -> bool:
@@ -274,11 +268,11 @@ class LogLedger(Generic[P]):
     def _buffer(self, entry: _Entry[P]) -> None:
         entry.state, entry.seal = Ownership.BUFFERED, None
         self._buffered[entry.sqn] = entry
-        self._buffered_bytes += entry.nbytes
+        self.buffered_bytes += entry.nbytes
 
     def _unbuffer(self, entry: _Entry[P]) -> None:
         del self._buffered[entry.sqn]
-        self._buffered_bytes -= entry.nbytes
+        self.buffered_bytes -= entry.nbytes
         self._budget.give_back(entry.nbytes)
 
     def _record_place(self, entry: _Entry[P], place: SegmentHandle) -> None:

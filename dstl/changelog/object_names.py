@@ -60,7 +60,7 @@ class SegmentNames:
 
     Args:
         query_id: The streaming query's id: one path element.
-        writer_id: The TaskManager incarnation's id: one path element.
+        writer_id: The TaskManager incarnation's id, by which the cleaner knows its segments as alive: one path element.
         runtime: Source of shards and unique parts.
         locations: First path elements of a store's several locations (``dstl.store.shard_names``); attempts at one
             object go to different ones in turn. Empty, or one, for a store of one location.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 
 from dstl.changelog.change_set import ChangeSet
 from dstl.changelog.log_segment import PersistResult, SegmentReferences
@@ -64,14 +63,14 @@ class StateChangelogStorage:
         recorder: Recorder = NullRecorder(),
     ) -> None:
         self.references = SegmentReferences()
-        self._names = names
+        self.names = names
         self._options = options
         self._recorder = recorder
         self._loop = asyncio.get_running_loop()
         self.budget = ByteBudget(options.byte_budget, runtime.clock, recorder, self.look_soon)
         self._writers: dict[str, StateChangelogWriter] = {}
         self._large: dict[StateChangelogWriter, None] = {}
-        self._seals = SegmentsInFlight(
+        self.seals = SegmentsInFlight(
             uploader=uploader,
             names=names,
             options=options,
@@ -84,21 +83,6 @@ class StateChangelogStorage:
         )
         self._look_is_due = False
         self._closed = False
-
-    @property
-    def writer_id(self) -> str:
-        """The id in the names of all segments of this process, by which the cleaner knows them as alive."""
-        return self._names.writer_id
-
-    @property
-    def upload_attempts(self) -> int:
-        """PUTs of segments so far, retries and hedges included; an object in parts counts once."""
-        return self._seals.upload_attempts
-
-    @property
-    def hedges(self) -> int:
-        """Hedges of segments whose uploads have ended."""
-        return self._seals.hedges
 
     def create_writer(self, log_id: str) -> StateChangelogWriter:
         """Begin a new log.
@@ -116,17 +100,6 @@ class StateChangelogStorage:
             raise Invalid(f"log {log_id} has a writer already: log ids are unique per incarnation")
         writer = self._writers[log_id] = StateChangelogWriter(log_id, self)
         return writer
-
-    def reserve(self, nbytes: int) -> AbstractAsyncContextManager[None]:
-        """Wait until so many more bytes fit, and hold them for the body, which appends them.
-
-        ``async with storage.reserve(n): writer.append_batch(batch)``. Granted in order; what is larger than the whole
-        budget goes through alone. It waits as long as the store takes, and never fails because of it.
-
-        Raises:
-            Closed: The storage was closed, also while waiting.
-        """
-        return self.budget.reserve(nbytes)
 
     async def persist_all(
         self, requests: Sequence[tuple[StateChangelogWriter, SequenceNumber]], *, allow_inline: bool = True
@@ -184,7 +157,7 @@ class StateChangelogStorage:
             on_their_way = {seal for writer, wanted in claimed.items() for seal in writer.ledger.in_flight(wanted)}
             if not on_their_way:
                 return
-            await self._seals.wait_for(on_their_way)
+            await self.seals.wait_for(on_their_way)
             for writer in claimed:
                 writer.check_open()
             for seal in own:
@@ -224,7 +197,7 @@ class StateChangelogStorage:
             writer.close()
         self.budget.close()
         self._look()
-        await self._seals.close()
+        await self.seals.close()
         self._look()
         await self._deleter.close()
 
@@ -244,27 +217,27 @@ class StateChangelogStorage:
 
     def encode_ahead(self, log_id: str, sqn: SequenceNumber, changes: ChangeSet) -> None:
         """Encode a closed change set before a persist asks for it, unless it is small."""
-        self._seals.encode_ahead(log_id, sqn, changes)
+        self.seals.encode_ahead(log_id, sqn, changes)
 
     def closed(self, writer: StateChangelogWriter) -> None:
         """The writer was closed; what is in flight of it comes back through its seals."""
         self._writers.pop(writer.log_id, None)
         self._large.pop(writer, None)
-        self._seals.forget(writer.log_id)
+        self.seals.forget(writer.log_id)
         self.look_soon()
 
     def _look(self) -> None:
         self._look_is_due = False
         self.budget.wake()
-        self._seals.give_up_unneeded()
+        self.seals.give_up_unneeded()
         self._seal_early()
         self._deleter.delete(self.references.take_deletable())
         self._recorder.gauge("changelogBytesHeld", self.budget.used)
 
     def _seal_early(self) -> None:
         """Seal what no checkpoint has asked for: large logs, or all when appends wait and no upload frees memory."""
-        is_short = self.budget.starving and not self._seals
-        if self._seals.is_paused or not (self._large or is_short):
+        is_short = self.budget.starving and not self.seals
+        if self.seals.is_paused or not (self._large or is_short):
             return
         large, self._large = self._large, {}
         threshold = self._options.preemptive_persist_threshold
@@ -281,7 +254,7 @@ class StateChangelogStorage:
         if not picked:
             return ()
         self._recorder.increment(f"seals.{reason}")
-        return self._seals.begin(picked, critical=critical, may_inline=may_inline)
+        return self.seals.begin(picked, critical=critical, may_inline=may_inline)
 
     def _open_logs(self, result: PersistResult) -> Iterator[tuple[StateChangelogWriter, SequenceNumberRange]]:
         for log_id, wanted in result.ranges.items():

@@ -58,6 +58,9 @@ class ByteBudget:
     async def reserve(self, nbytes: int) -> AsyncIterator[None]:
         """Hold bytes for the body, which appends them; waits, in order, until they fit.
 
+        ``async with storage.budget.reserve(n): writer.append_batch(batch)``. What is larger than the whole budget goes
+        through alone. It waits as long as the store takes, and never fails because of it.
+
         Raises:
             Closed: The storage was closed, also while waiting.
         """

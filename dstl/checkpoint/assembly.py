@@ -233,7 +233,7 @@ def assemble(
             "logged_at": tuple((n, times[n]) for n in sorted({s.checkpoint for s in kept_segments} & times.keys())),
         }
     )
-    return checkpoint, [data for part in parts for _, data in part.inlined_segments()]
+    return checkpoint, [data for part in parts for data in part.inlined_segments()]
 
 
 def _late_watermark(parent: CompletedCheckpoint | None) -> int | None:
@@ -242,10 +242,18 @@ def _late_watermark(parent: CompletedCheckpoint | None) -> int | None:
     return max((each for each in known if each is not None), default=None)
 
 
-def inlined_handles(parts: Sequence[Persisted], sequence: int) -> dict[str, SegmentHandle]:
-    """Return, by seal, where the manifest of this number holds the inlined segments, in the order of the parts."""
+def inlined_handles(
+    parts: Sequence[Persisted], sequence: int, in_front: Sequence[int] = ()
+) -> dict[str, SegmentHandle]:
+    """Return, by seal, where the manifest of this number holds the inlined segments, in the order of the parts.
+
+    Args:
+        parts: What TaskManagers or hosts have persisted.
+        sequence: The manifest's number.
+        in_front: Sizes of the inlined segments that it holds in front of these.
+    """
     inlined = [s for part in parts for s in part.segments if s.seal]
-    offsets = inline_offsets([s.handle.size for s in inlined])
+    offsets = inline_offsets([*in_front, *(s.handle.size for s in inlined)])[len(in_front) :]
     return {
         s.seal: SegmentHandle(manifest_name(sequence), s.handle.size, s.handle.checksum, offset)
         for s, offset in zip(inlined, offsets, strict=True)

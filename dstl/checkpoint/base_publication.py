@@ -31,7 +31,7 @@ from dstl.checkpoint.fleet.fleet import Fleet
 from dstl.errors import DstlError
 from dstl.metrics import Recorder
 from dstl.rpc.fleet_messages import UnnamedBases
-from dstl.runtime import Clock
+from dstl.runtime import Clock, end_tasks
 
 _log = logging.getLogger(__name__)
 _LOOKS = 4
@@ -114,8 +114,7 @@ class BasePublication:
         """Look no more. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])
 
     async def _watch(self) -> None:
         while True:

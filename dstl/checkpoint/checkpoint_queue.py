@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dstl.checkpoint.checkpoint_execution import CheckpointExecution, Stopwatch
@@ -16,10 +17,11 @@ from dstl.metrics import Recorder
 from dstl.runtime import Runtime
 
 
+@dataclass(frozen=True, slots=True)
 class CheckpointQueue:
     """Has checkpoints made, one at a time. One event loop.
 
-    Args:
+    Attributes:
         execution: Makes one.
         log: Has the turns; its history is added to.
         sparks: Spark's watermark, for the report; told of each batch.
@@ -28,25 +30,16 @@ class CheckpointQueue:
         on_event: Called with every report; must not block.
     """
 
-    def __init__(
-        self,
-        execution: CheckpointExecution,
-        log: ManifestLog,
-        sparks: SparkWatermark,
-        runtime: Runtime,
-        recorder: Recorder,
-        on_event: Callable[[CheckpointReport | RestoreReport], None],
-    ) -> None:
-        self._execution = execution
-        self._log = log
-        self._sparks = sparks
-        self._runtime = runtime
-        self._recorder = recorder
-        self._on_event = on_event
+    execution: CheckpointExecution
+    log: ManifestLog
+    sparks: SparkWatermark
+    runtime: Runtime
+    recorder: Recorder
+    on_event: Callable[[CheckpointReport | RestoreReport], None]
 
     async def ended(self) -> None:
         """Return when the one that is being made has ended, one way or the other."""
-        async with self._log.turn:
+        async with self.log.turn:
             pass
 
     async def make(
@@ -69,16 +62,16 @@ class CheckpointQueue:
         Raises:
             DstlError: As :meth:`CheckpointCoordinator.commit` and :meth:`CheckpointExecution.run`.
         """
-        async with self._log.turn:
+        async with self.log.turn:
             trigger = coordinator.commit(run_id, batch_id)
             # Before Spark may plan the next batch.
-            await self._sparks.batch_done(query_id, trigger.batch_id)
+            await self.sparks.batch_done(query_id, trigger.batch_id)
             files.begun()
-            watch, sequence = Stopwatch(self._runtime.clock), self._log.next_sequence
+            watch, sequence = Stopwatch(self.runtime.clock), self.log.next_sequence
             try:
-                report = await self._execution.run(coordinator, trigger, query_id, self._sparks.known_ms, files)
+                report = await self.execution.run(coordinator, trigger, query_id, self.sparks.known_ms, files)
             except DstlError as error:
-                self._recorder.increment("numberOfFailedCheckpoints")
+                self.recorder.increment("numberOfFailedCheckpoints")
                 self.note(
                     "failed",
                     checkpoint_id=sequence,
@@ -87,8 +80,8 @@ class CheckpointQueue:
                     error=f"{type(error).__name__}: {clip(error)}",
                 )
                 raise
-            self._on_event(report)
+            self.on_event(report)
 
     def note(self, kind: Literal["failed", "restore"], **figures: Any) -> None:
         """Add to the history, which the next manifest tells."""
-        self._log.history.add(HistoryEntry(kind=kind, at=self._runtime.clock.wall(), **figures))
+        self.log.history.add(HistoryEntry(kind=kind, at=self.runtime.clock.wall(), **figures))

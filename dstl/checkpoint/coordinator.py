@@ -244,6 +244,9 @@ class CheckpointCoordinator:
         2. A trigger's winners cover every partition of every operator that had rows.
         3. A batch is only begun on the checkpoint of the batch before it.
 
+    Attributes:
+        run_id: The run that may work; None before the first.
+
     Args:
         operators: Parallelism of each stateful operator, known from their construction.
         clock_hold_ms: See :meth:`BatchTime.after`.
@@ -253,15 +256,10 @@ class CheckpointCoordinator:
         self._parallelism = dict(operators)
         self._clock_hold_ms = clock_hold_ms
         self._clock_warning: str | None = None
-        self._run: str | None = None
+        self.run_id: str | None = None
         self._batch: _Batch | None = None
         self._first_parent: CompletedCheckpoint | None = None
         self._completed: list[CompletedCheckpoint] = []
-
-    @property
-    def run_id(self) -> str | None:
-        """The run that may work; None before the first."""
-        return self._run
 
     @property
     def completed(self) -> tuple[CompletedCheckpoint, ...]:
@@ -286,7 +284,7 @@ class CheckpointCoordinator:
             first_parent: What the run's first batch goes on from, where the batch just before it has no checkpoint: the
                 effects of the batches in between are lost.
         """
-        self._run = run_id
+        self.run_id = run_id
         self._batch = None
         self._first_parent = first_parent
         self._completed = sorted(completed, key=lambda each: each.checkpoint_id)
@@ -380,8 +378,8 @@ class CheckpointCoordinator:
         Raises:
             Fenced: Another run has begun since the trigger; whether the checkpoint counts, that run has decided.
         """
-        if trigger.run_id != self._run:
-            raise Fenced(f"run {trigger.run_id} is over: run {self._run} has replaced it")
+        if trigger.run_id != self.run_id:
+            raise Fenced(f"run {trigger.run_id} is over: run {self.run_id} has replaced it")
         if self._batch is not None and self._batch.batch_id == trigger.batch_id:
             # What ended while the record of Spark's commit was on its way is no output that Spark keeps.
             self._batch.completed = trigger
@@ -429,7 +427,7 @@ class CheckpointCoordinator:
         parent: CompletedCheckpoint | None = None,
     ) -> bool:
         """Return True where a message is taken, False where it is dropped, or raise its answer."""
-        asked = _Asked(run_id, batch_id, task, self._run, self._batch, self._parallelism, self._completed, parent)
+        asked = _Asked(run_id, batch_id, task, self.run_id, self._batch, self._parallelism, self._completed, parent)
         for rule in RULES:
             if message in rule.messages and rule.applies(asked):
                 if rule.answer is None:

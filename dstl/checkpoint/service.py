@@ -23,8 +23,6 @@ from dstl.checkpoint.manifest.reader import ATTEMPTS
 from dstl.checkpoint.report import CheckpointReport, RestoreReport
 from dstl.checkpoint.retained_objects import RetainedObjects
 from dstl.checkpoint.run_opening import RunOpening
-from dstl.checkpoint.savepoint.format import Savepoint
-from dstl.checkpoint.savepoint.restore import SavepointRestore
 from dstl.checkpoint.spark_commit import SparkExecution, SparkWatermark, WatermarkReader
 from dstl.checkpoint.state_catalogue import ExpectedOperator, StateCatalogue
 from dstl.checkpoint.upkeep.cleaner import LiveDriver, PeriodicCleaner
@@ -110,6 +108,10 @@ class DriverHooks:
 class CoordinatorService:
     """One query's coordinator. One event loop, in the driver.
 
+    Attributes:
+        fleet: The TaskManagers.
+        query_id: Spark's id of the query that it serves; empty before the first task.
+
     Args:
         store: Where manifests go.
         runtime: Clock, randomness, ids.
@@ -139,9 +141,9 @@ class CoordinatorService:
         self._catalogue = StateCatalogue(allow_non_restored_state=settings.allow_non_restored_state)
         self._coordinator: CheckpointCoordinator | None = None
         self._operators: dict[str, int] = {}
-        self._query_id = ""
+        self.query_id = ""
         self._objects = RetainedObjects(store, recorder)
-        self._fleet = Fleet(
+        self.fleet = Fleet(
             secret,
             settings.task_managers or 1,
             settings.max_parallelism,
@@ -151,7 +153,7 @@ class CoordinatorService:
             options.task_manager_timeout_s,
         )
         self._resources = ResourceManager(
-            self._fleet,
+            self.fleet,
             runtime,
             timeout_s=options.task_manager_timeout_s,
             hosts=hooks.executor_hosts,
@@ -159,10 +161,10 @@ class CoordinatorService:
             config=settings.task_manager_config,
             shared=store if settings.task_managers_elsewhere else None,
         )
-        self._runs = RunOpening(
+        self.runs = RunOpening(
             self._log,
             self._catalogue,
-            self._fleet,
+            self.fleet,
             runtime,
             max_parallelism=settings.max_parallelism,
             fall_back=settings.fall_back,
@@ -171,20 +173,20 @@ class CoordinatorService:
         self._execution = CheckpointExecution(
             counted,
             self._log,
-            self._fleet,
+            self.fleet,
             self._catalogue,
             self._objects,
             options=options,
             materialization=settings.materialization,
         )
         self._cleaner = PeriodicCleaner(
-            store, runtime, LiveDriver(lambda: self._log.epoch, self._fleet.writer_ids, self._objects.held), options
+            store, runtime, LiveDriver(lambda: self._log.epoch, self.fleet.writer_ids, self._objects.held), options
         )
         self._execution_of_spark = hooks.execution
-        self._poll = MetricsPoll(secret, lambda: self._fleet.members, settings.host)
+        self._poll = MetricsPoll(secret, lambda: self.fleet.members, settings.host)
         self.lookups = Lookups(
             OwnConnections(secret, settings.host),
-            self._fleet,
+            self.fleet,
             self._catalogue,
             lambda: self._coordinator,
             hooks.execution,
@@ -194,9 +196,9 @@ class CoordinatorService:
         self._opening = asyncio.Lock()
         self.bases = BasePublication(
             self._execution,
-            self._fleet,
+            self.fleet,
             (self._opening, self._log.turn),
-            lambda: (self._coordinator, self._query_id) if self._coordinator is not None else None,
+            lambda: (self._coordinator, self.query_id) if self._coordinator is not None else None,
             runtime.clock,
             settings.materialization.publish_within_s,
             recorder,
@@ -228,7 +230,7 @@ class CoordinatorService:
         self._closing = True
         self._poll.close()
         self.lookups.close()
-        self._fleet.close()
+        self.fleet.close()
         await self.server.close()
         await self.bases.close()
         await self._cleaner.close()
@@ -242,14 +244,10 @@ class CoordinatorService:
         """
         if operator.uid in self._operators:
             raise Invalid(f"two operators are called {operator.uid!r}: give each a name of its own")
-        if self._query_id:
+        if self.query_id:
             raise Invalid("an operator was added while the query runs: define all of them before start()")
         self._operators[operator.uid] = operator.parallelism
         self._catalogue.expect(operator)
-
-    async def start_from(self, restore: SavepointRestore) -> Savepoint | None:
-        """Let the query begin with a savepoint's state: see :meth:`RunOpening.start_from`."""
-        return await self._runs.start_from(restore)
 
     def hold(self) -> tuple[CompletedCheckpoint, int]:
         """Return the last completed checkpoint, and a hold: its objects stay until :meth:`release`.
@@ -280,11 +278,6 @@ class CoordinatorService:
         return self._address
 
     @property
-    def fleet(self) -> Fleet:
-        """The TaskManagers."""
-        return self._fleet
-
-    @property
     def worker_pids(self) -> Sequence[int]:
         """Process ids of the workers that have begun tasks, dead ones included; the latest last."""
         return tuple(self._worker_pids)
@@ -293,11 +286,6 @@ class CoordinatorService:
     def completed(self) -> Sequence[CompletedCheckpoint]:
         """Retained checkpoints, oldest first; empty before the query has begun."""
         return self._coordinator.completed if self._coordinator else ()
-
-    @property
-    def query_id(self) -> str:
-        """Spark's id of the query that it serves; empty before the first task."""
-        return self._query_id
 
     @property
     def history(self) -> Sequence[HistoryEntry]:
@@ -325,7 +313,7 @@ class CoordinatorService:
                 try:
                     coordinator, parent = await self._begun(task)
                     # Now: what is awaited from here on may bring other owners, to whom the task would be unknown.
-                    assignments = tuple(self._fleet.assignments)
+                    assignments = tuple(self.fleet.assignments)
                 except FleetChanged as error:
                     # This task goes on as soon as another one is there; unless the state is what kills them.
                     losses += 1
@@ -355,8 +343,8 @@ class CoordinatorService:
         parent = coordinator.begin(task, now_ms)
         if (warning := coordinator.take_clock_warning()) is not None:
             _log.warning("query %s: %s", task.query_id, warning)
-        if not self._fleet.holds(parent.checkpoint_id if parent else None):
-            await self._runs.prepare(task.query_id, parent)
+        if not self.fleet.holds(parent.checkpoint_id if parent else None):
+            await self.runs.prepare(task.query_id, parent)
         return coordinator, parent
 
     async def _acknowledge(self, peer: Peer, call: Acknowledgement) -> Done:
@@ -368,9 +356,9 @@ class CoordinatorService:
         return Done()
 
     def _check_query(self, task: TaskAttempt) -> None:
-        if self._query_id and task.query_id != self._query_id:
+        if self.query_id and task.query_id != self.query_id:
             raise Invalid(
-                f"query {task.query_id} uses a StateBackend that serves query {self._query_id}: "
+                f"query {task.query_id} uses a StateBackend that serves query {self.query_id}: "
                 "make one StateBackend per streaming query"
             )
 
@@ -387,10 +375,10 @@ class CoordinatorService:
         self._coordinator = None
         # A record that is being deleted is not to be found and then missed.
         await self._objects.settled()
-        opened = await self._runs.open(task, self._operators, directory)
+        opened = await self.runs.open(task, self._operators, directory)
         self._objects.retain(opened.found)
         self.commits.opened(opened.epoch)
-        self._coordinator, self._query_id = opened.coordinator, task.query_id
+        self._coordinator, self.query_id = opened.coordinator, task.query_id
         seconds = self._runtime.clock.now() - started
         parent_id = opened.parent.checkpoint_id if opened.parent else None
         begins = f"goes on from checkpoint {parent_id}" if opened.parent else "begins with empty state"
@@ -427,7 +415,7 @@ class CoordinatorService:
         if self._closing:
             return
         _log.warning("TaskManager %s is gone", member_id)
-        if self._coordinator is not None and not self._fleet.has_all_owners:
+        if self._coordinator is not None and not self.fleet.has_all_owners:
             self._coordinator.fail_batch(
                 TaskManagerLost(f"TaskManager {member_id} died with changes of the running batch: restart the query")
             )

@@ -17,32 +17,20 @@ from dstl.monitoring.text import age_text, size_text, time_text
 from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 
-app = typer.Typer(
-    help="Checkpoints of a location. These commands only read, and are safe beside a running query.",
-    epilog=console.EXIT_CODES,
-    no_args_is_help=True,
-)
+app = console.group("Checkpoints of a location. These commands only read, and are safe beside a running query.")
 
 
-@app.command("list", epilog=console.EXIT_CODES)
+@console.command(app, "list")
 def list_(
-    location: console.Location,
-    endpoint_url: console.EndpointUrl = None,
-    wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+    location: console.Location, endpoint_url: console.EndpointUrl = None, wide: console.Wide = False
+) -> console.Answer:
     """List the retained checkpoints of LOCATION, oldest first; damaged records are listed too (exit code 1)."""
-    with console.errors_as_exit():
-        found = console.run_at(location, endpoint_url, list_checkpoints)
-    if as_json:
-        console.print_json(found)
-    else:
-        _show_list(found, wide)
-    if any(row["state"] == "damaged" for row in found["checkpoints"]):
-        raise typer.Exit(1)
+    found = console.run_at(location, endpoint_url, list_checkpoints)
+    is_sound = all(row["state"] != "damaged" for row in found["checkpoints"])
+    return console.Answer(found, lambda: _show_list(found, wide), is_sound)
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def show(
     location: console.Location,
     checkpoint: Annotated[
@@ -50,41 +38,29 @@ def show(
     ] = None,
     endpoint_url: console.EndpointUrl = None,
     wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Show what one checkpoint is made of: operators, base files, logs, segments."""
-    with console.errors_as_exit():
-        found = console.run_at(
-            location, endpoint_url, lambda store, runtime: describe_checkpoint(store, runtime, checkpoint)
-        )
-    if as_json:
-        console.print_json(found)
-    else:
-        _show_one(found, wide)
+    found = console.run_at(
+        location, endpoint_url, lambda store, runtime: describe_checkpoint(store, runtime, checkpoint)
+    )
+    return console.Answer(found, lambda: _show_one(found, wide))
 
 
-@app.command(epilog=console.EXIT_CODES)
-def verify(
-    location: console.Location, endpoint_url: console.EndpointUrl = None, as_json: console.AsJson = False
-) -> None:
+@console.command(app)
+def verify(location: console.Location, endpoint_url: console.EndpointUrl = None) -> console.Answer:
     """Read every byte of every checkpoint of LOCATION and report each object that is damaged or missing.
 
     Checked: existence, size, CRC-32C of objects and blocks, contents of blocks, change sets and key groups.
     """
     started = system_runtime().clock.now()
-    with console.errors_as_exit(), console.progress_bar("verifying") as on_progress:
+    with console.progress_bar("verifying") as on_progress:
         done = console.run_at(
             location,
             endpoint_url,
             lambda store, runtime: verify_location(store, runtime, on_progress=on_progress),
         )
-    seconds = system_runtime().clock.now() - started
-    if as_json:
-        console.print_json(_describe(location, done, seconds))
-    else:
-        _show_verification(location, done, seconds)
-    if done.problems:
-        raise typer.Exit(1)
+    told = location, done, system_runtime().clock.now() - started
+    return console.Answer(_describe(*told), lambda: _show_verification(*told), not done.problems)
 
 
 _WATCHED: dict[str, Callable[[dict[str, Any]], str]] = {

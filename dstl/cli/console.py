@@ -7,6 +7,7 @@ markup and never as control sequences, through :func:`printable`, :func:`new_tab
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import os
 import re
@@ -14,8 +15,8 @@ import sys
 import unicodedata
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import IO, TYPE_CHECKING, Annotated, Any, TypeVar
+from functools import partial, wraps
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 from rich.console import Console
@@ -54,6 +55,53 @@ SHOWN_ROWS = 20
 """Rows of a long list on a terminal, which has 24 lines unless it says otherwise; ``--json`` has all."""
 # Characters that change the direction of text, and so can show a name as another one.
 _BIDIRECTIONAL = frozenset("\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+class Answer(NamedTuple):
+    """What a command tells.
+
+    Attributes:
+        found: For programs, with ``--json``.
+        show: For people: a line, or what prints more.
+        is_sound: False where something is damaged or missing: exit code 1.
+    """
+
+    found: Any
+    show: str | Callable[[], object]
+    is_sound: bool = True
+
+
+def answering(work: Callable[..., Answer]) -> Callable[..., None]:
+    """Return the command that prints what a function answers: it takes ``--json``, and its errors are exit codes."""
+
+    @wraps(work)
+    def command(*, as_json: bool, **given: Any) -> None:
+        with errors_as_exit():
+            answer = work(**given)
+        if as_json:
+            print_json(answer.found)
+        elif isinstance(answer.show, str):
+            typer.echo(printable(answer.show))
+        else:
+            answer.show()
+        if not answer.is_sound:
+            raise typer.Exit(1)
+
+    known = inspect.signature(work, eval_str=True)
+    added = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+    command.__signature__ = known.replace(parameters=[*known.parameters.values(), added])  # type: ignore[attr-defined]
+    command.__annotations__ = {**work.__annotations__, "as_json": AsJson}
+    return command
+
+
+def group(help_text: str) -> typer.Typer:
+    """Return a group of commands."""
+    return typer.Typer(help=help_text, epilog=EXIT_CODES, no_args_is_help=True)
+
+
+def command(of: typer.Typer, name: str | None = None) -> Callable[[Callable[..., Answer]], Callable[..., None]]:
+    """Add to a group the command that :func:`answering` makes of a function."""
+    return lambda work: of.command(name, epilog=EXIT_CODES)(answering(work))
 
 
 def parse_duration(text: str) -> float:

@@ -18,13 +18,8 @@ from dstl.options import SealingOptions
 from dstl.runtime import Runtime, system_runtime
 from dstl.store import open_store
 
-app = typer.Typer(
-    help="Checkpoint directories of Spark's own operators, on dstl://. List, verify and export only read.",
-    epilog=console.EXIT_CODES,
-    no_args_is_help=True,
-)
-
-app.command(epilog=console.EXIT_CODES)(migrate)
+app = console.group("Checkpoint directories of Spark's own operators, on dstl://. List, verify and export only read.")
+console.command(app)(migrate)
 
 Root = Annotated[str, typer.Argument(metavar="DIRECTORY", help="As in checkpointLocation: dstl://bucket/path.")]
 Also = Annotated[
@@ -38,75 +33,64 @@ Also = Annotated[
 T = TypeVar("T")
 
 
-@app.command("list", epilog=console.EXIT_CODES)
+@console.command(app, "list")
 def list_(
-    directory: Root,
-    also: Also = None,
-    endpoint_url: console.EndpointUrl = None,
-    wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+    directory: Root, also: Also = None, endpoint_url: console.EndpointUrl = None, wide: console.Wide = False
+) -> console.Answer:
     """List the committed files of DIRECTORY."""
 
     async def work(files: CheckpointFiles, runtime: Runtime) -> CheckpointFiles:
         return files
 
-    with console.errors_as_exit():
-        files = _at(directory, also, endpoint_url, work)
+    files = _at(directory, also, endpoint_url, work)
     rows = [
         {"path": each.path, "size": each.size, "modified_ms": each.modified_ms, "object": each.segment.name}
         for each in files.entries.values()
     ]
-    if as_json:
-        console.print_json(
-            {"directory": directory, "batches": files.batches, "files": rows, "elsewhere": files.elsewhere}
-        )
-        return
-    title = f"{len(rows)} files of {directory}, batches {files.batches[0] if files.batches else '-'}"
+    found = {"directory": directory, "batches": files.batches, "files": rows, "elsewhere": files.elsewhere}
+    return console.Answer(found, lambda: _show_list(directory, files, wide))
+
+
+def _show_list(directory: str, files: CheckpointFiles, wide: bool) -> None:
+    title = f"{len(files.entries)} files of {directory}, batches {files.batches[0] if files.batches else '-'}"
     title += f" to {files.batches[-1]}" if len(files.batches) > 1 else ""
     table = console.new_table(title, (("path", "left"), ("size", "right"), ("object", "left")))
-    for row in rows:
-        console.add_row(table, row["path"], size_text(float(str(row["size"]))), row["object"])
+    for each in files.entries.values():
+        console.add_row(table, each.path, size_text(each.size), each.segment.name)
     console.print_table(table, wide=wide)
     for location, is_opened in files.elsewhere.items():
         note = "" if is_opened else ", which is NOT opened: neither its bucket's nor beside it, and not named by --also"
         typer.echo(console.printable(f"has objects of {location}{note}"))
 
 
-@app.command(epilog=console.EXIT_CODES)
-def verify(
-    directory: Root,
-    also: Also = None,
-    endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+@console.command(app)
+def verify(directory: Root, also: Also = None, endpoint_url: console.EndpointUrl = None) -> console.Answer:
     """Read every byte of every file of DIRECTORY and report each that is damaged or missing."""
-    with console.errors_as_exit(), console.progress_bar("verifying") as on_progress:
+    with console.progress_bar("verifying") as on_progress:
 
         async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, list[str]]:
             return len(files.entries), await verify_files(files, on_progress)
 
         count, problems = _at(directory, also, endpoint_url, work)
-    if as_json:
-        console.print_json({"ok": not problems, "directory": directory, "files": count, "problems": problems})
-    else:
+
+    def show() -> None:
         for problem in problems:
             typer.echo(f"DAMAGED {console.printable(problem)}")
         typer.echo(f"{count} files: " + (f"{len(problems)} PROBLEMS" if problems else "all sound"))
-    if problems:
-        raise typer.Exit(1)
+
+    found = {"ok": not problems, "directory": directory, "files": count, "problems": problems}
+    return console.Answer(found, show, not problems)
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def export(
     directory: Root,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="An empty directory, or s3://bucket/prefix.")],
     also: Also = None,
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Write DIRECTORY as plain files, which Spark opens without DSTL, and which carry no seal."""
-    with console.errors_as_exit(), console.progress_bar("exporting") as on_progress:
+    with console.progress_bar("exporting") as on_progress:
 
         async def work(files: CheckpointFiles, runtime: Runtime) -> tuple[int, int]:
             # Spark itself is to read it, which knows of no seal.
@@ -117,66 +101,56 @@ def export(
                 await plain.close()
 
         count, nbytes = _at(directory, also, endpoint_url, work)
-    if as_json:
-        console.print_json({"directory": directory, "target": target, "files": count, "bytes": nbytes})
-    else:
-        typer.echo(f"{count} files, {size_text(nbytes)}: use {console.printable(target)} as checkpointLocation")
+    found = {"directory": directory, "target": target, "files": count, "bytes": nbytes}
+    return console.Answer(found, f"{count} files, {size_text(nbytes)}: use {target} as checkpointLocation")
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def rollback(
     directory: Root,
     batch: Annotated[int, typer.Argument(min=0, metavar="BATCH", help="The last batch that stays committed.")],
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Forget the batches of DIRECTORY behind BATCH: the query's next run goes on there. A running query is fenced."""
-    with console.errors_as_exit():
-        gone = asyncio.run(roll_back(directory, batch, system_runtime(), console.opener(endpoint_url)))
-    if as_json:
-        console.print_json({"directory": directory, "batch": batch, "removed": gone})
-    else:
-        typer.echo(f"{console.printable(directory)} goes on behind batch {batch}; {len(gone)} files are gone")
+    gone = asyncio.run(roll_back(directory, batch, system_runtime(), console.opener(endpoint_url)))
+    found = {"directory": directory, "batch": batch, "removed": gone}
+    return console.Answer(found, f"{directory} goes on behind batch {batch}; {len(gone)} files are gone")
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def fork(
     directory: Root,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="An empty directory: dstl://bucket/path.")],
     also: Also = None,
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Let TARGET begin with the files of DIRECTORY, without copying one. A query that runs in DIRECTORY is fenced.
 
     Both go their own way from then on. Neither deletes an object that the other needs: DIRECTORY keeps what TARGET
     began with until it is released. Where DIRECTORY is a fork itself, name what it was forked from with --also: that is
     taken over as well.
     """
-    with console.errors_as_exit():
-        made = asyncio.run(make_fork(directory, target, system_runtime(), console.opener(endpoint_url), also or ()))
-    if as_json:
-        console.print_json({"directory": directory, "target": target, "batches": made.batches, "also": made.also})
-        return
-    typer.echo(f"{console.printable(target)} has the {made.batches} batches of {console.printable(directory)}")
-    if made.also:
-        typer.echo(console.printable(f"its query needs spark.dstl.also={','.join(made.also)}"))
+    made = asyncio.run(make_fork(directory, target, system_runtime(), console.opener(endpoint_url), also or ()))
+
+    def show() -> None:
+        typer.echo(console.printable(f"{target} has the {made.batches} batches of {directory}"))
+        if made.also:
+            typer.echo(console.printable(f"its query needs spark.dstl.also={','.join(made.also)}"))
+
+    found = {"directory": directory, "target": target, "batches": made.batches, "also": made.also}
+    return console.Answer(found, show)
 
 
-@app.command("release", epilog=console.EXIT_CODES)
+@console.command(app, "release")
 def release_(
     directory: Root,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A fork of it that was deleted.")],
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Let DIRECTORY go of what it keeps for its fork TARGET, which was deleted. A running query is fenced."""
-    with console.errors_as_exit():
-        count = asyncio.run(release(directory, target, system_runtime(), console.opener(endpoint_url)))
-    if as_json:
-        console.print_json({"directory": directory, "target": target, "objects": count})
-    else:
-        typer.echo(f"{console.printable(directory)} has let go of {count} objects")
+    count = asyncio.run(release(directory, target, system_runtime(), console.opener(endpoint_url)))
+    found = {"directory": directory, "target": target, "objects": count}
+    return console.Answer(found, f"{directory} has let go of {count} objects")
 
 
 def _at(

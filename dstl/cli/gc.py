@@ -15,6 +15,7 @@ from dstl.runtime import Runtime
 from dstl.store.base import ObjectStore
 
 
+@console.answering
 def gc(
     location: console.Location,
     commit: Annotated[bool, typer.Option("--commit", help="Delete. Without it, only say what would go.")] = False,
@@ -32,8 +33,7 @@ def gc(
     at_most: Annotated[int, typer.Option(min=1, help="Most deletions of this pass.")] = 10_000,
     endpoint_url: console.EndpointUrl = None,
     wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Delete the objects of LOCATION that no checkpoint needs; a dry run unless --commit is given.
 
     LOCATION may be a checkpoint directory, dstl://bucket/path, where nothing else deletes what crashed uploads left.
@@ -43,7 +43,7 @@ def gc(
     Exit codes: 0 done; 1 a manifest is damaged, so nothing was deleted; 2 refused; 3 the store did not answer: try
     again.
     """
-    with console.errors_as_exit(), console.progress_bar("looking for orphans", "deleting") as on_progress:
+    with console.progress_bar("looking for orphans", "deleting") as on_progress:
         grace_s = console.parse_duration(grace)
 
         async def nobody() -> tuple[str, ...]:
@@ -62,10 +62,7 @@ def gc(
 
         store = location_of(location) if location.startswith(f"{SCHEME}://") else location
         report = console.run_at(store, endpoint_url, work)
-    if as_json:
-        console.print_json(_describe(location, report))
-    else:
-        _show(location, report, wide)
+    return console.Answer(_describe(location, report), lambda: _show(location, report, wide))
 
 
 def _describe(location: str, report: CleanerReport) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -12,8 +11,6 @@ import typer
 from dstl.cli import console
 from dstl.errors import Invalid
 from dstl.monitoring.text import size_text
-from dstl.option_sources import resolve
-from dstl.options import SealingOptions
 
 if TYPE_CHECKING:
     from dstl.state.vectorised.aggregation import OutputMode
@@ -57,8 +54,7 @@ def migrate(
         list[str] | None, typer.Option(help="KEY=VALUE of the Spark session that reads the state. Repeatable.")
     ] = None,
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Make a savepoint at LOCATION of the state of a stopped query of transformWithState or groupBy().agg().
 
     The old directory is only read, by a Spark session of this command. Start the processors with
@@ -66,36 +62,36 @@ def migrate(
     """
     from dstl.spark import migrate_state
 
-    with console.errors_as_exit():
-        operators = console.pairs(operator, "--operator")
-        if not all(map(str.isdecimal, operators)):
-            raise Invalid("--operator is ID=NAME, the id a number: --operator 0=visits")
-        report = migrate_state(
-            checkpoint,
-            location,
-            name=name,
-            operators={int(number): uid for number, uid in operators.items()},
-            ttl_ms={key: int(console.parse_duration(each) * 1000) for key, each in console.pairs(ttl, "--ttl").items()},
-            aggregates=_aggregates(aggregate),
-            types=console.pairs(type_, "--type"),
-            keys=_keys(key),
-            output_mode=cast("OutputMode", output_mode),  # checked there
-            max_parallelism=max_parallelism,
-            new_checkpoint=new_checkpoint,
-            spark=console.spark_session(console.pairs(conf, "--conf"), (checkpoint, new_checkpoint)),
-            s3=console.s3_options(endpoint_url),
-            sealing=resolve("sealing", SealingOptions, None, os.environ, {}),
-        )
-    if as_json:
-        console.print_json(dataclasses.asdict(report))
-        return
-    for uid, states in report.operators.items():
-        typer.echo(console.printable(f"operator {uid}: {', '.join(states)}"))
-    size = size_text(report.bytes)
-    typer.echo(f"{report.entries:,} entries, {size}, behind batch {report.batch_id} of query {report.query_id}")
-    typer.echo(console.printable(f"go on with restore_from={report.savepoint!r}"))
-    if report.checkpoint:
-        typer.echo(console.printable(f"     and checkpointLocation {report.checkpoint!r}"))
+    operators = console.pairs(operator, "--operator")
+    if not all(map(str.isdecimal, operators)):
+        raise Invalid("--operator is ID=NAME, the id a number: --operator 0=visits")
+    report = migrate_state(
+        checkpoint,
+        location,
+        name=name,
+        operators={int(number): uid for number, uid in operators.items()},
+        ttl_ms={key: int(console.parse_duration(each) * 1000) for key, each in console.pairs(ttl, "--ttl").items()},
+        aggregates=_aggregates(aggregate),
+        types=console.pairs(type_, "--type"),
+        keys=_keys(key),
+        output_mode=cast("OutputMode", output_mode),  # checked there
+        max_parallelism=max_parallelism,
+        new_checkpoint=new_checkpoint,
+        spark=console.spark_session(console.pairs(conf, "--conf"), (checkpoint, new_checkpoint)),
+        s3=console.s3_options(endpoint_url),
+        sealing=console.sealing_options(),
+    )
+
+    def show() -> None:
+        for uid, states in report.operators.items():
+            typer.echo(console.printable(f"operator {uid}: {', '.join(states)}"))
+        size = size_text(report.bytes)
+        typer.echo(f"{report.entries:,} entries, {size}, behind batch {report.batch_id} of query {report.query_id}")
+        typer.echo(console.printable(f"go on with restore_from={report.savepoint!r}"))
+        if report.checkpoint:
+            typer.echo(console.printable(f"     and checkpointLocation {report.checkpoint!r}"))
+
+    return console.Answer(dataclasses.asdict(report), show)
 
 
 def _aggregates(given: Sequence[str] | None) -> dict[int, dict[str, str]]:

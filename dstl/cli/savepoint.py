@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -19,11 +20,9 @@ from dstl.runtime import Runtime, system_runtime
 from dstl.store.base import ObjectStore
 from dstl.store.location import absolute_location
 
-app = typer.Typer(
-    help="Savepoints: self-contained copies of a checkpoint that no cleanup touches. Restore one with "
-    "StateBackend(location, restore_from='LOCATION/savepoints/NAME').",
-    epilog=console.EXIT_CODES,
-    no_args_is_help=True,
+app = console.group(
+    "Savepoints: self-contained copies of a checkpoint that no cleanup touches. Restore one with "
+    "StateBackend(location, restore_from='LOCATION/savepoints/NAME')."
 )
 
 _GRACE = f"{WRITING_GRACE_S / 3600:g}h"
@@ -31,39 +30,34 @@ _GRACE = f"{WRITING_GRACE_S / 3600:g}h"
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="The savepoint's name.")]
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def create(
     location: console.Location,
     name: _Name,
     checkpoint: Annotated[int | None, typer.Option(min=1, help="A retained checkpoint. Default: the latest.")] = None,
     to: Annotated[str | None, typer.Option(help="Where the savepoint goes. Default: the same location.")] = None,
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Copy a checkpoint of LOCATION to the savepoint NAME; its job may be running."""
-    with console.errors_as_exit():
-        with console.progress_bar(f"savepoint {name}") as on_progress:
+    with console.progress_bar(f"savepoint {name}") as on_progress:
 
-            async def work(source: ObjectStore, runtime: Runtime) -> Savepoint:
-                target = source if to is None else console.open_at(to, endpoint_url)
-                try:
-                    return await create_savepoint(
-                        source, target, runtime, name, checkpoint_id=checkpoint, on_progress=on_progress
-                    )
-                finally:
-                    if target is not source:
-                        await target.close()
+        async def work(source: ObjectStore, runtime: Runtime) -> Savepoint:
+            target = source if to is None else console.open_at(to, endpoint_url)
+            try:
+                return await create_savepoint(
+                    source, target, runtime, name, checkpoint_id=checkpoint, on_progress=on_progress
+                )
+            finally:
+                if target is not source:
+                    await target.close()
 
-            made = console.run_at(location, endpoint_url, work)
-        where = absolute_location(to or location).rstrip("/")
-        found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_describe(made)}
-    if as_json:
-        console.print_json(found)
-    else:
-        _show(f"savepoint {name}", found)
+        made = console.run_at(location, endpoint_url, work)
+    where = absolute_location(to or location).rstrip("/")
+    found = {"location": f"{where}/{directory_of(name).rstrip('/')}", **_describe(made)}
+    return console.Answer(found, lambda: _show(f"savepoint {name}", found))
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def transform(
     location: console.Location,
     name: _Name,
@@ -81,38 +75,33 @@ def transform(
         list[str] | None, typer.Option(help="KEY=VALUE of the Spark session that makes it. Repeatable.")
     ] = None,
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Make the savepoint NEW of another one: with other rows in some states, or another max_parallelism.
 
     The functions run in this process, and their DataFrames in its Spark session.
     """
-    with console.errors_as_exit():
-        try:
-            from dstl.spark import transform_savepoint
-        except ModuleNotFoundError as error:
-            raise Invalid(f"this needs {error.name}: pip install 'dstl-pyspark[spark]'") from None
+    try:
+        from dstl.spark import transform_savepoint
+    except ModuleNotFoundError as error:
+        raise Invalid(f"this needs {error.name}: pip install 'dstl-pyspark[spark]'") from None
 
-        states: dict[str, dict[str, Any]] = {}
-        for state, function in console.pairs(change, "--change").items():
-            operator, separator, held = state.rpartition(":")
-            if not separator:
-                raise Invalid(f"--change {state!r} does not begin with OPERATOR:STATE")
-            states.setdefault(operator, {})[held] = _function(function)
-        report = transform_savepoint(
-            f"{location.rstrip('/')}/{directory_of(name).rstrip('/')}",
-            f"{(to or location).rstrip('/')}/{directory_of(new).rstrip('/')}",
-            states,
-            max_parallelism=max_parallelism,
-            spark=console.spark_session(console.pairs(conf, "--conf")),
-            s3=console.s3_options(endpoint_url),
-            sealing=console.sealing_options(),
-        )
+    states: dict[str, dict[str, Any]] = {}
+    for state, function in console.pairs(change, "--change").items():
+        operator, separator, held = state.rpartition(":")
+        if not separator:
+            raise Invalid(f"--change {state!r} does not begin with OPERATOR:STATE")
+        states.setdefault(operator, {})[held] = _function(function)
+    report = transform_savepoint(
+        f"{location.rstrip('/')}/{directory_of(name).rstrip('/')}",
+        f"{(to or location).rstrip('/')}/{directory_of(new).rstrip('/')}",
+        states,
+        max_parallelism=max_parallelism,
+        spark=console.spark_session(console.pairs(conf, "--conf")),
+        s3=console.s3_options(endpoint_url),
+        sealing=console.sealing_options(),
+    )
     found = dataclasses.asdict(report)
-    if as_json:
-        console.print_json(found)
-    else:
-        _show(f"savepoint {new}", found)
+    return console.Answer(found, lambda: _show(f"savepoint {new}", found))
 
 
 def _function(place: str) -> Any:
@@ -128,19 +117,18 @@ def _function(place: str) -> Any:
     return found
 
 
-@app.command("list", epilog=console.EXIT_CODES)
+@console.command(app, "list")
 def list_(
     location: console.Location,
     endpoint_url: console.EndpointUrl = None,
     wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """List the savepoints of LOCATION, unfinished and damaged ones included."""
-    with console.errors_as_exit():
-        found = console.run_at(location, endpoint_url, list_savepoints)
-    if as_json:
-        console.print_json([_describe_listing(each) for each in found])
-        return
+    found = console.run_at(location, endpoint_url, list_savepoints)
+    return console.Answer([_describe_listing(each) for each in found], lambda: _show_list(location, found, wide))
+
+
+def _show_list(location: str, found: Sequence[SavepointListing], wide: bool) -> None:
     now = system_runtime().clock.wall()
     names = ("name", "state", "checkpoint", "batch", "size", "entries", "age")
     table = console.new_table(
@@ -164,27 +152,21 @@ def list_(
             typer.echo(console.printable(f"{each.name} is {each.state}: {each.detail}"))
 
 
-@app.command(epilog=console.EXIT_CODES)
-def verify(
-    location: console.Location, name: _Name, endpoint_url: console.EndpointUrl = None, as_json: console.AsJson = False
-) -> None:
+@console.command(app)
+def verify(location: console.Location, name: _Name, endpoint_url: console.EndpointUrl = None) -> console.Answer:
     """Read and decode every byte of a savepoint and report every object that is damaged or missing."""
-    with console.errors_as_exit(), console.progress_bar(f"verifying {name}") as on_progress:
+    with console.progress_bar(f"verifying {name}") as on_progress:
         done = console.run_at(
             location,
             endpoint_url,
             lambda store, runtime: verify_savepoint(store, runtime, name, on_progress=on_progress),
         )
     found = {"ok": not done.problems, **_describe(done.savepoint), "problems": list(done.problems)}
-    if as_json:
-        console.print_json(found)
-    else:
-        _show(f"savepoint {name}: {'sound' if not done.problems else 'DAMAGED'}", found)
-    if done.problems:
-        raise typer.Exit(1)
+    title = f"savepoint {name}: {'sound' if not done.problems else 'DAMAGED'}"
+    return console.Answer(found, lambda: _show(title, found), not done.problems)
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def delete(
     location: console.Location,
     name: _Name,
@@ -194,16 +176,14 @@ def delete(
         typer.Option(help="How long files without a descriptor count as being written: 90s, 15m, 1h or 7d."),
     ] = _GRACE,
     endpoint_url: console.EndpointUrl = None,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Delete a savepoint, or what is left of an unfinished one; a dry run unless --commit is given."""
-    with console.errors_as_exit():
-        grace_s = console.parse_duration(grace)
-        done = console.run_at(
-            location,
-            endpoint_url,
-            lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace_s),
-        )
+    grace_s = console.parse_duration(grace)
+    done = console.run_at(
+        location,
+        endpoint_url,
+        lambda store, runtime: delete_savepoint(store, runtime, name, commit=commit, grace_s=grace_s),
+    )
     found = {
         "name": name,
         "state": done.state,
@@ -211,13 +191,9 @@ def delete(
         "objects": list(done.objects),
         "bytes": done.bytes,
     }
-    if as_json:
-        console.print_json(found)
-        return
-    for each in done.objects:
-        typer.echo(console.printable(each))
     verb = "deleted" if done.committed else "would be deleted: run again with --commit"
-    typer.echo(f"{len(done.objects)} objects, {size_text(done.bytes)}, {verb}")
+    last = f"{len(done.objects)} objects, {size_text(done.bytes)}, {verb}"
+    return console.Answer(found, lambda: typer.echo("\n".join((*map(console.printable, done.objects), last))))
 
 
 def _describe(savepoint: Savepoint) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dstl.changelog.segment.inspection import describe_segment, dump_segment, fe
 from dstl.cli import console
 from dstl.errors import Invalid
 
-app = typer.Typer(help="Read one segment of the changelog offline.", epilog=console.EXIT_CODES, no_args_is_help=True)
+app = console.group("Read one segment of the changelog offline.")
 
 _OTHERS = {
     b"DSTLMAN1": "a manifest: check it with dstl checkpoints verify LOCATION. dstl checkpoints show LOCATION has "
@@ -32,21 +32,20 @@ _Offset = Annotated[int, typer.Option(help="Where it starts, for a segment insid
 _Size = Annotated[int | None, typer.Option(help="Its length, for a segment inside a manifest.")]
 
 
-@app.command(epilog=console.EXIT_CODES)
+@console.command(app)
 def show(
     source: _Source,
     offset: _Offset = 0,
     size: _Size = None,
     endpoint_url: console.EndpointUrl = None,
     wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """Check every byte and print the index: logs, sequence numbers, blocks."""
-    with console.errors_as_exit():
-        found: dict[str, Any] = describe_segment(_fetch(source, offset, size, endpoint_url), source)
-    if as_json:
-        console.print_json(found)
-        return
+    found = describe_segment(_fetch(source, offset, size, endpoint_url), source)
+    return console.Answer(found, lambda: _show(found, wide))
+
+
+def _show(found: dict[str, Any], wide: bool) -> None:
     typer.echo(f"segment format {found['format']}, {found['size']} bytes, CRC-32C {found['checksum']}: all intact")
     typer.echo(f"writer {console.printable(found['writer_id'])}")
     for name, value in found["metadata"].items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -25,11 +25,7 @@ from dstl.store.base import ObjectStore
 if TYPE_CHECKING:
     from dstl.spark.saved_state.reader import StateColumns, StateRow
 
-app = typer.Typer(
-    help="The states of a checkpoint or savepoint, read offline; safe against a running job.",
-    epilog=console.EXIT_CODES,
-    no_args_is_help=True,
-)
+app = console.group("The states of a checkpoint or savepoint, read offline; safe against a running job.")
 
 _TABLE_ROWS = 100
 """A table is laid out as a whole, so it is held in memory, and few look through more than some screens of it."""
@@ -47,24 +43,23 @@ _Checkpoint = Annotated[int | None, typer.Option(min=1, help="A retained checkpo
 _Savepoint = Annotated[str | None, typer.Option(help="Read this savepoint of LOCATION instead.")]
 
 
-@app.command("list", epilog=console.EXIT_CODES)
+@console.command(app, "list")
 def list_(
     location: console.Location,
     checkpoint: _Checkpoint = None,
     savepoint: _Savepoint = None,
     endpoint_url: console.EndpointUrl = None,
     wide: console.Wide = False,
-    as_json: console.AsJson = False,
-) -> None:
+) -> console.Answer:
     """List the states that there are, by operator: what read takes as --operator and --state."""
-    with console.errors_as_exit():
-        _check_one(checkpoint, savepoint)
-        found = console.run_at(
-            location, endpoint_url, lambda store, runtime: list_states(store, runtime, checkpoint, savepoint)
-        )
-    if as_json:
-        console.print_json(found)
-        return
+    _check_one(checkpoint, savepoint)
+    found = console.run_at(
+        location, endpoint_url, lambda store, runtime: list_states(store, runtime, checkpoint, savepoint)
+    )
+    return console.Answer(found, lambda: _show_list(location, found, wide))
+
+
+def _show_list(location: str, found: Sequence[dict[str, Any]], wide: bool) -> None:
     names = ("operator", "state", "kind", "key", "user key", "value", "ttl")
     table = console.new_table(f"states of {location}", ((name, "left") for name in names))
     for row in found:

@@ -206,7 +206,7 @@ class FileLog:
     async def _append(self, rider: Rider, content: Sequence[Payload]) -> Rider | None:
         """Append a file as the next change set; None where a higher attempt's is here already."""
         try:
-            async with asyncio.timeout(_ROOM_S), self._changelog.storage.reserve(rider.size):
+            async with asyncio.timeout(_ROOM_S), self._changelog.storage.budget.reserve(rider.size):
                 writer = self._writer(rider.run, Lane.of(rider.path))
                 sqn = writer.next_sequence_number()
                 appended = replace(rider, log_id=writer.log_id, sqn=sqn)

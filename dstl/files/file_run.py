@@ -9,9 +9,9 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from dstl.checkpoint.manifest.format import inline_offsets, manifest_name
+from dstl.checkpoint.assembly import inlined_handles
 from dstl.errors import Fenced, TaskManagerLost
 from dstl.files.index import FileIndex
 from dstl.files.namespace import barrier_batch
@@ -245,7 +245,8 @@ class FileRun:
         Raises:
             TaskManagerLost: State that the commit names is missing.
         """
-        located, inlined = _located(parts, sequence, in_front)
+        located = inlined_handles(parts, sequence, in_front)
+        inlined = tuple(data for part in parts for data in part.inlined_segments())
         winners: dict[str, tuple[PersistedFile, SegmentHandle | None]] = {}
         deleted: set[str] = set()
         for part in parts:
@@ -298,16 +299,3 @@ def _takes_over(file: PersistedFile, known: PersistedFile) -> bool:
     if file.size < 0 or known.size < 0:
         return file.size >= 0
     return wins(file.attempt, known.attempt)
-
-
-def _located(
-    parts: Sequence[Persisted], sequence: int, in_front: Sequence[int]
-) -> tuple[dict[str, SegmentHandle], tuple[bytes, ...]]:
-    """Return where a record of this number holds the seals, and the seals themselves in order."""
-    seals = [each for part in parts for each in part.inlined_segments()]
-    offsets = inline_offsets([*in_front, *(segment.handle.size for segment, _ in seals)])[len(in_front) :]
-    located = {
-        segment.seal: replace(segment.handle, name=manifest_name(sequence), offset=offset)
-        for (segment, _), offset in zip(seals, offsets, strict=True)
-    }
-    return located, tuple(data for _, data in seals)

@@ -261,7 +261,7 @@ class FileHost(FileProcess):
             raise Unavailable(f"the store did not take the files within {call.timeout_s:g} s") from None
 
     async def _complete(self, peer: Peer, call: Complete) -> Done:
-        (await self.directories.of(call.root)).complete(call.located)
+        (await self.directories.of(call.root)).log.complete(call.located)
         return Done()
 
     async def _abort(self, peer: Peer, call: Abort) -> Done:

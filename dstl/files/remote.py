@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from dstl.errors import Fenced, Invalid, TaskManagerLost
@@ -18,7 +18,6 @@ from dstl.rpc.codec import Call, Payload, R
 from dstl.rpc.file_messages import FindFile, ListFiles, ServeRoot, StatFile, StoredFiles
 from dstl.runtime import Runtime
 from handles.file_record import FileEntry
-from handles.segment_handle import SegmentHandle
 
 _log = logging.getLogger(__name__)
 
@@ -150,10 +149,6 @@ class RemoteDirectory(Directory):
     async def _ask(self, path: str, run: str) -> FileEntry | None:
         """Ask the coordinator where a committed file lies."""
         return (await self._coordinator.call(FindFile(f"{self.root}/{path}", run))).entry
-
-    def complete(self, located: Mapping[str, SegmentHandle]) -> None:
-        """The record of the latest persist is durable; see :meth:`FileLog.complete`."""
-        self.log.complete(located)
 
     def committing(self, batch: int) -> None:
         """The commit of a batch has begun: the next file belongs to another one."""

@@ -23,7 +23,7 @@ from dstl.rpc.codec import Call, R
 from dstl.rpc.fleet_messages import Enlist, Register
 from dstl.rpc.handshake import Role
 from dstl.rpc.server import RpcServer
-from dstl.runtime import Runtime, call_in_thread, system_runtime
+from dstl.runtime import Runtime, call_in_thread, end_tasks, system_runtime
 from dstl.store import open_store
 from dstl.store.instrumented import InstrumentedStore
 from dstl.store.probe import check_place
@@ -98,9 +98,7 @@ class ProcessLife:
         try:
             await asyncio.wait({life, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (stopped, life):
-                task.cancel()
-            await asyncio.gather(stopped, life, return_exceptions=True)
+            await end_tasks((stopped, life))
         if not life.cancelled():
             life.result()
 

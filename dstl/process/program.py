@@ -18,6 +18,7 @@ from dstl.errors import DstlError
 from dstl.files.process import OpenStore
 from dstl.process.launch_spec import LaunchSpec, refusal_line
 from dstl.process.lifecycle import ProcessLife, tune_interpreter
+from dstl.runtime import end_tasks
 from dstl.store import open_store
 
 _log = logging.getLogger("dstl.process")
@@ -66,8 +67,7 @@ async def _main(open_store: OpenStore) -> int:
         return 1
     finally:
         if watcher is not None:
-            watcher.cancel()
-            await asyncio.gather(watcher, return_exceptions=True)
+            await end_tasks([watcher])
     return 0
 
 

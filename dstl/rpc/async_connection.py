@@ -9,23 +9,22 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from dstl.errors import CorruptData, Invalid, Unavailable
-from dstl.rpc.client import OPEN_SECONDS, Address, names_of, silence
+from dstl.rpc.client import OPEN_SECONDS, Address, names_of
 from dstl.rpc.codec import Call, R, decode_reply, encode_call, reply_of
 from dstl.rpc.frame_socket import CLOSED
 from dstl.rpc.handshake import ClientHandshake, Role, is_vouched_for, no_service
 from dstl.rpc.protocol import (
     BEAT,
-    LOOKS,
     MAX_FRAME,
     MAX_HANDSHAKE,
     PREFIX_BYTES,
-    SILENCE_S,
     Framing,
     Secret,
     frame_length,
     raise_for,
     set_tcp_options,
 )
+from dstl.rpc.silence import SILENCE_S, Silence, no_sign_of_life
 
 _T = TypeVar("_T")
 
@@ -104,7 +103,7 @@ class AsyncConnection:
 
         Raises:
             DstlError: Whatever the other side raised.
-            Unavailable: The connection broke, or the service was silent for :data:`~dstl.rpc.protocol.SILENCE_S`; it
+            Unavailable: The connection broke, or the service was silent for :data:`~dstl.rpc.silence.SILENCE_S`; it
                 cannot be used any more. So it is for all whose replies are still to come when a call was cancelled.
             Invalid: The request is too long to be sent.
             CorruptData: The reply is not one to this request.
@@ -178,22 +177,20 @@ class AsyncConnection:
         """Await one step of sending or receiving, as long as either comes on.
 
         Raises:
-            TimeoutError: Neither has for :data:`~dstl.rpc.protocol.SILENCE_S`.
+            TimeoutError: Neither has for :data:`~dstl.rpc.silence.SILENCE_S`.
         """
-        silent, seen = 0, self._progress()
+        silence = Silence(SILENCE_S, self._progress)
         while True:
             try:
-                async with asyncio.timeout(SILENCE_S / LOOKS) as look:
+                async with asyncio.timeout(silence.look_s) as look:
                     done = await step()
                 self._steps += 1
                 return done
             except TimeoutError:
                 if not look.expired():
                     raise
-            now = self._progress()
-            silent, seen = silent + 1 if now == seen else 0, now
-            if silent >= LOOKS:
-                raise TimeoutError(silence(SILENCE_S))
+            if silence.look():
+                raise TimeoutError(no_sign_of_life(SILENCE_S))
 
     def _progress(self) -> tuple[int, int]:
         return self._steps, self._writer.transport.get_write_buffer_size()

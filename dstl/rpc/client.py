@@ -17,12 +17,12 @@ from dstl.rpc.protocol import (
     BEAT,
     MAX_FRAME,
     MAX_HANDSHAKE,
-    SILENCE_S,
     Framing,
     Secret,
     raise_for,
     set_tcp_options,
 )
+from dstl.rpc.silence import SILENCE_S, no_sign_of_life
 from dstl.runtime import Clock, SystemClock
 
 MAX_IN_FLIGHT = 32
@@ -242,7 +242,7 @@ class Connection:
         """Give the connection up, whatever the error is: replies may still come, and would be taken for others'."""
         self.is_broken = True
         self._frames.close()
-        why = silence(self._timeout) if isinstance(error, TimeoutError) else error
+        why = no_sign_of_life(self._timeout) if isinstance(error, TimeoutError) else error
         what = f"the connection to {self.address} broke during {during}: {why}"
         for pending in self._waiting:
             pending.answer = Unavailable(what)
@@ -302,11 +302,6 @@ def names_of(address: Address, sock: socket.socket) -> tuple[str, str]:
         return address.path, ""
     reached = socket_address(sock.getpeername()) if sock.family in (socket.AF_INET, socket.AF_INET6) else ""
     return f"{address.host}:{address.port}", reached
-
-
-def silence(seconds: float) -> str:
-    """Return what is said of a service that was silent for so many seconds."""
-    return f"no sign of life for {seconds:g} s; its process hangs, or its host is gone"
 
 
 Dial = Callable[[Address, float], socket.socket]

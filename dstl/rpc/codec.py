@@ -142,8 +142,6 @@ class _Type:
 class _Shape:
     """The fields of one class, in order."""
 
-    __slots__ = ("_bulk", "_converted", "_get", "_kind", "_names", "_payload", "_types")
-
     def __init__(self, kind: type[Any]) -> None:
         hints = typing.get_type_hints(kind, include_extras=True)
         names = [field.name for field in dataclasses.fields(kind)]

@@ -217,12 +217,12 @@ class Persisted(Message):
     has_more: bool = False
     inlined: Payload = b""
 
-    def inlined_segments(self) -> Iterator[tuple[PersistedSegment, bytes]]:
-        """Yield each inlined segment with its bytes."""
+    def inlined_segments(self) -> Iterator[bytes]:
+        """Yield the bytes of each inlined segment."""
         at = 0
         for segment in self.segments:
             if segment.seal:
-                yield segment, bytes(self.inlined[at : at + segment.handle.size])
+                yield bytes(self.inlined[at : at + segment.handle.size])
                 at += segment.handle.size
 
 

@@ -7,7 +7,8 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 
-from dstl.rpc.protocol import LOOKS, MAX_FRAME, PREFIX_BYTES, frame_length
+from dstl.rpc.protocol import MAX_FRAME, PREFIX_BYTES, frame_length
+from dstl.rpc.silence import Silence
 from dstl.runtime import Clock
 
 CLOSED = "closed by the other side; if its process has ended, it may have run out of memory: its log says so"
@@ -29,7 +30,7 @@ class FrameSocket:
     def __init__(self, sock: socket.socket, clock: Clock) -> None:
         self._socket = sock
         self._clock = clock
-        self._look_s: float | None = None
+        self._silence = Silence(None)
         self._deadline: float | None = None
         self._buffer = bytearray(PREFIX_BYTES)
         self._filled = 0
@@ -38,8 +39,8 @@ class FrameSocket:
 
     def set_timeout(self, timeout: float) -> None:
         """Fail after so many seconds of silence from now on, and by no deadline."""
-        self._look_s, self._deadline = timeout / LOOKS, None
-        self._socket.settimeout(self._look_s)
+        self._silence, self._deadline = Silence(timeout), None
+        self._socket.settimeout(self._silence.look_s)
 
     def set_deadline(self, deadline: float) -> None:
         """Fail at this time of the clock, even if a byte comes now and then."""
@@ -71,7 +72,7 @@ class FrameSocket:
             CorruptData: Its length is above the limit.
             OSError: The connection broke, or nothing came for too long.
         """
-        silent = 0
+        self._silence.moved()
         while not self._bodies:
             if self._deadline is not None:
                 left = self._deadline - self._clock.now()
@@ -80,10 +81,9 @@ class FrameSocket:
                 self._socket.settimeout(left)
             try:
                 self._read(limit)
-                silent = 0
+                self._silence.moved()
             except TimeoutError:
-                silent += 1
-                if self._deadline is not None or silent >= LOOKS:
+                if self._deadline is not None or self._silence.look():
                     raise
         return self._bodies.popleft()
 
@@ -102,16 +102,16 @@ class FrameSocket:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN | select.POLLOUT)
         self._socket.setblocking(False)
+        silence = self._silence
+        silence.moved()
         try:
-            silent = 0
             while len(view):
-                ready = poll.poll(None if self._look_s is None else self._look_s * 1000)
+                ready = poll.poll(None if silence.look_s is None else silence.look_s * 1000)
                 if not ready:
-                    silent += 1
-                    if silent >= LOOKS:
+                    if silence.look():
                         raise TimeoutError("timed out")
                     continue
-                silent = 0
+                silence.moved()
                 if ready[0][1] & ~select.POLLOUT:
                     self._read(MAX_FRAME)
                 if ready[0][1] & select.POLLOUT:
@@ -120,7 +120,7 @@ class FrameSocket:
                     except BlockingIOError:
                         continue
         finally:
-            self._socket.settimeout(self._look_s)
+            self._socket.settimeout(silence.look_s)
 
     def _read(self, limit: int) -> None:
         """Receive once, and keep the body that is complete then."""

@@ -42,12 +42,6 @@ BEAT = "working"
 """The header field of a frame that comes before a reply: the service is at the request."""
 BEAT_S = 10.0
 """How often a service says so (Flink ``heartbeat.interval``)."""
-SILENCE_S = 50.0
-"""A service that has said nothing for so long hangs, or its host is gone (Flink ``heartbeat.timeout``). A loop that is
-busy with a large change set is silent for a second or two; a process that waits for swap, for more."""
-LOOKS = 5
-"""It is silent when so many looks in a row find that nothing has moved since the one before. They are counted, for a
-caller that stood still itself has looked once in all that time, and what came meanwhile is read before the next one."""
 _MAX_HEADER = 16 << 20  # lists of some hundred thousand files, the longest there are; keys and values are payload
 _MAX_CONTAINERS = 1 << 18
 """Lists and maps in a header, or payload: a byte each in the frame, up to a hundred in memory. A list of files has one

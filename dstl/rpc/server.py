@@ -24,6 +24,7 @@ from dstl.rpc.protocol import (
     frame_length,
     set_tcp_options,
 )
+from dstl.runtime import end_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -156,9 +157,7 @@ class RpcServer:
         self._closed = True
         for server in self._servers:
             server.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await end_tasks(self._connections)
         # They listen no more. From Python 3.12 on, wait_closed() also waits for peers, one of which may hang.
         self._servers.clear()
 

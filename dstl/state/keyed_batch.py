@@ -50,6 +50,7 @@ class _Slices(Protocol):
     def __call__(self, start: int, stop: int) -> Any: ...
 
 
+@dataclass(slots=True)
 class KeyedBatch:
     """The keys of one batch, in the order of its rows, and the rows of each.
 
@@ -63,25 +64,13 @@ class KeyedBatch:
         initial: For each key, what ``handleInitialState`` is called with; None in a batch without initial state.
     """
 
-    __slots__ = ("initial", "key_groups", "keys", "slices", "starts", "stops", "tuples")
-
-    def __init__(
-        self,
-        keys: list[bytes],
-        key_groups: list[int],
-        tuples: list[tuple[Any, ...]],
-        starts: list[int],
-        stops: list[int],
-        slices: _Slices,
-        initial: list[list[Any]] | None,
-    ) -> None:
-        self.keys = keys
-        self.key_groups = key_groups
-        self.tuples = tuples
-        self.starts = starts
-        self.stops = stops
-        self.slices = slices
-        self.initial = initial
+    keys: list[bytes]
+    key_groups: list[int]
+    tuples: list[tuple[Any, ...]]
+    starts: list[int]
+    stops: list[int]
+    slices: _Slices
+    initial: list[list[Any]] | None
 
 
 class BatchReader:

@@ -50,6 +50,9 @@ class Overlay:
         1. Draining returns every write once, and forgets it: memory is bounded by the size at which parts are drained.
         2. A clear goes before the puts of the same key in every part.
         3. A key that is still to be read is held back, so that no place is drained twice.
+
+    Attributes:
+        nbytes: About how many bytes were written since the last drain; overwritten values count, too.
     """
 
     def __init__(self) -> None:
@@ -57,12 +60,7 @@ class Overlay:
         self._placed: dict[int, list[tuple[Sequence[bytes], Sequence[int]]]] = {}
         """Of each point state the keys that were put together, and their key groups."""
         self._entries: dict[int, dict[bytes, EntryWrites]] = {}
-        self._nbytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        """About how many bytes were written since the last drain; overwritten values count, too."""
-        return self._nbytes
+        self.nbytes = 0
 
     def put_values(
         self, state: int, key_groups: Sequence[int], keys: Sequence[bytes], values: Sequence[bytes | None]
@@ -70,7 +68,7 @@ class Overlay:
         """Take the new values of many keys of a point state; None removes a value."""
         self._values.setdefault(state, {}).update(zip(keys, values, strict=True))
         self._placed.setdefault(state, []).append((keys, key_groups))
-        self._nbytes += sum(map(len, keys)) + sum(map(len, filter(None, values))) + _RECORD_BYTES * len(keys)
+        self.nbytes += sum(map(len, keys)) + sum(map(len, filter(None, values))) + _RECORD_BYTES * len(keys)
 
     def overlay_values(self, state: int, keys: Sequence[bytes], values: list[bytes | None]) -> None:
         """Replace in ``values`` what this task has written for any of ``keys``."""
@@ -86,12 +84,12 @@ class Overlay:
         writes = of_state.get(key)
         if writes is None:
             writes = of_state[key] = EntryWrites(key_group)
-            self._nbytes += len(key)
+            self.nbytes += len(key)
         return writes
 
     def count_bytes(self, nbytes: int) -> None:
         """Count the bytes of one entry write, for :attr:`nbytes`."""
-        self._nbytes += nbytes + _RECORD_BYTES
+        self.nbytes += nbytes + _RECORD_BYTES
 
     def written_entries(self, state: int, key: bytes) -> tuple[bool, dict[bytes, bytes | None]]:
         """Return whether this task has cleared the key, and what it has written since (a copy)."""
@@ -112,7 +110,7 @@ class Overlay:
         """
         columns = _Columns()
         all_values, all_placed, all_entries = self._values, self._placed, self._entries
-        self._values, self._placed, self._entries, self._nbytes = {}, {}, {}, 0
+        self._values, self._placed, self._entries, self.nbytes = {}, {}, {}, 0
         for state, values in all_values.items():
             key_groups: Sequence[int] = list(chain.from_iterable(groups for _, groups in all_placed[state]))
             if held or len(key_groups) > len(values):

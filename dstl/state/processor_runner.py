@@ -226,10 +226,16 @@ class ProcessorRunner:
                 raise
             raise raised from error
         self._drain()
-        try:
+        with self._not_the_users():
             for part in handle.broadcast.close():
                 if task.send_broadcast is not None:
                     task.send_broadcast(part)
+
+    @contextmanager
+    def _not_the_users(self) -> Iterator[None]:
+        """Let what is raised in the body pass as it is: it is no error of the user's code, which is all around it."""
+        try:
+            yield
         except Exception as error:
             self._ours = error
             raise
@@ -324,11 +330,8 @@ class ProcessorRunner:
 
     def _peek(self) -> KeyedBatch | None:
         if self._peeked is None:
-            try:
+            with self._not_the_users():
                 self._peeked = next(self._input, None)
-            except Exception as error:
-                self._ours = error
-                raise
         return self._peeked
 
     def _adopt(self, batch: KeyedBatch, *, goes_on: bool = False) -> None:
@@ -338,7 +341,7 @@ class ProcessorRunner:
 
     def _open(self, keys: list[bytes], key_groups: list[int], held: frozenset[bytes] = frozenset()) -> None:
         """Take other keys in hand; what was written for those before may be sent, but for those that are held."""
-        try:
+        with self._not_the_users():
             self._handle.close_window()
             if self._overlay.nbytes >= self._part_bytes:
                 assert self._reader is not None
@@ -346,9 +349,6 @@ class ProcessorRunner:
                 held = held | self._reader.late_keys  # their late rows come behind all others
                 self._drain(held | timers.awaited if timers is not None else held)
             self._handle.open_window(keys, key_groups)
-        except Exception as error:
-            self._ours = error
-            raise
 
     # The timer phase
 
@@ -356,11 +356,8 @@ class ProcessorRunner:
         assert handle.timers is not None
         of_event_time = self._mode is TimeMode.EVENT_TIME
         until = self._task.watermark_ms if of_event_time else self._task.processing_time_ms
-        try:
+        with self._not_the_users():
             handle.timers.begin(until, self._task.key_groups)
-        except Exception as error:
-            self._ours = error
-            raise
 
     def _timer_rows(self, handle: ProcessorHandle) -> Iterator[Any]:
         handle.close_window()
@@ -386,12 +383,9 @@ class ProcessorRunner:
         return {key: i for i, key in enumerate(key_groups)}
 
     def _drain(self, held: AbstractSet[bytes] = frozenset()) -> None:
-        try:
+        with self._not_the_users():
             for part in self._overlay.drain(held):
                 self._task.send(part)
-        except Exception as error:
-            self._ours = error
-            raise
 
 
 @contextmanager

@@ -109,8 +109,6 @@ class KeyWindow:
         forward: Keys become current in their order, each once; what was read for earlier ones can be let go.
     """
 
-    __slots__ = ("forward", "index", "key_groups", "keys")
-
     def __init__(self) -> None:
         self.index = -1
         self.keys: Sequence[bytes] = ()

@@ -52,23 +52,21 @@ class LocalStore:
 
     The store holds no file open between calls: it may be used after a fork, in a new loop.
 
+    Attributes:
+        location: The directory as the user wrote it.
+
     Args:
         directory: Made by the first put (0700) if it is not there.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self._location = os.fspath(directory)
-        self._root = os.path.abspath(os.path.expanduser(self._location))
+        self.location = os.fspath(directory)
+        self._root = os.path.abspath(os.path.expanduser(self.location))
         self._closed = False
         self._swept = False
         # Directories whose entry in their parent is known to be on disk. Only ever grows by what was synced here;
         # directories are never removed, so it stays true (a put that finds one gone forgets them all).
         self._durable: set[str] = set()
-
-    @property
-    def location(self) -> str:
-        """The directory as the user wrote it."""
-        return self._location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`.
@@ -112,7 +110,7 @@ class LocalStore:
 
     def _check(self, name: str | None = None) -> None:
         if self._closed:
-            raise Closed(f"the store {self._location} was closed: open a new one")
+            raise Closed(f"the store {self.location} was closed: open a new one")
         if name is not None:
             check_name(name)
 
@@ -130,9 +128,7 @@ class LocalStore:
                     try:
                         os.fsync(folder_fd)
                     except OSError as error:
-                        raise OutcomeUnknown(
-                            f"{self._location}: {name} may not survive a power cut: {error}"
-                        ) from error
+                        raise OutcomeUnknown(f"{self.location}: {name} may not survive a power cut: {error}") from error
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary, dir_fd=temporary_fd)
@@ -161,11 +157,11 @@ class LocalStore:
         except FileExistsError as error:
             if stat.S_ISDIR(os.stat(leaf, dir_fd=folder_fd, follow_symlinks=False).st_mode):
                 raise IsADirectoryError(errno.EISDIR, "is a directory", name) from error
-            raise ObjectExists(f"{self._location}/{name} exists already") from error
+            raise ObjectExists(f"{self.location}/{name} exists already") from error
         except OSError as error:
             if if_absent and error.errno in (errno.EPERM, errno.ENOTSUP):
                 raise Invalid(
-                    f"{self._location}: this file system has no hard links, which put-if-absent needs; "
+                    f"{self.location}: this file system has no hard links, which put-if-absent needs; "
                     f"choose a directory on another one"
                 ) from error
             raise
@@ -253,7 +249,7 @@ class LocalStore:
         try:
             descriptor = os.open(self._root, _DIRECTORY)
         except NotADirectoryError as error:
-            raise Invalid(f"{self._location} is not a directory; choose another location") from error
+            raise Invalid(f"{self.location} is not a directory; choose another location") from error
         try:
             path = ""
             for element in folder.split("/") if folder else ():
@@ -280,8 +276,8 @@ class LocalStore:
         except OSError as error:
             # A file or a link where a directory should be: whatever the name means, it is no object.
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                raise ObjectNotFound(f"{self._location}: cannot {doing}: no such object") from error
-            raise _to_typed(error, self._location, doing) from error
+                raise ObjectNotFound(f"{self.location}: cannot {doing}: no such object") from error
+            raise _to_typed(error, self.location, doing) from error
 
     @contextmanager
     def _writing(self, doing: str) -> Iterator[None]:
@@ -290,7 +286,7 @@ class LocalStore:
         except OSError as error:
             if error.errno == errno.ENOENT:
                 self._durable.clear()
-            raise _to_typed(error, self._location, doing) from error
+            raise _to_typed(error, self.location, doing) from error
 
 
 def _to_typed(error: OSError, location: str, doing: str) -> DstlError:

@@ -35,13 +35,16 @@ class MemoryStore:
 
     A forked child has its own copy of the objects.
 
+    Attributes:
+        location: ``memory://name``.
+
     Args:
         name: Stores of the same name in one process hold the same objects; empty for a store of its own.
         clock: Whose ``wall`` stamps new objects: the "store's clock".
     """
 
     def __init__(self, name: str = "", *, clock: Clock | None = None) -> None:
-        self._location = f"memory://{name}"
+        self.location = f"memory://{name}"
         self._clock = clock if clock is not None else SystemClock()
         self._closed = False
         if name:
@@ -49,11 +52,6 @@ class MemoryStore:
                 self._objects = _shared.setdefault(check_name(name), _Objects())
         else:
             self._objects = _Objects()
-
-    @property
-    def location(self) -> str:
-        """``memory://name``."""
-        return self._location
 
     async def put(self, name: str, data: bytes | memoryview, *, if_absent: bool = False) -> ObjectInfo:
         """Store an object; see :meth:`ObjectStore.put <dstl.store.base.ObjectStore.put>`."""
@@ -63,7 +61,7 @@ class MemoryStore:
         with objects.lock:
             taken = name in objects.stored
             if taken and if_absent:
-                raise ObjectExists(f"{self._location}/{name} exists already")
+                raise ObjectExists(f"{self.location}/{name} exists already")
             objects.stored[name] = (body, modified)
             if not taken:
                 insort(objects.names, name)
@@ -108,7 +106,7 @@ class MemoryStore:
 
     def _open(self, name: str | None = None) -> _Objects:
         if self._closed:
-            raise Closed(f"the store {self._location} was closed: open a new one")
+            raise Closed(f"the store {self.location} was closed: open a new one")
         if name is not None:
             check_name(name)
         return self._objects
@@ -118,7 +116,7 @@ class MemoryStore:
         with objects.lock:
             found = objects.stored.get(name)
         if found is None:
-            raise ObjectNotFound(f"no object {self._location}/{name}")
+            raise ObjectNotFound(f"no object {self.location}/{name}")
         return found
 
 

@@ -14,6 +14,7 @@ import google_crc32c
 
 from dstl.errors import AccessDenied, DstlError, Invalid, OutcomeUnknown, SlowDown, Unavailable
 from dstl.options import S3Options
+from dstl.runtime import all_of
 from dstl.store.base import ByteRange, ObjectInfo, check_name
 from dstl.store.s3_client import S3Client
 from dstl.store.s3_errors import error_code, sdk_errors, translating
@@ -96,13 +97,7 @@ class MultipartUploader:
                 return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": checksum}
 
         places = enumerate(range(0, len(body), size), 1)
-        try:
-            async with asyncio.TaskGroup() as group:
-                sending = [group.create_task(send(number, at)) for number, at in places]
-        except ExceptionGroup as failures:
-            # The group has cancelled the other parts; the first failure says why.
-            raise failures.exceptions[0] from None
-        return [one.result() for one in sending]
+        return await all_of(send(number, at) for number, at in places)
 
     def _abort(self, upload: Mapping[str, str]) -> None:
         async def abort() -> None:

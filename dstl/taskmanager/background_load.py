@@ -24,7 +24,7 @@ from dstl.rpc.messages import (
     ScanValues,
     read_columns,
 )
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, end_tasks
 from dstl.store.retry_policy import RetryPolicy
 from materializer.bases.cold_reads import Asked
 from materializer.bases.table_directory import FileBases
@@ -96,8 +96,7 @@ class BackgroundLoad:
         """Give up what is not loaded yet; reads that need it are refused from now on. Idempotent."""
         if self.failure is None and not self._restore.is_loaded:
             self.failure = replaced()
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await end_tasks([self._task])
 
     def _check(self) -> None:
         """Refuse to read tables that will never be whole: the query is to be restarted, not to go on with them."""

@@ -148,7 +148,7 @@ class TaskManagerService:
     async def _write(self, peer: Peer, call: Write) -> Done:
         self._backend.check_attempt(call.who)
         # Back-pressure: a worker whose changes do not fit the budget waits here, and its task with it.
-        async with self._backend.storage.reserve(len(call.changes)):
+        async with self._backend.storage.budget.reserve(len(call.changes)):
             for changes in _changes(call.changes):
                 self._backend.write(call.who, call.partition, changes, call.metadata, call.expiring)
                 reach("T1")
@@ -165,7 +165,7 @@ class TaskManagerService:
             possible = self._backend.can_resume(call.parent) and call.key_groups == self._backend.key_groups
             if possible:
                 self._backend.resume(call.parent)
-        return Resumed(possible, self._backend.storage.writer_id)
+        return Resumed(possible, self._backend.storage.names.writer_id)
 
     async def _restore(self, peer: Peer, call: Restore) -> Restored:
         started = self._runtime.clock.now()
@@ -225,7 +225,7 @@ class TaskManagerService:
                     persisted = await self._backend.persist(call.winners)
             except TimeoutError:
                 raise Unavailable(f"the store did not take the changes within {call.timeout_s:g} s") from None
-            self._counted, self._hedges = storage.upload_attempts, storage.hedges
+            self._counted, self._hedges = storage.seals.upload_attempts, storage.seals.hedges
             state = self._metrics.note_state(self._backend)
         reach("T7")
         return replace(persisted, requests=self._counted - before, hedges=self._hedges - hedges, state=state)

@@ -71,7 +71,7 @@ class BackgroundBudget:
             await self._clock.sleep(_LOOK_S)
         self._held += nbytes
         try:
-            async with self._storage.reserve(nbytes):
+            async with self._storage.budget.reserve(nbytes):
                 yield
         finally:
             self._held -= nbytes

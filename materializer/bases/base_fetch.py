@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dstl.errors import CorruptData, DstlError, MissingState
-from dstl.runtime import call_in_thread
+from dstl.runtime import all_of, call_in_thread
 from dstl.store.prefetcher import BudgetLease, Prefetcher
 from dstl.store.retry_policy import RetryPolicy
 from handles.materialized_handle import KeyGroupBase
@@ -144,13 +144,7 @@ async def _get(fetch: BaseFetch, source: BaseSource) -> bytes | memoryview:
             data = await get(start)
         whole[start - fetch.start : start - fetch.start + len(data)] = np.frombuffer(data, np.uint8)
 
-    pieces = [asyncio.ensure_future(piece(start)) for start in starts]
-    try:
-        await asyncio.gather(*pieces)
-    finally:
-        for each in pieces:
-            each.cancel()
-        await asyncio.gather(*pieces, return_exceptions=True)
+    await all_of(map(piece, starts))
     return whole.data
 
 

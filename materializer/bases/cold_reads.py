@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from dstl.errors import Closed, CorruptData, MissingState
-from dstl.runtime import call_in_thread
+from dstl.runtime import all_of, call_in_thread, end_tasks
 from dstl.store.retry_policy import RetryPolicy
 from handles.key_group import KeyGroup
 from handles.materialized_handle import KeyGroupBase
@@ -118,15 +118,11 @@ class ColdReads:
                 missing[group] = lacking
         is_soon = sum(_load_seconds(self._bases[group]) for group in missing) <= READ_COSTS.soon
         share = READ_COSTS.share * (1 if is_soon else 2)
-        works = [asyncio.ensure_future(self._bring(group, each, share)) for group, each in missing.items()]
         self._load.reading += 1
         try:
-            await asyncio.gather(*works)
+            await all_of(self._bring(group, each, share) for group, each in missing.items())
         finally:
             self._load.reading -= 1
-            for each in works:
-                each.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
 
     def prepare(self) -> None:
         """Begin to read the indexes of those bases of which keys may be read in place."""
@@ -138,9 +134,7 @@ class ColdReads:
         """End what reads. Idempotent."""
         tasks = [known.index for known in self._known.values() if known.index is not None]
         self._known.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
         await self._source.close()
 
     async def _bring(self, group: KeyGroup, missing: set[Asked], share: float) -> None:
@@ -172,13 +166,8 @@ class ColdReads:
         runs = _runs(sorted(wanted), index)
         if _seconds(index, runs, wanted) > share * _load_seconds(base, sum(index.raw_sizes)):
             return None
-        works = [asyncio.ensure_future(self._read_run(base, index, run, wanted)) for run in runs]
-        try:
-            return [rows for found in await asyncio.gather(*works) for rows in found]
-        finally:
-            for each in works:
-                each.cancel()
-            await asyncio.gather(*works, return_exceptions=True)
+        found = await all_of(self._read_run(base, index, run, wanted) for run in runs)
+        return [rows for each in found for rows in each]
 
     async def _index(self, base: KeyGroupBase) -> KeyGroupIndex:
         known = self._known.setdefault(base.key_group, _Known())

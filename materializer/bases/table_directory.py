@@ -24,14 +24,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 import zstandard
 from pydantic_core import from_json
 
 from dstl.errors import CorruptData, Invalid, MissingState, Unavailable
-from dstl.runtime import Runtime, call_in_thread
+from dstl.runtime import Runtime, all_of, call_in_thread
 from dstl.store.base import ByteRange, ObjectStore
 from dstl.store.retry_policy import RetryPolicy, read_range
 from dstl.store.sealed import is_sealed
@@ -198,7 +197,7 @@ async def write_table_files(
                 await call_in_thread(cache.link, name, size, snapshot.path / file.name)
             return TableFile(file.id, name, size, checksum)
 
-    files: tuple[TableFile, ...] = await _all_of(*(name_file(file) for file in found if file.id))
+    files = tuple(await all_of(name_file(file) for file in found if file.id))
     small = {file.name: await call_in_thread(_read, snapshot.path / file.name) for file in found if not file.id}
     index = encode_index(TableIndex(small, tuple((f.id, f.size, f.checksum) for f in files), snapshot.row_bytes))
     name, size, checksum = await store(index, google_crc32c.value(index))
@@ -306,7 +305,7 @@ class FileBases:
 
         for name, content in index.contents.items():
             await call_in_thread(_append, path / name, 0, content, 0)
-        await _all_of(*(fetch(file) for file in base.files))
+        await all_of(map(fetch, base.files))
         if self.passes > 1:
             await self._check(path, base, progress)
         known = tuple(SnapshotFile(file.file_name, file.size, file.checksum, file.id) for file in base.files)
@@ -372,17 +371,6 @@ class FileBases:
             return Path(tempfile.mkdtemp(dir=self._directory.path))
         except OSError as error:
             raise Unavailable(f"cannot make a directory for base files: {error.strerror}; check TMPDIR") from error
-
-
-async def _all_of(*work: Awaitable[TableFile | None]) -> tuple[Any, ...]:
-    """Wait for all; when one fails, cancel the others, wait for them too, and raise what failed first."""
-    tasks = [asyncio.ensure_future(each) for each in work]
-    try:
-        return tuple(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _from_cache(cache: BaseCache, file: TableFile, path: Path) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dstl.crash_points import reach
 from dstl.errors import Closed, CorruptData, DstlError, MissingState, Unavailable
-from dstl.runtime import Runtime, call_in_thread
+from dstl.runtime import Runtime, call_in_thread, end_tasks
 from dstl.store.base import ObjectStore
 from dstl.store.prefetcher import BudgetLease, Prefetcher
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
@@ -207,7 +207,7 @@ class TableRestore:
                 self._start(operator)
             await asyncio.gather(*self._running.values())
         except BaseException as error:
-            await self._stop()
+            await end_tasks(self._running.values())
             told = error if isinstance(error, DstlError) else Closed("the restore was given up")
             for load in self._loads.values():
                 load.fail(self._explain(told), for_good=not isinstance(error, Unavailable))
@@ -243,7 +243,7 @@ class TableRestore:
 
     async def close(self) -> None:
         """End what runs; the tables stay as they are, and who waits for more is told. Idempotent."""
-        await self._stop()
+        await end_tasks(self._running.values())
         for load in self._loads.values():
             load.fail(Closed("the restore was given up"), for_good=True)
         for reads in self._reads.values():
@@ -264,12 +264,6 @@ class TableRestore:
             task.exception()  # it may have failed before anybody waited for it
         if task is None or (task.done() and not load.is_done):
             self._running[operator] = asyncio.ensure_future(load.run())
-
-    async def _stop(self) -> None:
-        tasks = list(self._running.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _open(self, checkpoint: CompletedCheckpoint, serves: bool) -> None:
         generations = {

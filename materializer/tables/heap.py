@@ -369,6 +369,9 @@ class HeapStateTable:
 
 class HeapTableSnapshot:
     """One moment of a heap table. Reading sorts one state of one key group at a time, and copies references
+
+    Attributes:
+        versions: Version of each key group at that moment.
     only."""
 
     as_files = None
@@ -380,14 +383,9 @@ class HeapTableSnapshot:
         release: Callable[[], None],
     ) -> None:
         self._states = states
-        self._versions = versions
+        self.versions = versions
         self._release = release
         self._closed = False
-
-    @property
-    def versions(self) -> Mapping[KeyGroup, int]:
-        """Version of each key group at that moment."""
-        return self._versions
 
     def entries(
         self, key_group: KeyGroup, *, page_rows: int = PAGE_ROWS, page_bytes: int = PAGE_BYTES

@@ -44,6 +44,9 @@ _CHUNK_ROWS = 1024  # entries whose Python objects exist at once
 class RocksDBTableSnapshot:
     """One moment of a RocksDB table, as files and as entries.
 
+    Attributes:
+        versions: Version of each key group at that moment.
+
     Args:
         path: The checkpoint directory; deleted on close.
         versions: Version of each key group at that moment.
@@ -63,16 +66,11 @@ class RocksDBTableSnapshot:
         self.path = path
         self.row_bytes = row_bytes
         self._incarnation = incarnation
-        self._versions = versions
+        self.versions = versions
         self._checksums = checksums if checksums is not None else {}
         self._database: Any = None
         self._closed = False
         self._lock = threading.Lock()
-
-    @property
-    def versions(self) -> Mapping[KeyGroup, int]:
-        """Version of each key group at that moment."""
-        return self._versions
 
     @property
     def as_files(self) -> RocksDBTableSnapshot:

@@ -160,7 +160,7 @@ class ChangelogMachine(RuleBasedStateMachine):
 
         async def reserve() -> None:
             try:
-                async with self.world.storage.reserve(size):
+                async with self.world.storage.budget.reserve(size):
                     if not log.closed:
                         value = self.value(size)
                         log.follow()

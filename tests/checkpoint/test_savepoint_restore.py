@@ -50,7 +50,7 @@ async def a_query(
     driver.materialization = OFTEN if materializes else None
     try:
         await driver.start()
-        await driver.service.start_from(
+        await driver.service.runs.start_from(
             SavepointRestore(location if source is None else source, location, name, mode, a_runtime(seed))
         )
         yield driver
@@ -316,7 +316,7 @@ async def test_its_own_query_may_go_on_from_a_savepoint_in_another_location(seed
     driver = Driver(location, seed=9, operators=TWO, plain=await directory_of("query-1"))
     try:
         await driver.start()
-        await driver.service.start_from(SavepointRestore(location, location, "mine", "no_claim", a_runtime()))
+        await driver.service.runs.start_from(SavepointRestore(location, location, "mine", "no_claim", a_runtime()))
         await driver.run_batch("run-2", 4, events(rng, 4), model)
     finally:
         await driver.close()

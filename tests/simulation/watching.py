@@ -101,6 +101,8 @@ async def name_a_savepoint(world: World, store: ObjectStore, service: Coordinato
     """Name a savepoint to a query that has a checkpoint by now, which comes first, as a program does at each start."""
     if world.savepoints:
         with suppress(DstlError):
-            found = await service.start_from(SavepointRestore(store, store, world.savepoints[0].name, "claim", runtime))
+            found = await service.runs.start_from(
+                SavepointRestore(store, store, world.savepoints[0].name, "claim", runtime)
+            )
             if found is not None:
                 world.check.fail("I6", f"{found.name} is restored, and the query has checkpoints of its own")

@@ -12,7 +12,7 @@ from worlds.store_contract import StoreContract
 def _stores(count: int) -> list[MemoryStore]:
     stores = [MemoryStore() for _ in range(count)]
     for index, store in enumerate(stores):
-        store._location = f"memory://shard-{index}"
+        store.location = f"memory://shard-{index}"
     return stores
 
 

@@ -54,11 +54,11 @@ class Holder:
 
 def test_an_append_is_not_held_up_by_a_base_file_that_finds_no_room() -> None:
     async def work(storage: StateChangelogStorage, share: BackgroundBudget) -> None:
-        first = Holder(storage.reserve, 600)
+        first = Holder(storage.budget.reserve, 600)
         assert await first.has_it()
         base = Holder(share.reserve, 500)
         assert not await base.has_it()
-        small = Holder(storage.reserve, 300)
+        small = Holder(storage.budget.reserve, 300)
         assert await small.has_it(0.001)
         await first.let_go()
         assert await base.has_it()
@@ -74,7 +74,7 @@ def test_base_files_never_hold_more_than_half() -> None:
         huge, other = Holder(share.reserve, 10 * LIMIT), Holder(share.reserve, 300)
         assert await huge.has_it()
         assert not await other.has_it(120.0), "patience was for appends, not for other base files"
-        append = Holder(storage.reserve, 500)
+        append = Holder(storage.budget.reserve, 500)
         assert await append.has_it()
         await huge.let_go()
         assert await other.has_it()
@@ -87,12 +87,12 @@ def test_base_files_never_hold_more_than_half() -> None:
 
 def test_one_that_has_waited_for_long_gets_its_turn_among_appends_that_never_pause() -> None:
     async def work(storage: StateChangelogStorage, share: BackgroundBudget) -> None:
-        old = Holder(storage.reserve, 900)
+        old = Holder(storage.budget.reserve, 900)
         assert await old.has_it()
         base = Holder(share.reserve, 500)
         assert not await base.has_it(59.0)
         await asyncio.sleep(2.0)
-        new = Holder(storage.reserve, 900)
+        new = Holder(storage.budget.reserve, 900)
         assert not await new.has_it()
         await old.let_go()
         assert await base.has_it()

@@ -236,7 +236,7 @@ async def test_writes_wait_while_the_budget_is_full_and_go_on_when_the_store_tak
 
         async def write(task: Task) -> None:
             written = [(key_of(groups_of("b", task.partition)[0], n), b"x" * 50) for n in range(10)]
-            async with w.storage.reserve(700):
+            async with w.storage.budget.reserve(700):
                 w.write(task, written)
             done.append(task.partition)
 

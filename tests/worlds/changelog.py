@@ -118,12 +118,12 @@ class World:
 
     async def reserve(self, nbytes: int) -> None:
         """Wait until so many bytes fit, and give them back."""
-        async with self.storage.reserve(nbytes):
+        async with self.storage.budget.reserve(nbytes):
             pass
 
     async def append(self, writer: StateChangelogWriter, nbytes: int) -> None:
         """Append a change of so many bytes once they fit."""
-        async with self.storage.reserve(nbytes):
+        async with self.storage.budget.reserve(nbytes):
             put(writer, b"y" * (nbytes - 6))
 
     async def close(self) -> None:

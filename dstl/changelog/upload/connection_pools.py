@@ -21,8 +21,6 @@ class ConnectionPools:
         now: The clock's time.
     """
 
-    __slots__ = ("_open", "_used", "_warm_after", "stores")
-
     def __init__(self, store: ObjectStore, hedge_store: ObjectStore, warm_after_s: float, now: float) -> None:
         self.stores = (store, hedge_store)
         self._warm_after = warm_after_s

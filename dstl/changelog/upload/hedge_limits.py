@@ -42,38 +42,34 @@ class HedgeBudget:
         2. A retry is never refused (the upload would be lost) but puts the buckets into debt, down to ``-burst``:
            while much is retried, nothing is hedged.
 
+    Attributes:
+        tokens: Hedges that may be sent now.
+
     Args:
         share: Tokens that a finished PUT earns.
         burst: Most tokens saved up.
     """
 
-    __slots__ = ("_burst", "_bytes", "_mean_size", "_share", "_tokens")
-
     def __init__(self, share: float, burst: float) -> None:
         self._share = share
         self._burst = burst
-        self._tokens = min(2.0, burst)
+        self.tokens = min(2.0, burst)
         self._bytes = 0.0
         self._mean_size = 0.0
-
-    @property
-    def tokens(self) -> float:
-        """Hedges that may be sent now."""
-        return self._tokens
 
     def earn(self, size: int, portion: float = 1.0) -> None:
         """A PUT of this many bytes has finished; ``portion`` in [0, 1] lessens what it earns."""
         if self._mean_size == 0.0:
             self._mean_size = float(size)
-            self._bytes = self._tokens * size
+            self._bytes = self.tokens * size
         self._mean_size += (size - self._mean_size) * 0.01
         earned = self._share * portion
-        self._tokens = min(self._burst, self._tokens + earned)
+        self.tokens = min(self._burst, self.tokens + earned)
         self._bytes = min(self._burst * self._mean_size, self._bytes + earned * size)
 
     def refusal(self) -> str | None:
         """Return why a hedge cannot be paid for now, or None."""
-        if self._tokens < 1.0:
+        if self.tokens < 1.0:
             return "budget"
         if self._bytes < 0:
             return "bytes"
@@ -81,11 +77,11 @@ class HedgeBudget:
 
     def void(self) -> None:
         """Take back what is saved up: it was earned from a store that had room."""
-        self._tokens = min(self._tokens, 0.0)
+        self.tokens = min(self.tokens, 0.0)
 
     def pay(self, size: int) -> None:
         """Take what one request of this many bytes costs, into debt if need be."""
-        self._tokens = max(-self._burst, self._tokens - 1.0)
+        self.tokens = max(-self._burst, self.tokens - 1.0)
         floor = -self._burst * max(self._mean_size, size)
         self._bytes = max(floor, self._bytes - size)
 
@@ -96,14 +92,15 @@ class CircuitBreaker:
 
     It also opens at a few in a row: four of a hundred are late, so four in a row are no accident
     (measurements: dstl/docs/decisions/hedging.md).
-    """
 
-    __slots__ = ("_in_a_row", "_open", "share")
+    Attributes:
+        is_open: True while nothing may be hedged.
+    """
 
     def __init__(self) -> None:
         self.share = 0.0
         self._in_a_row = 0
-        self._open = False
+        self.is_open = False
 
     def count(self, outlived: bool, burst: int, threshold: float) -> None:
         """Learn whether one first attempt outlived its delay.
@@ -120,14 +117,9 @@ class CircuitBreaker:
         if self._in_a_row >= _IN_A_ROW + burst / _BURST_OF_ONE_MORE:
             self.share = max(self.share, threshold * 1.01)
         if self.share > threshold:
-            self._open = True
+            self.is_open = True
         elif self.share < threshold / 2:
-            self._open = False
-
-    @property
-    def is_open(self) -> bool:
-        """True while nothing may be hedged."""
-        return self._open
+            self.is_open = False
 
 
 class ThrottlePause:
@@ -137,29 +129,21 @@ class ThrottlePause:
     back-off. So each 503 leaves a quarter of the hedging that was left, trust returns the more slowly the more often it
     was lost, and the first 10 s have a quarter, too (measurements: dstl/docs/decisions/hedging.md).
 
+    Attributes:
+        until: The time at which hedging may resume, on the clock given to :meth:`throttled`.
+        storm: The number of pauses in close succession, up to 7; each doubles the pause and the back-off of
+            retries, but a lone 503 after a calm time costs the first back-off only.
+
     Args:
         first_s: Seconds of the first pause; doubles while 503s go on.
     """
 
-    __slots__ = ("_first", "_level", "_since", "_storm", "_until")
-
     def __init__(self, first_s: float) -> None:
         self._first = first_s
-        self._storm = 0
-        self._until = float("-inf")
+        self.storm = 0
+        self.until = float("-inf")
         self._level = 1
         self._since: float | None = None  # when the level changed or was confirmed
-
-    @property
-    def until(self) -> float:
-        """The time at which hedging may resume, on the clock given to :meth:`throttled`."""
-        return self._until
-
-    @property
-    def storm(self) -> int:
-        """The number of pauses in close succession, up to 7; each doubles the pause and the back-off of
-        retries, but a lone 503 after a calm time costs the first back-off only."""
-        return self._storm
 
     def portion(self, now: float) -> float:
         """Return the share of the usual hedging that is sensible between pauses, from 1/256 to 1."""
@@ -173,11 +157,11 @@ class ThrottlePause:
     def throttled(self, now: float) -> None:
         """The store said SlowDown."""
         self.portion(now)
-        if now >= self._until:  # else: one overload answers many requests in flight; they are one event
+        if now >= self.until:  # else: one overload answers many requests in flight; they are one event
             self._level = min(_LEAST_TRUST, self._level + 1)
-            self._storm = min(_LONGEST_STORM, self._storm + 1) if now - self._until < _STORM_S else 1
+            self.storm = min(_LONGEST_STORM, self.storm + 1) if now - self.until < _STORM_S else 1
         self._since = now
-        self._until = now + self._first * 2.0 ** (self._storm - 1)
+        self.until = now + self._first * 2.0 ** (self.storm - 1)
 
 
 class Ticket:
@@ -206,8 +190,6 @@ class QueueDetector:
     the store is at its capacity they queue behind it, and hardly any are: then a hedge only lengthens the queue. No
     absolute latency is needed for this, so it holds for a store that was overloaded from the first PUT on.
     """
-
-    __slots__ = ("_recent", "_seen", "share")
 
     def __init__(self) -> None:
         self._recent: deque[Ticket] = deque(maxlen=_KEPT)

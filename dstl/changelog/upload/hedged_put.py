@@ -99,32 +99,11 @@ class Upload:
     """The upload of one object: awaitable; its result is the :class:`StoredObject`.
 
     Cancelling an ``await`` of it does not stop it; :meth:`cancel` does. Made by ``Uploader.submit`` only.
-    """
 
-    __slots__ = (
-        "_active",
-        "_began",
-        "_checksum",
-        "_critical",
-        "_data",
-        "_denied",
-        "_due",
-        "_failures",
-        "_future",
-        "_hedge_at",
-        "_hedges",
-        "_last_error",
-        "_name_of",
-        "_on_attempt",
-        "_owner",
-        "_retry_at",
-        "_sent",
-        "_size",
-        "_ticket",
-        "_timer",
-        "_tries",
-        "_youngest",
-    )
+    Attributes:
+        hedges: Second requests that were sent so far.
+        critical: True where a checkpoint waits for it.
+    """
 
     def __init__(
         self,
@@ -140,14 +119,14 @@ class Upload:
         self._data = data
         self._size = len(data)
         self._checksum = checksum
-        self._critical = critical
+        self.critical = critical
         self._on_attempt = on_attempt
         self._future: asyncio.Future[StoredObject] = owner.loop.create_future()
         self._began = owner.clock.now()
         self._ticket = owner.policy.began(self._began, self._size, critical)
         self._active: list[_Attempt] = []
         self._youngest = self._began
-        self._sent = self._tries = self._hedges = self._failures = 0
+        self._sent = self._tries = self.hedges = self._failures = 0
         self._last_error: BaseException | None = None
         self._denied = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -155,21 +134,11 @@ class Upload:
         self._hedge_at: float | None = None
         self._retry_at: float | None = None
 
-    @property
-    def hedges(self) -> int:
-        """Second requests that were sent so far."""
-        return self._hedges
-
-    @property
-    def critical(self) -> bool:
-        """True where a checkpoint waits for it."""
-        return self._critical
-
     def make_critical(self) -> None:
         """A checkpoint has begun to wait for it: it is hedged earlier and before those that no checkpoint waits for."""
-        if self._critical or self._future.done():
+        if self.critical or self._future.done():
             return
-        self._critical = True
+        self.critical = True
         if self._hedge_at is not None:
             due = self._youngest + self._owner.policy.delay(self._size, True)
             self._hedge_at = max(self._owner.clock.now(), min(self._hedge_at, due))
@@ -194,7 +163,7 @@ class Upload:
         number = self._sent
         self._sent += 1
         if hedge:
-            self._hedges += 1
+            self.hedges += 1
         else:
             self._tries += 1
         now = owner.clock.now()
@@ -217,7 +186,7 @@ class Upload:
         task.add_done_callback(attempt.ended)
         self._retry_at = None
         if owner.hedging:
-            self._hedge_at = now + owner.policy.delay(self._size, self._critical)
+            self._hedge_at = now + owner.policy.delay(self._size, self.critical)
         self._arm()
 
     def on_ended(self, attempt: _Attempt, task: asyncio.Task[ObjectInfo]) -> None:
@@ -255,7 +224,7 @@ class Upload:
         for attempt in active:
             if attempt is not winner:
                 self._discard(attempt)
-        stored = StoredObject(winner.name, self._size, self._checksum, self._sent, self._hedges > 0)
+        stored = StoredObject(winner.name, self._size, self._checksum, self._sent, self.hedges > 0)
         self._settle(stored=True)
         self._future.set_result(stored)
         owner.settled(self)
@@ -383,7 +352,7 @@ class Upload:
             self._lost(oldest, OutcomeUnknown(f"PUT of {oldest.name} had no answer in time"))
             return
         if self._retry_at is not None and now >= self._retry_at:
-            owner.policy.retried(self._size)
+            owner.policy.budget.pay(self._size)  # as a hedge is
             self.attempt(hedge=False)
             return
         if self._hedge_at is not None and now >= self._hedge_at:
@@ -394,7 +363,7 @@ class Upload:
     def _consider_hedge(self, now: float) -> None:
         owner = self._owner
         answer = owner.policy.ask(
-            now, size=self._size, age=now - self._youngest, hedges=self._hedges, critical=self._critical
+            now, size=self._size, age=now - self._youngest, hedges=self.hedges, critical=self.critical
         )
         if answer.verdict is not Verdict.WAIT:
             owner.policy.outlived(self._ticket)

@@ -103,8 +103,6 @@ class RecentLatencies:
         is_slow: Whether the last ones took much longer than is usual for their size.
     """
 
-    __slots__ = ("_counts", "_recent", "_sorted", "_usual", "is_slow")
-
     def __init__(self) -> None:
         self.is_slow = False
         self._recent: dict[int, deque[float]] = {}
@@ -228,10 +226,6 @@ class HedgePolicy:
             return HedgeVerdict(Verdict.DENY, again, refusal)
         self.budget.pay(size)
         return _SEND
-
-    def retried(self, size: int) -> None:
-        """A failed attempt is tried again: paid from the same budget."""
-        self.budget.pay(size)
 
     def throttled(self, now: float) -> None:
         """The store answered 503 SlowDown."""

@@ -105,7 +105,7 @@ class Fleet(Members):
     @property
     def is_complete(self) -> bool:
         """True while there are as many TaskManagers as there shall be."""
-        return len(self._members) >= self._wanted
+        return len(self.all) >= self._wanted
 
     @property
     def has_all_owners(self) -> bool:
@@ -125,14 +125,14 @@ class Fleet(Members):
     @property
     def assignments(self) -> list[Assignment]:
         """The owners of the key groups, in key group order."""
-        owners = [m for m in self._members.values() if m.key_groups is not None]
+        owners = [m for m in self.all.values() if m.key_groups is not None]
         return [
             Assignment(m.key_groups, m.address) for m in sorted(owners, key=lambda m: m.key_groups or 0) if m.key_groups
         ]
 
     def begin_run(self) -> None:
         """Let the next :meth:`prepare` reach every TaskManager: what the run before has left there is dropped."""
-        for member in self._members.values():
+        for member in self.all.values():
             member.holds = ()
 
     async def prepare(self, query_id: str, parent: CompletedCheckpoint | None) -> Restored:
@@ -149,7 +149,7 @@ class Fleet(Members):
             CorruptData, MissingState: Something that the checkpoint names is damaged or gone.
         """
         if not self.is_complete:
-            raise FleetChanged(f"{len(self._members)} of {self._wanted} TaskManagers are there: restart the query")
+            raise FleetChanged(f"{len(self.all)} of {self._wanted} TaskManagers are there: restart the query")
         body = parent.model_dump_json().encode() if parent else b""
         parent_id = parent.checkpoint_id if parent else None
         self._assign()
@@ -219,7 +219,7 @@ class Fleet(Members):
     @property
     def members(self) -> Sequence[MemberInfo]:
         """The registered TaskManagers."""
-        return [MemberInfo(m.member_id, m.address, m.pid, m.key_groups) for m in self._members.values()]
+        return [MemberInfo(m.member_id, m.address, m.pid, m.key_groups) for m in self.all.values()]
 
     async def unnamed_bases(self) -> UnnamedBases:
         """Return how many materializations run or wait for a checkpoint to name them, on all TaskManagers together.
@@ -242,17 +242,17 @@ class Fleet(Members):
             following.cancel()
 
     def _owners(self) -> list[Member]:
-        return [m for m in self._members.values() if m.place is not None]
+        return [m for m in self.all.values() if m.place is not None]
 
     def _assign(self) -> None:
         """Give every free place to a TaskManager that has none; where their number has changed, all are free."""
         if self._size != self._wanted:
             self._size = self._wanted
-            for member in self._members.values():
+            for member in self.all.values():
                 member.place, member.key_groups, member.holds = None, None, ()
         taken = {m.place for m in self._owners()}
         free = (place for place in count() if place not in taken)
-        for member in self._members.values():
+        for member in self.all.values():
             if member.place is None and len(self._owners()) < self._size:
                 member.place = next(free)
                 member.key_groups = range_of_partition(member.place, self.max_parallelism, self._size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from dstl.checkpoint.coordinator import CheckpointCoordinator
@@ -22,6 +23,7 @@ _ATTEMPTS = 20  # a second in all, many times what a notification takes
 _PAUSE_S = 0.05  # a TaskManager hears of a checkpoint within milliseconds
 
 
+@dataclass(frozen=True, slots=True)
 class Lookups:
     """Reads single keys as of the last committed batch. One event loop.
 
@@ -29,7 +31,7 @@ class Lookups:
         1. A value is of a checkpoint that is durable. Changes of a batch that runs, or is being committed, are no part
            of it.
 
-    Args:
+    Attributes:
         connections: To the TaskManagers, its own.
         fleet: The TaskManagers.
         catalogue: The operators and their states.
@@ -38,21 +40,12 @@ class Lookups:
         clock: For repeated attempts.
     """
 
-    def __init__(
-        self,
-        connections: OwnConnections,
-        fleet: Fleet,
-        catalogue: StateCatalogue,
-        current: Callable[[], CheckpointCoordinator | None],
-        execution: SparkExecution | None,
-        clock: Clock,
-    ) -> None:
-        self._connections = connections
-        self._fleet = fleet
-        self._catalogue = catalogue
-        self._current = current
-        self._execution = execution
-        self._clock = clock
+    connections: OwnConnections
+    fleet: Fleet
+    catalogue: StateCatalogue
+    current: Callable[[], CheckpointCoordinator | None]
+    execution: SparkExecution | None
+    clock: Clock
 
     async def registry(self, operator: str) -> Registry:
         """Return the states of an operator of the running query.
@@ -62,9 +55,9 @@ class Lookups:
         """
         coordinator = self._running()
         run_id = coordinator.run_id
-        if self._execution is not None and (run_id is None or not await self._execution.is_running(run_id)):
+        if self.execution is not None and (run_id is None or not await self.execution.is_running(run_id)):
             raise _not_running()
-        registry: Registry = json.loads(self._catalogue.registry_of(operator))
+        registry: Registry = json.loads(self.catalogue.registry_of(operator))
         return registry
 
     async def read(
@@ -88,7 +81,7 @@ class Lookups:
                 return await self._found(key_group, operator, state, key_group, key, user_keys)
         except TimeoutError:
             # What still comes would be taken for the answer to the next call.
-            self._connections.keep(())
+            self.connections.keep(())
             raise Unavailable(
                 f"the TaskManager of key group {key_group} does not answer: look up again later"
             ) from None
@@ -99,28 +92,28 @@ class Lookups:
             if checkpoint is None:
                 return Content((), ())
             try:
-                connection = await self._connections.to(self._owner(key_group))
+                connection = await self.connections.to(self._owner(key_group))
                 return await connection.call(LookUp(checkpoint.checkpoint_id, *wanted))
             except Unavailable:
                 if attempt == _ATTEMPTS:
                     raise
-            await self._clock.sleep(_PAUSE_S)
+            await self.clock.sleep(_PAUSE_S)
         raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._connections.keep(())
+        self.connections.keep(())
 
     def _owner(self, key_group: KeyGroup) -> MemberInfo:
-        members = self._fleet.members
-        self._connections.keep({each.member_id for each in members})
+        members = self.fleet.members
+        self.connections.keep({each.member_id for each in members})
         owner = next((each for each in members if each.key_groups is not None and key_group in each.key_groups), None)
         if owner is None:
             raise Unavailable(f"no TaskManager has key group {key_group} now: look up again when the query goes on")
         return owner
 
     def _running(self) -> CheckpointCoordinator:
-        coordinator = self._current()
+        coordinator = self.current()
         if coordinator is None:
             raise _not_running()
         return coordinator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,7 +13,8 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.codec import Call, R
 from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import LOOKS, Secret
+from dstl.rpc.protocol import Secret
+from dstl.rpc.silence import Silence
 from handles.checkpoint import CheckpointId
 from handles.key_group import KeyGroupRange
 
@@ -79,13 +80,11 @@ class Member:
     async def _answer(self, message: Call[R], seconds: float | None) -> R:
         calling = asyncio.ensure_future(self.connection.call(message))
         try:
-            for _ in range(LOOKS):
-                await asyncio.wait([calling], timeout=None if seconds is None else seconds / LOOKS)
-                if calling.done():
-                    return calling.result()
+            if not await Silence(seconds).wait(calling):
+                raise TimeoutError
+            return calling.result()
         finally:
             calling.cancel()
-        raise TimeoutError
 
     def lose(self) -> None:
         """Give it up, with everything that no record has. Idempotent."""
@@ -100,6 +99,9 @@ class Member:
 class Members:
     """The registered TaskManagers of one application. One event loop.
 
+    Attributes:
+        all: The members by their names, in the order in which they have come. It changes with them.
+
     Args:
         secret: The application's.
         on_lost: Called with a member's id when it is gone.
@@ -110,23 +112,18 @@ class Members:
         self._secret = secret
         self._on_lost = on_lost
         self._host = host
-        self._members: dict[str, Member] = {}
+        self.all: dict[str, Member] = {}
         self._changed = asyncio.Event()
-
-    @property
-    def all(self) -> Mapping[str, Member]:
-        """The members by their names, in the order in which they have come. It changes with them."""
-        return self._members
 
     @property
     def pids(self) -> Sequence[int]:
         """Process ids of the members."""
-        return [member.pid for member in self._members.values()]
+        return [member.pid for member in self.all.values()]
 
     @property
     def member_hosts(self) -> Sequence[str]:
         """The members' hosts, in the order of :attr:`pids`."""
-        return [member.address.host for member in self._members.values()]
+        return [member.address.host for member in self.all.values()]
 
     async def changed(self, timeout: float) -> None:
         """Return at the next :meth:`notify` or registration, or after ``timeout`` seconds."""
@@ -155,22 +152,22 @@ class Members:
             To be called when it is gone, with everything that no record has. Idempotent.
         """
         connection = await AsyncConnection.open(address.seen_from(self._host), self._secret, role=Role.COORDINATOR)
-        if (before := self._members.get(member_id)) is not None:
+        if (before := self.all.get(member_id)) is not None:
             before.lose()
         member = Member(member_id, address, connection, pid, end_lifeline, self._forget)
-        self._members[member_id] = member
+        self.all[member_id] = member
         self.notify()
         _log.info("TaskManager %s has registered: pid %d at %s", member_id, pid, address)
         return member.lose
 
     def close(self) -> None:
         """Close every connection, whereupon the TaskManagers end."""
-        for member in self._members.values():
+        for member in self.all.values():
             member.connection.close()
-        self._members.clear()
+        self.all.clear()
 
     def _forget(self, member: Member) -> None:
-        if self._members.get(member.member_id) is member:
-            del self._members[member.member_id]
+        if self.all.get(member.member_id) is member:
+            del self.all[member.member_id]
             self._on_lost(member.member_id)
             self.notify()

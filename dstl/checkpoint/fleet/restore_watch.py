@@ -12,7 +12,9 @@ from dstl.rpc.async_connection import AsyncConnection
 from dstl.rpc.client import Address
 from dstl.rpc.fleet_messages import ReadRestoreStatus
 from dstl.rpc.handshake import Role
-from dstl.rpc.protocol import LOOKS, Secret
+from dstl.rpc.protocol import Secret
+from dstl.rpc.silence import Silence
+from dstl.runtime import end_tasks
 from materializer.restore.progress import ProgressListener, RestoreStatus, combine
 
 _T = TypeVar("_T")
@@ -50,21 +52,16 @@ class RestoreWatch:
             TimeoutError: It stood still for too long; ``restore`` is cancelled. Says which TaskManager.
             DstlError: Whatever the restore raises.
         """
-        self._moves[member_id] = seen = silent = 0
+        self._moves[member_id] = 0
+        silence = Silence(self._stall_s, lambda: self._moves[member_id])
         restoring = asyncio.ensure_future(restore)
         asking = asyncio.ensure_future(self._ask(member_id, address, restoring))
         try:
-            while True:
-                await asyncio.wait([restoring], timeout=self._stall_s / LOOKS)
-                if restoring.done():
-                    return await restoring
-                silent, seen = silent + 1 if self._moves[member_id] == seen else 0, self._moves[member_id]
-                if silent >= LOOKS:
-                    raise TimeoutError(f"the restore of TaskManager {member_id} stands still for {self._stall_s:g} s")
+            if not await silence.wait(restoring):
+                raise TimeoutError(f"the restore of TaskManager {member_id} stands still for {self._stall_s:g} s")
+            return await restoring
         finally:
-            asking.cancel()
-            restoring.cancel()
-            await asyncio.gather(asking, restoring, return_exceptions=True)
+            await end_tasks((asking, restoring))
 
     def finished(self, member_id: str, status: RestoreStatus | None) -> None:
         """Take the status at a restore's end."""

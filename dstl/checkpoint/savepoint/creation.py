@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import google_crc32c
 
@@ -32,7 +34,7 @@ from dstl.checkpoint.savepoint.format import (
 )
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, MissingState, ObjectExists, OutcomeUnknown
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, end_tasks
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint
 from handles.key_group import KeyGroup, KeyGroupRange
@@ -84,20 +86,17 @@ class SavepointFileWriter:
         if len(file.data) >= self._file_bytes:
             await self._store(operator)
 
-    async def finish(self, operators: Iterable[str]) -> list[SavepointFile]:
+    async def finish(self, operators: Sequence[str]) -> tuple[SavepointFile, ...]:
         """Store what is open, wait for all, and return the files by operator in the given order."""
-        uids = list(operators)
-        for operator in uids:
+        for operator in operators:
             if operator in self._open:
                 await self._store(operator)
         await self._wait(0)
-        return [file for operator in uids for file in self._stored.get(operator, ())]
+        return tuple(file for operator in operators for file in self._stored.get(operator, ()))
 
     async def withdraw(self) -> None:
         """Delete what was stored for a savepoint that did not come to be; the descriptor certainly is not there."""
-        for task in self._uploads:
-            task.cancel()
-        await asyncio.gather(*self._uploads, return_exceptions=True)
+        await end_tasks(self._uploads)
         try:
             await self._objects.delete(self._names)
         except DstlError as error:
@@ -275,30 +274,19 @@ async def save_checkpoint(
     stored bytes) and a few base files, whatever the size of the state.
     """
 
-    async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
-        await copy_key_groups(checkpoint, source, runtime, files, on_progress)
-        return await files.finish(entry.uid for entry in checkpoint.operators)
-
-    def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
-        return Savepoint(
-            name=name,
-            put_id=unique,
-            created_at=runtime.clock.wall(),
-            source=source.location,
-            sequence_base=checkpoint.sequence_base + checkpoint.checkpoint_id,
-            files=tuple(files),
-            **{field: getattr(checkpoint, field) for field in _COPIED},
-        )
-
-    return await write_savepoint(target, runtime, name, fill, describe, file_bytes=file_bytes)
+    content = {field: getattr(checkpoint, field) for field in _COPIED}
+    content["source"] = source.location
+    content["sequence_base"] = checkpoint.sequence_base + checkpoint.checkpoint_id
+    fill = partial(copy_key_groups, checkpoint, source, runtime, on_progress=on_progress)
+    return await write_savepoint(target, runtime, name, fill, content, file_bytes=file_bytes)
 
 
 async def write_savepoint(
     target: ObjectStore,
     runtime: Runtime,
     name: str,
-    fill: Callable[[SavepointFileWriter], Awaitable[Sequence[SavepointFile]]],
-    describe: Callable[[str, Sequence[SavepointFile]], Savepoint],
+    fill: Callable[[SavepointFileWriter], Awaitable[None]],
+    content: Mapping[str, Any],
     *,
     file_bytes: int = TARGET_FILE_BYTES,
 ) -> Savepoint:
@@ -308,8 +296,8 @@ async def write_savepoint(
         target: Where it goes.
         runtime: Clock, jitter, ids.
         name: Its name in the target.
-        fill: Writes every key group of every operator, and returns the files.
-        describe: Returns the descriptor, given the unique part of the files' names, which is its put-id, and the files.
+        fill: Writes every key group of every operator.
+        content: What the descriptor says of the state: its fields but for name, put-id, time and files.
         file_bytes: A file is closed once it has so many bytes.
 
     Raises:
@@ -322,7 +310,10 @@ async def write_savepoint(
     unique = runtime.new_id()
     writer = SavepointFileWriter(objects, directory_of(name) + unique, file_bytes)
     try:
-        savepoint = describe(unique, await fill(writer))
+        await fill(writer)
+        files = await writer.finish([entry.uid for entry in content["operators"]])
+        made = {"name": name, "put_id": unique, "created_at": runtime.clock.wall(), "files": files}
+        savepoint = Savepoint.model_validate({**content, **made})
     except BaseException:
         await writer.withdraw()
         raise

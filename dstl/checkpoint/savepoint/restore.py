@@ -34,7 +34,7 @@ from dstl.checkpoint.savepoint.format import (
     directory_of,
 )
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, all_of
 from dstl.store.base import ObjectStore
 from handles.checkpoint import CheckpointId, CompletedCheckpoint, OperatorEntry, TruncatedEntry, referenced_objects
 from handles.materialized_handle import MaterializedStateHandle
@@ -282,14 +282,7 @@ class SavepointRestore:
             copied += file.size
             _log.info("%s: %d of %d bytes copied to %s", self, copied, savepoint.bytes, self._target.location)
 
-        tasks = [asyncio.ensure_future(copy(file)) for file in wanted]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        await all_of(map(copy, wanted))
         return places
 
     def _problem(self, savepoint: Savepoint, file: SavepointFile, what: str) -> str:

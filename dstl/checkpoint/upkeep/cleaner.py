@@ -18,7 +18,7 @@ from dstl.checkpoint.upkeep.cleaning_plan import CleaningPlan, Deletion, plan_cl
 from dstl.crash_points import reach
 from dstl.errors import CorruptData, DstlError, Fenced, Invalid
 from dstl.options import CheckpointOptions
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, end_tasks
 from dstl.store.base import ObjectStore
 
 _log = logging.getLogger(__name__)
@@ -202,8 +202,7 @@ class PeriodicCleaner:
         """Stop; a pass may be cut off anywhere. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks([task])
 
     async def _run(self) -> None:
         while True:

@@ -27,7 +27,7 @@ from dstl.checkpoint.upkeep.object_checks import (
     check_table_file,
 )
 from dstl.errors import CorruptData, DstlError, Invalid, MissingState, ObjectNotFound
-from dstl.runtime import Runtime
+from dstl.runtime import Runtime, all_of
 from dstl.store.base import ObjectInfo, ObjectStore
 from dstl.store.retry_policy import RetryPolicy
 from handles.checkpoint import CompletedCheckpoint, referenced_objects
@@ -205,12 +205,7 @@ async def _run(
         done += check.size
         on_progress(done, total)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            for check in checks:
-                group.create_task(run(check))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    await all_of(map(run, checks))
     return problems
 
 

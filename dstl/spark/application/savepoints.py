@@ -125,7 +125,7 @@ async def start_from_savepoint(
     opened = [] if where == location.rstrip("/") else [open_at(where)]
     try:
         source = opened[0] if opened else store
-        await service.start_from(SavepointRestore(source, store, name, mode, system_runtime()))
+        await service.runs.start_from(SavepointRestore(source, store, name, mode, system_runtime()))
     except BaseException:
         for each in opened:
             await each.close()

@@ -9,11 +9,11 @@ from typing import get_args
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter, write_savepoint
-from dstl.checkpoint.savepoint.format import Savepoint, SavepointFile, check_savepoint_name, directory_of
+from dstl.checkpoint.savepoint.format import Savepoint, check_savepoint_name, directory_of
 from dstl.errors import Invalid, brief
 from dstl.options import S3Options, SealingOptions
 from dstl.runtime import IoLoop, system_runtime
@@ -24,7 +24,7 @@ from dstl.spark.migration.operator_reader import OperatorReader
 from dstl.spark.migration.query_directory import Position, QueryDirectory
 from dstl.spark.migration.spark_operator import SparkOperator, check_aggregates, name_operators, operators_of
 from dstl.spark.operators.arguments import parse_ddl
-from dstl.spark.saved_state.entries import StateFrame, add_packed, pack
+from dstl.spark.saved_state.entries import PackedOperator, StateFrame, pack
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.registry import TIMERS, StateRegistry
 from dstl.state.vectorised.aggregation import Aggregate, AggregateStates, OutputMode
@@ -58,15 +58,6 @@ class MigrationReport:
     operators: Mapping[str, tuple[str, ...]]
     entries: int
     bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Moving:
-    """An operator, read and not yet written."""
-
-    entry: OperatorEntry
-    files: DataFrame
-    states: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +150,7 @@ def migrate_state(
         )
         for number, each in (aggregates or {}).items()
     }
-    moving = []
+    moving, moved = [], {}
     for each in found:
         reader = OperatorReader(session, directory.location, position.batch_id, each.number, max_parallelism)
         try:
@@ -173,6 +164,7 @@ def migrate_state(
         if not states:
             raise Invalid(f"{reader} has neither states nor timers: start it anew")
         moving.append(_moving(position, each, names[each.number], states, max_parallelism))
+        moved[names[each.number]] = tuple(state.name for state in states)
     store, loop = open_store(target, s3 or S3Options(), sealing), IoLoop("dstl-migration")
     with loop.closing(store):
         try:
@@ -187,7 +179,7 @@ def migrate_state(
         query_id=position.query_id,
         batch_id=position.batch_id,
         watermark_ms=position.watermark_ms,
-        operators={each.entry.uid: each.states for each in moving},
+        operators=moved,
         entries=made.entries,
         bytes=made.bytes,
     )
@@ -210,7 +202,7 @@ def _states(reader: OperatorReader, operator: SparkOperator, ttl_ms: Mapping[str
 
 def _moving(
     position: Position, operator: SparkOperator, uid: str, states: Sequence[_State], max_parallelism: int
-) -> _Moving:
+) -> PackedOperator:
     """Return an operator's registry, and its states as base files that Spark makes when they are asked for."""
     key: StructType = states[0].frame.key
     registry = StateRegistry(key)
@@ -227,7 +219,7 @@ def _moving(
     )
     parts = [frame.entries(descriptor) for descriptor, frame in described]
     names = {descriptor.state_id: descriptor.name for descriptor, _ in described}
-    return _Moving(entry, pack(parts, names, max_parallelism), tuple(each.name for each in states))
+    return PackedOperator(entry, pack(parts, names, max_parallelism))
 
 
 async def _write(
@@ -235,31 +227,22 @@ async def _write(
     name: str,
     source: str,
     position: Position,
-    moving: Sequence[_Moving],
+    moving: Sequence[PackedOperator],
     max_parallelism: int,
 ) -> Savepoint:
-    runtime = system_runtime()
-
-    async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
+    async def fill(files: SavepointFileWriter) -> None:
         for each in moving:
-            await add_packed(files, each.entry.uid, each.files, max_parallelism)
-        return await files.finish(each.entry.uid for each in moving)
+            await each.add_to(files, max_parallelism)
 
-    def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
-        return Savepoint(
-            name=name,
-            put_id=unique,
-            created_at=runtime.clock.wall(),
-            source=source,
-            query_id=position.query_id,
-            checkpoint_id=1,
-            batch_id=position.batch_id,
-            watermark_ms=position.watermark_ms,
-            late_watermark_ms=position.late_watermark_ms,
-            sequence_base=1,
-            max_parallelism=max_parallelism,
-            operators=tuple(each.entry for each in moving),
-            files=tuple(files),
-        )
-
-    return await write_savepoint(store, runtime, name, fill, describe)
+    content = {
+        "source": source,
+        "query_id": position.query_id,
+        "checkpoint_id": 1,
+        "batch_id": position.batch_id,
+        "watermark_ms": position.watermark_ms,
+        "late_watermark_ms": position.late_watermark_ms,
+        "sequence_base": 1,
+        "max_parallelism": max_parallelism,
+        "operators": tuple(each.entry for each in moving),
+    }
+    return await write_savepoint(store, system_runtime(), name, fill, content)

@@ -78,7 +78,8 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: A column does not exist, a type is not supported, or a name is taken: refused here, not in a task.
         """
-        return self._deduplicate(df, subset, name, parallelism, within_watermark=False)
+        definition = define_deduplication(df, subset, self._next_place(name, (), parallelism), within_watermark=False)
+        return self._host_of_operators().run_marked(df, definition)
 
     def dropDuplicatesWithinWatermark(
         self,
@@ -105,19 +106,7 @@ class StatefulOperators(ABC):
         Raises:
             Invalid: There is no watermark, a column does not exist, or as :meth:`dropDuplicates`.
         """
-        return self._deduplicate(df, subset, name, parallelism, within_watermark=True)
-
-    def _deduplicate(
-        self,
-        df: DataFrame,
-        subset: Sequence[str] | None,
-        name: str | None,
-        parallelism: int | None,
-        *,
-        within_watermark: bool,
-    ) -> DataFrame:
-        place = self._next_place(name, (), parallelism)
-        definition = define_deduplication(df, subset, place, within_watermark=within_watermark)
+        definition = define_deduplication(df, subset, self._next_place(name, (), parallelism), within_watermark=True)
         return self._host_of_operators().run_marked(df, definition)
 
     def _host_of_operators(self) -> OperatorHost:

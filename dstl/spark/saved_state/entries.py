@@ -24,6 +24,7 @@ from dstl.state.codec.value_columns import ValueColumns
 from dstl.state.descriptor import StateDescriptor, StateKind
 from dstl.state.list_state import MAX_NUMBER, element_user_key
 from dstl.state.timers import expiry_user_key
+from handles.checkpoint import OperatorEntry
 from handles.key_group import KeyGroupRange
 from materializer.bases.key_group_file import encode_key_group
 from materializer.tables import HeapStateTable
@@ -87,23 +88,29 @@ def pack(parts: Sequence[DataFrame], names: Mapping[int, str], max_parallelism: 
     return placed.mapInArrow(KeyGroupPacker(dict(names)), _FILES)
 
 
-async def add_packed(files: SavepointFileWriter, uid: str, packed: DataFrame, max_parallelism: int) -> None:
-    """Run what :func:`pack` returned and add an operator's key groups to a savepoint, empty ones included.
+@dataclass(frozen=True, slots=True)
+class PackedOperator:
+    """An operator of a savepoint that is being made.
 
-    Args:
-        files: The savepoint's files.
-        uid: The operator.
-        packed: Its key groups that have entries.
-        max_parallelism: Key groups.
+    Attributes:
+        entry: What the savepoint says of it.
+        packed: Its key groups that have entries, as :func:`pack` returns them: Spark makes them when they are asked
+            for.
     """
-    # The iterator waits for Spark's jobs, the loop meanwhile for uploads.
-    rows = packed.toLocalIterator()
-    expected = 0
-    while (row := await asyncio.to_thread(next, rows, None)) is not None:
-        await _add_empty(files, uid, range(expected, row["key_group"]))
-        await files.add(uid, row["key_group"], bytes(row["data"]), row["entries"])
-        expected = row["key_group"] + 1
-    await _add_empty(files, uid, range(expected, max_parallelism))
+
+    entry: OperatorEntry
+    packed: DataFrame
+
+    async def add_to(self, files: SavepointFileWriter, max_parallelism: int) -> None:
+        """Let Spark make the key groups and add them to a savepoint, empty ones included."""
+        # The iterator waits for Spark's jobs, the loop meanwhile for uploads.
+        rows = self.packed.toLocalIterator()
+        expected = 0
+        while (row := await asyncio.to_thread(next, rows, None)) is not None:
+            await _add_empty(files, self.entry.uid, range(expected, row["key_group"]))
+            await files.add(self.entry.uid, row["key_group"], bytes(row["data"]), row["entries"])
+            expected = row["key_group"] + 1
+        await _add_empty(files, self.entry.uid, range(expected, max_parallelism))
 
 
 async def _add_empty(files: SavepointFileWriter, uid: str, groups: range) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
@@ -14,13 +14,7 @@ from pyspark.sql.types import IntegralType, StructType
 
 from dstl.checkpoint.report import SavepointReport
 from dstl.checkpoint.savepoint.creation import SavepointFileWriter, copy_key_groups, write_savepoint
-from dstl.checkpoint.savepoint.format import (
-    Savepoint,
-    SavepointFile,
-    SavepointObjects,
-    directory_of,
-    parse_savepoint_location,
-)
+from dstl.checkpoint.savepoint.format import Savepoint, SavepointObjects, directory_of, parse_savepoint_location
 from dstl.checkpoint.savepoint.restore import savepoint_as_checkpoint
 from dstl.errors import Invalid, brief
 from dstl.options import S3Options, SealingOptions
@@ -29,7 +23,7 @@ from dstl.spark.application.session import session_of
 from dstl.spark.cause import cause, reason
 from dstl.spark.operators.arguments import count_within
 from dstl.spark.query.placement import key_group_of, placing_columns
-from dstl.spark.saved_state.entries import ENDS, GROUP, KEY, USER_KEY, VALUE, StateFrame, add_packed, pack
+from dstl.spark.saved_state.entries import ENDS, GROUP, KEY, USER_KEY, VALUE, PackedOperator, StateFrame, pack
 from dstl.spark.saved_state.frame import EXPIRY, POSITION, frame_schema, shown_schema
 from dstl.spark.saved_state.operator_rows import PLACED, EntryReader, SavedOperator, StateDecoder
 from dstl.spark.saved_state.reader import find_state, state_columns
@@ -136,14 +130,6 @@ async def _load(store: ObjectStore, runtime: Runtime, name: str) -> Savepoint:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """An operator of the new savepoint: its entry, and the key groups that Spark makes when they are asked for."""
-
-    entry: OperatorEntry
-    packed: DataFrame
-
-
 class _Plan:
     """The operators of the new savepoint."""
 
@@ -192,12 +178,12 @@ class _Plan:
             return []
         return [entry for entry in self.savepoint.operators if entry.uid not in self._changed]
 
-    def made(self) -> list[_Made]:
+    def made(self) -> list[PackedOperator]:
         """Return the operators that Spark makes."""
         copied = {entry.uid for entry in self.unchanged()}
         return [self._made(entry) for entry in self.savepoint.operators if entry.uid not in copied]
 
-    def _made(self, entry: OperatorEntry) -> _Made:
+    def _made(self, entry: OperatorEntry) -> PackedOperator:
         registry, changed = StateRegistry.from_wire(entry.registry), self._changed.get(entry.uid, {})
         is_rekeyed = self.max_parallelism != self.savepoint.max_parallelism
         if is_rekeyed:
@@ -213,7 +199,7 @@ class _Plan:
         stored = {**entry.registry, "states": [each.to_wire() for each in described]}
         parallelism = min(entry.parallelism, self.max_parallelism)
         names = {each.state_id: each.name for each in described}
-        return _Made(
+        return PackedOperator(
             entry.model_copy(update={"registry": stored, "parallelism": parallelism}),
             pack([others, *(entries for _, entries in changed.values())], names, self.max_parallelism),
         )
@@ -298,26 +284,17 @@ class _Plan:
 async def _write(source: ObjectStore, target: ObjectStore, runtime: Runtime, name: str, plan: _Plan) -> Savepoint:
     savepoint, made = plan.savepoint, plan.made()
     entries = {each.entry.uid: each.entry for each in made}
-    operators = tuple(entries.get(entry.uid, entry) for entry in savepoint.operators)
 
-    async def fill(files: SavepointFileWriter) -> list[SavepointFile]:
+    async def fill(files: SavepointFileWriter) -> None:
         unchanged = savepoint_as_checkpoint(savepoint, operators=plan.unchanged())
         if unchanged.operators:
             await copy_key_groups(unchanged, source, runtime, files)
         for each in made:
-            await add_packed(files, each.entry.uid, each.packed, plan.max_parallelism)
-        return await files.finish(entry.uid for entry in operators)
+            await each.add_to(files, plan.max_parallelism)
 
-    def describe(unique: str, files: Sequence[SavepointFile]) -> Savepoint:
-        changes = {
-            "name": name,
-            "put_id": unique,
-            "created_at": runtime.clock.wall(),
-            "source": source.location,
-            "max_parallelism": plan.max_parallelism,
-            "operators": operators,
-            "files": tuple(files),
-        }
-        return Savepoint.model_validate({**dict(savepoint), **changes})
-
-    return await write_savepoint(target, runtime, name, fill, describe)
+    changes = {
+        "source": source.location,
+        "max_parallelism": plan.max_parallelism,
+        "operators": tuple(entries.get(entry.uid, entry) for entry in savepoint.operators),
+    }
+    return await write_savepoint(target, runtime, name, fill, {**dict(savepoint), **changes})

@@ -91,8 +91,6 @@ class FlatRow:
         bodies: Of each field without a fixed width: its position, its wire value to bytes, and back.
     """
 
-    __slots__ = ("blank", "bodies", "slots", "zeros")
-
     def __init__(self, types: Sequence[DataType]) -> None:
         formats = list(map(slot_format, types))
         self.blank = bytes(-(-len(types) // 8))

@@ -59,8 +59,6 @@ class KeyCodec:
         Invalid: A column's type cannot be a key (a collated string, whose equality is not that of its bytes).
     """
 
-    __slots__ = ("_columns", "_decode", "_encode", "_kind", "_rows", "names", "schema", "what")
-
     def __init__(self, schema: StructType, what: str = "the grouping key") -> None:
         self.schema = schema
         self.what = what

@@ -26,8 +26,6 @@ class RowCodec:
         codecs: One per field; None: those of the fields' types.
     """
 
-    __slots__ = ("_codecs", "_decoders", "_names", "_plans", "layout", "owner", "schema")
-
     def __init__(self, schema: StructType, owner: str, codecs: Sequence[FieldCodec] | None = None) -> None:
         self.schema = schema
         self.owner = owner

@@ -55,8 +55,6 @@ class ValueCodec:
         decode: Bytes to tuple. Raises CorruptData when the bytes are not a value of any of the schemas.
     """
 
-    __slots__ = ("_decoders", "_name", "_numbers", "_plain", "_rows", "_schemas", "decode", "encode", "schema")
-
     def __init__(
         self,
         name: str,
@@ -143,8 +141,6 @@ class TimeToLive:
         ttl_ms: 0 for states that live for ever.
         now_ms: The batch's processing time.
     """
-
-    __slots__ = ("_latest_dead", "ttl_ms")
 
     def __init__(self, ttl_ms: int, now_ms: int) -> None:
         self.ttl_ms = ttl_ms

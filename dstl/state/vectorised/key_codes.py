@@ -79,8 +79,6 @@ class Groups:
         count: How many distinct keys there are; every number below it occurs.
     """
 
-    __slots__ = ("codes", "count")
-
     def __init__(self, codes: Codes) -> None:
         self.codes = codes
         self.count = int(codes.max(initial=-1)) + 1
