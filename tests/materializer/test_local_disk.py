@@ -9,13 +9,19 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import pytest
 
 from dstl.errors import DstlError, Unavailable
+from dstl.rpc.fleet_messages import Resume
+from dstl.rpc.messages import FetchMany, OpenAttempt
+from dstl.rpc.protocol import Secret
 from dstl.store.memory import MemoryStore
+from dstl.taskmanager.service import TaskManagerService
 from handles.checkpoint import CompletedCheckpoint
+from handles.key_group import KeyGroupRange
 from materializer.bases import table_directory
 from materializer.bases.base_cache import BaseCache
 from materializer.bases.table_directory import FileBases
@@ -24,7 +30,7 @@ from materializer.restore.restore import restore_tables
 from materializer.tables import RocksDBOptions, RocksDBStateTable
 from tests.simulation.virtual_time import run_in_virtual_time
 from worlds import service
-from worlds.backend import rows
+from worlds.backend import MAX_PARALLELISM, BackendWorld, rows
 from worlds.materialization import EAGER, World
 from worlds.service import Driver, Model
 from worlds.table_changes import content
@@ -202,6 +208,29 @@ def test_a_table_whose_write_has_failed_refuses_writes_for_good_and_says_so(tmp_
         table.apply(rows([(b"another", b"value")]))
     assert table.has_failed
     table.close()
+
+
+async def test_a_fold_ahead_of_the_first_read_leaves_it_to_that_what_it_has_met(seed: int, tmp_path: Path) -> None:
+    """Nobody waits for it: what it raises would be the event loop's to log, and no task's to fail with."""
+    pytest.importorskip("rocksdict")
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    disk, world, owned = FailingDisk(), BackendWorld(seed), KeyGroupRange.all(MAX_PARALLELISM)
+    table = RocksDBStateTable(tmp_path / "table", RocksDBOptions(compression="none"))
+    world.backend.replace_tables({"b": table}, None, owned)
+    taskmanager = TaskManagerService(lambda _: world.backend, world.store, world.runtime, Secret.generate())
+    peer: Any = None
+    await taskmanager._resume(peer, Resume("query", None, owned))
+    world.backend.committed.add("b", [(rows([(b"key", b"value")]), False)])
+    disk.fail(1, FULL)
+    await taskmanager._open_attempt(peer, OpenAttempt("b", 7, 0, None, 1))
+    await asyncio.sleep(0.01)
+    assert disk.accesses == 1
+    assert not unhandled
+    disk.fail(1, FULL)
+    with pytest.raises(Unavailable, match="check the disk"):
+        await taskmanager._read(peer, FetchMany("b", 7, (1,), (0,), (b"key",)))
+    await world.close()
 
 
 async def test_a_table_that_has_met_a_full_disk_is_restored_by_the_next_run_and_not_kept(
