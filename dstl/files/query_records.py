@@ -230,7 +230,8 @@ class QueryRecords(Records):
         scan = await self._manifests.scan()
         self._owner = scan.query_id
         index = self.run.index = type(self.run.index)()
-        if self._manifests.skips_damaged:
+        skipped = scan.damaged if self._manifests.skips_damaged else {}
+        if skipped:
             # A damaged commit is a batch that Spark runs again.
             scan = replace(scan, damaged={})
         for _, error in sorted(scan.damaged.items()):
@@ -240,7 +241,8 @@ class QueryRecords(Records):
         steps = file_steps(scan, self.reader.store.location, scan.query_id) if is_here else []
         for sequence, files in steps:
             index.apply(files, sequence)
-        self._whole = steps[0][0] if steps else 0
+        # Behind damaged records the next one is whole, so that later starts need none of those.
+        self._whole = steps[0][0] if steps and not skipped else 0
         if not steps:
             await self._adopt()
         index.take_free(0)

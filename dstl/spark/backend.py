@@ -132,7 +132,8 @@ class StateBackend(StatefulOperators, ReadableStates):
             becomes the job's own, and its files are deleted as the job needs them no more.
         restore: ``latest``: a run goes on from the checkpoint of the batch before, or not at all. ``previous``: where
             that one cannot be read, from the newest older one that can, and what the batches in between did to the
-            state is lost: it is logged, and in the :class:`RestoreReport`. Start with it once, by hand.
+            state is lost: it is logged, and in the :class:`RestoreReport`. Start with it by hand, once; where
+            a manifest is damaged, until as many batches have run as checkpoints are retained.
         allow_non_restored_state: Accept a checkpoint with state of an operator that the query no longer has; the state
             is carried along. State in a savepoint of such an operator stays in the savepoint.
         spark: The session; by default the active one.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
+from pyspark.sql import Row
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from dstl.state.handle import TimeModeName
+from dstl.state.keyed_batch import Style
 
 GroupFunction = Callable[[Any, Iterator[pd.DataFrame], GroupState], Iterable[pd.DataFrame]]
 
@@ -36,6 +38,9 @@ class GroupStateProcessor(StatefulProcessor):  # type: ignore[misc]
         timeout: PySpark's name of the kind of timeout.
     """
 
+    _dstl_initial_style: ClassVar[Style] = "row"
+    """In a frame, a null beside numbers is NaN, and makes floats of the whole ones."""
+
     def __init__(self, function: GroupFunction, schema: StructType, timeout: str) -> None:
         self._function = function
         self._schema = schema
@@ -45,10 +50,14 @@ class GroupStateProcessor(StatefulProcessor):  # type: ignore[misc]
         """Declare the state."""
         self._handle = handle
         self._state = handle.getValueState("state", self._schema)
+        self._begun: Any = None
 
-    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+    def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
         """Take over a key's state, and its timeout from a column of Spark's name of it."""
-        (row,) = initialState.to_dict("records")
+        if key == self._begun:
+            raise ValueError("initialState has two rows of one key: it has one state")
+        self._begun = key
+        row = initialState.asDict()
         timeout = row.get(TIMEOUT_COLUMN)
         state = self._group_state(timerValues, False)
         if any(row[name] is not None for name in self._schema.names):

@@ -86,6 +86,7 @@ class BatchReader:
         keep_late: Late rows can be read afterwards, by :meth:`read_late`; they are held until then.
 
     Attributes:
+        initial_style: What ``handleInitialState`` takes.
         max_event_time_ms: Latest event time seen, late rows included; None before the first.
         late_rows: How many rows were late.
         late_keys: Keys of the late rows that are still to be read.
@@ -106,7 +107,7 @@ class BatchReader:
         self._keys = keys
         self._schema = schema
         self._names = tuple(schema.names)
-        self._style = style
+        self._style = self.initial_style = style
         self._limits = limits
         self._event_time = event_time_column
         self._watermark_us = None if watermark_ms is None else watermark_ms * 1000
@@ -210,7 +211,7 @@ class BatchReader:
         parts = only.flatten()
         names = tuple(only.type.field(i).name for i in range(only.type.num_fields))
         initial: list[list[Any]] = []
-        if self._style == "pandas":
+        if self.initial_style == "pandas":
             from pyspark.sql.pandas.types import from_arrow_schema
 
             frame = frame_of(from_arrow_schema(pa.schema(list(only.type))), parts, len(only))

@@ -202,6 +202,7 @@ class ProcessorRunner:
             late_ms = task.late_until_ms
         of, takes_late = self._operator, hasattr(self._processor, "handleLateRows")
         self._reader = BatchReader(self._keys, of.input_schema, of.style, of.event_time, late_ms, of.frames, takes_late)
+        self._reader.initial_style = getattr(self._processor, "_dstl_initial_style", of.style)
         self._input = self._reader.read(batches)
         self._peeked: KeyedBatch | None = None
         timed = self._mode is not TimeMode.NONE

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from home import Home
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -23,7 +24,7 @@ from dstl.checkpoint.report import CheckpointReport
 from dstl.checkpoint.upkeep.verification import verify_location
 from dstl.errors import CheckpointDeclined, Invalid, MissingState, TaskManagerLost
 from dstl.files.inspection import opened_files, roll_back
-from dstl.options import MaterializationOptions
+from dstl.options import CheckpointOptions, MaterializationOptions
 from dstl.runtime import system_runtime
 from dstl.spark import StateBackend, cause
 from dstl.store import open_store
@@ -97,6 +98,23 @@ class Numbered:
     def read(self) -> DataFrame:
         frame: DataFrame = self._stream.read()
         return frame
+
+
+def test_behind_a_damaged_record_starts_are_ordinary_again_once_its_checkpoint_would_be_subsumed(home: Home) -> None:
+    job = Job(home.spark, Numbered(home.stream), home.path / "job")
+    job.add(3)
+    job.run()
+    newest = min((job.location / "manifests").iterdir())  # names count down
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with pytest.raises(Py4JJavaError, match="is damaged"):
+        job.run()
+    for _ in range(2):
+        job.add()
+        job.run(restore="previous", checkpoints=CheckpointOptions(retained=2))
+    job.add()
+    job.run(checkpoints=CheckpointOptions(retained=2))
+    assert job.commits()[-1] == 5
+    assert job.got[5] == job.expected
 
 
 def test_commits_are_checkpoints_through_a_failure_another_parallelism_a_savepoint_and_a_rollback(

@@ -3,11 +3,14 @@
 import datetime
 import pickle
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
 from dstl.errors import Invalid
+from dstl.state.frames.frame_writer import FrameWriter
+from dstl.state.frames.row_writer import RowWriter
 from worlds.ddl import parse_ddl
 from worlds.runner import Job, Seen, batches_of
 
@@ -85,6 +88,21 @@ def test_outputs_are_matched_as_sparks_worker_does():
     assert [tuple(r.values()) for r in out] == [
         ("by name", None, 1), ("missing is null", None, None), ("dict", None, 3), ("tuple", "w", 4), ("called", "w", 5)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("most_bytes", [1, 700, 1 << 30])
+@pytest.mark.parametrize("style", ["row", "pandas"])
+def test_outputs_with_more_text_than_fits_one_array_are_several_batches(style, most_bytes):
+    schema = parse_ddl("k string, v string")
+    rows = [(f"k{i}", f"{i:0{i}d}") for i in range(50)] + [("long", "x" * 2000), ("", None)]
+    writer = (RowWriter if style == "row" else FrameWriter)(schema, "op", most_bytes=most_bytes)
+    held = [Row(k=k, v=v) for k, v in rows]
+    if style == "pandas":
+        held = [pd.DataFrame(rows[at : at + 13], columns=schema.names) for at in range(0, len(rows), 13)]
+    made = writer.batches(held)
+    assert [(row["k"], row["v"]) for batch in made for row in batch.to_pylist()] == rows
+    assert all(each.nbytes <= most_bytes for batch in made for each in batch.columns if batch.num_rows > 1)
+    assert (len(made) == 1) == (most_bytes > 700)
 
 
 def test_output_types_are_converted_as_arrow_wants_them():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -220,6 +221,29 @@ def test_no_java_is_started():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_nulls_and_whole_numbers_of_a_functions_initial_state_come_over_as_they_are():
+    def show(key, frames, state):
+        yield pd.DataFrame({"page": [key[0]], "n": [int(state.hasTimedOut)]})
+
+    processor = GroupStateProcessor(show, parse_ddl("n long, s string, x double"), "ProcessingTimeTimeout")
+    tester = visits(processor, time_mode="processingTime", style="pandas")
+    taken = [
+        ("a", 2**53 + 1, None, None, -1),
+        ("b", None, "b", math.nan, -1),
+        ("c", None, "c", None, None),
+        ("d", None, None, None, 1500),
+    ]
+    schema = "page string, n long, s string, x double, timeoutTimestamp long"
+    tester.process([("e",)], initial_state=taken, initial_schema=schema)
+    assert tester.peek_value("state", "a") == (2**53 + 1, None, None)
+    assert repr(tester.peek_value("state", "b")) == "(None, 'b', nan)"
+    assert tester.peek_value("state", "c") == (None, "c", None)
+    assert tester.peek_value("state", "d") is None, "it has a timeout alone"
+    assert list(tester.set_processing_time(1501).itertuples(index=False, name=None)) == [("d", 1)]
+    with pytest.raises(UserCodeError, match="two rows of one key"):
+        tester.process([("f",)], initial_state=[("f", 1, "", 0.0, -1), ("f", 2, "", 0.0, -1)], initial_schema=schema)
 
 
 def test_a_function_with_one_state_and_timeouts_runs_as_in_spark_and_takes_its_state_over():

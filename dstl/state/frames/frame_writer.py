@@ -23,7 +23,7 @@ from dstl.errors import Invalid, clip
 from dstl.state.codec.field_codec import FLOATS, INTEGERS
 from dstl.state.frames.frame_reader import join_frames
 from dstl.state.frames.output_checks import forbids_nulls, refuse_null
-from dstl.state.frames.row_writer import arrow_schema
+from dstl.state.frames.row_writer import MOST_BYTES, arrow_schema
 
 _FLAT = (*INTEGERS, *FLOATS, BooleanType, StringType, BinaryType)
 
@@ -35,9 +35,11 @@ class FrameWriter:
         schema: The output schema.
         operator: For messages.
         timezone: The session's time zone: that of naive timestamps.
+        most_bytes: A column of a batch has at most so many, unless a row alone has more.
     """
 
-    def __init__(self, schema: StructType, operator: str, timezone: str = "UTC") -> None:
+    def __init__(self, schema: StructType, operator: str, timezone: str = "UTC", most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
         self.schema = arrow_schema(schema)
         self._types = schema
         self._operator = operator
@@ -46,7 +48,9 @@ class FrameWriter:
         self._timezone = timezone
 
     def batches(self, frames: Sequence[Any]) -> list[pa.RecordBatch]:
-        """Return the rows of these frames, in their order, as one batch; none where they have no rows.
+        """Return the rows of these frames, in their order, as one batch, or several where they are too large for one.
+
+        There is none where they have no rows.
 
         Raises:
             Invalid: Something is not a frame of the schema; names the operator and the column.
@@ -76,6 +80,8 @@ class FrameWriter:
                     f"operator {self._operator!r} yielded a frame whose column {name!r} is not "
                     f"{data_type.simpleString()}: {clip(error)}"
                 ) from error
+            if array.nbytes > self._most_bytes and (parts := _halves(full)):
+                return [made for half in parts for made in self.batches(half)]
             if self._forbids[position]:
                 refuse_null(array, self._types[name], self._operator)
             arrays.append(array)
@@ -90,6 +96,16 @@ class FrameWriter:
             data_type, timezone=self._timezone, error_on_duplicated_field_names=False
         )
         return made
+
+
+def _halves(frames: list[Any]) -> list[list[Any]]:
+    """Return half of the frames, or of the rows of the only one, and the others; nothing where there is one row."""
+    if len(frames) == 1:
+        (frame,) = frames
+        middle = len(frame) // 2
+        return [[frame.iloc[:middle]], [frame.iloc[middle:]]] if middle else []
+    middle = len(frames) // 2
+    return [frames[:middle], frames[middle:]]
 
 
 def _column(frame: Any, name: str, position: int) -> Any:

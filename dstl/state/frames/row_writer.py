@@ -22,6 +22,8 @@ from dstl.state.frames.output_checks import forbids_nulls, refuse_null
 # PySpark 4.1 and 4.2 know no time zone here: they always mean UTC.
 _IN_UTC = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 _FIELDS = attrgetter("__fields__")
+MOST_BYTES = 1 << 30
+"""Of one column of a batch: half of what the 32-bit offsets of text reach."""
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -59,10 +61,12 @@ class RowWriter:
     Args:
         schema: The output schema.
         operator: For messages.
+        most_bytes: A column of a batch has at most so many, unless a row alone has more.
     """
 
-    def __init__(self, schema: StructType, operator: str) -> None:
+    def __init__(self, schema: StructType, operator: str, most_bytes: int = MOST_BYTES) -> None:
         self.schema = arrow_schema(schema)
+        self._most_bytes = most_bytes
         self._types = schema
         self._operator = operator
         self._names = tuple(schema.names)
@@ -71,7 +75,7 @@ class RowWriter:
         self._layouts: dict[tuple[str, ...], list[int | None]] = {}
 
     def batches(self, rows: Sequence[Any]) -> list[pa.RecordBatch]:
-        """Return these rows as one batch.
+        """Return these rows as one batch, or as several where they are too large for one.
 
         Raises:
             Invalid: Something is not a row of the schema; names the operator, the column and both types.
@@ -90,6 +94,9 @@ class RowWriter:
                     f"operator {self._operator!r} yielded a row whose column {name!r} is not "
                     f"{self._types[name].dataType.simpleString()}: {clip(error)}"
                 ) from error
+            if array.nbytes > self._most_bytes and len(rows) > 1:
+                middle = len(rows) // 2
+                return [*self.batches(rows[:middle]), *self.batches(rows[middle:])]
             if forbids:
                 refuse_null(array, self._types[name], self._operator)
             arrays.append(array)
