@@ -87,17 +87,17 @@ def entered_functions(work: Callable[[], object]) -> set[Function]:
     codes: set[CodeType] = set()
 
     def note(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call":
-            codes.add(frame.f_code)
+        # A tracer hears of calls alone where it wants no lines; a profiler of every return and every call of C, too.
+        codes.add(frame.f_code)
 
-    before = sys.getprofile()
-    sys.setprofile(note)
-    threading.setprofile(note)
+    before = sys.gettrace()
+    sys.settrace(note)
+    threading.settrace(note)
     try:
         work()
     finally:
-        threading.setprofile(before)
-        sys.setprofile(before)
+        threading.settrace(before)
+        sys.settrace(before)
     known = functions()
     places = ((code.co_filename, code.co_firstlineno) for code in codes)
     return {known[place] for place in places if place in known}

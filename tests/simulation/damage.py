@@ -20,10 +20,11 @@ def damage_base(world: World, rng: random.Random) -> None:
 
     Only one of a world is damaged, and where two are kept.
     """
-    retained, objects = world.check.retained(), world.store.objects
-    names = newest_bases(retained[-1].materialized if retained else ())
     if world.plan.healed or world.generations < 2 or world.damaged:
         return
+    # Seldom is there one: what is asked every half second is not worked out before.
+    retained, objects = world.check.retained() if world.materialized else (), world.store.objects
+    names = newest_bases(retained[-1].materialized if retained else ())
     if objects.keys().isdisjoint(names):
         world.loop.call_later(_AGAIN_S, damage_base, world, rng, context=world.context)
         return

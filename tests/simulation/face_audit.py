@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from handles.checkpoint import CompletedCheckpoint
@@ -56,8 +57,9 @@ class _Batch:
     version: int = 0
     initial: Sequence[bytes] = ()
 
-    def run(self) -> tuple[Mapping[Any, Any], Output]:
-        """Return the states behind it, and what it must yield."""
+    @cached_property
+    def ran(self) -> tuple[Mapping[Any, Any], Output]:
+        """The states behind it, and what it must yield."""
         if self.uid in CLOCKED:
             return run_model(CLOCKED[self.uid], self.states, self.rows, self.given)
         sequence = (self.parent or 0) + 1
@@ -76,7 +78,7 @@ class _Batch:
         )
 
     def output(self) -> Output:
-        return self.run()[1]
+        return self.ran[1]
 
     def after_a_sweep(self, key: bytes) -> Iterator[list[str] | None]:
         """Yield what a key may show as well: slots that an earlier batch found expired may be swept or not."""
@@ -110,6 +112,8 @@ class FaceAudit:
         self._clock_jumps = clock_jumps
         self._version_of = version_of
         self._known: dict[int, _Known] = {}
+        self._batches: dict[tuple[Any, ...], _Batch] = {}
+        """All tasks of a batch are run at once, and once: of an attempt's output each key is looked at."""
         self._times: dict[int, tuple[int, int]] = {}
         self._outputs: dict[bytes, Output] = {}
 
@@ -129,25 +133,12 @@ class FaceAudit:
         self._check_time(checkpoint, time, parent, by)
         given = Batch(time, parent.watermark_ms, parent.late_watermark_ms)
         operations = self._logs.range_of(batch)
-        rows = self._rows(operations)
         most = self._logs.max_parallelism
-        registries, version = parent.registries, self._version_of(checkpoint.run_id)
+        version = self._version_of(checkpoint.run_id)
         if version < 0:
             self._fail("I21", f"checkpoint {number} is of a program whose states cannot follow the stored ones")
         ran = {
-            uid: _Batch(
-                uid,
-                parent.states.get(uid, {}),
-                rows,
-                given,
-                range(most),
-                most,
-                checkpoint.parent,
-                registries.get(uid),
-                version,
-                first_keys(self._logs, batch),
-            ).run()
-            for uid in self.operators
+            uid: self._batch(uid, checkpoint.parent, batch, operations, given, version).ran for uid in self.operators
         }
         latest = max((event_time_ms(each) for each in operations), default=0)
         watermark = parent.watermark_ms
@@ -196,22 +187,21 @@ class FaceAudit:
         if given != expected:
             self._fail("I9", f"attempt {spec.attempt} of batch {spec.batch} was given {given}, not {expected}")
         groups = self._logs.max_parallelism
-        owned, is_clocked = range_of_partition(spec.slot, groups, spec.parallelism), spec.operator in CLOCKED
-        states = {
-            place: state
-            for place, state in parent.states.get(spec.operator, {}).items()
-            if (key_group_of(place, groups) if is_clocked else place[1]) in owned
-        }
-        known, version = parent.registries.get(spec.operator), self._version_of(spec.run)
-        initial = [key for key in first_keys(self._logs, spec.batch) if key_group_of(key, groups) in owned]
-        batch = _Batch(
-            spec.operator, states, spec.operations, expected, list(owned), groups, parent_id, known, version, initial
+        owned, operations = range_of_partition(spec.slot, groups, spec.parallelism), self._logs.range_of
+        batch = self._batch(
+            spec.operator,
+            parent_id,
+            spec.batch,
+            operations(spec.batch, spec.run),
+            expected,
+            self._version_of(spec.run),
         )
+        right = {key: rows for key, rows in batch.output().items() if key_group_of(key, groups) in owned}
         wrong = [row for rows in output.values() for row in rows if WRONG in row]
         if wrong:
             self._fail("I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}: {wrong[0]}")
         self._outputs[spec.writer] = self._compare(
-            "I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}", output, batch
+            "I7", f"attempt {spec.attempt} of {spec.operator} in batch {spec.batch}", output, right, batch
         )
 
     def committed(self, checkpoint: CompletedCheckpoint, kept: Mapping[tuple[str, int], Sequence[TaskSpec]]) -> None:
@@ -242,7 +232,8 @@ class FaceAudit:
             if entry.uid in CLOCKED:
                 # Expired values may be swept or not: compared is what is shown.
                 shown = run_face(entry.uid, found, rows, later, range(most), most, entry.registry)[1]
-                self._compare("I6", what, shown, _Batch(entry.uid, right, rows, later, range(most), most))
+                batch = _Batch(entry.uid, right, rows, later, range(most), most)
+                self._compare("I6", what, shown, batch.output(), batch)
             elif found != right:
                 place = min(each for each in {*found, *right} if found.get(each) != right.get(each))
                 self._fail("I6", f"{what} has {found.get(place)!r} at {place}, not {right.get(place)!r}")
@@ -250,19 +241,40 @@ class FaceAudit:
     def _parent(self, checkpoint_id: int | None) -> _Known | None:
         return self._known.get(checkpoint_id) if checkpoint_id else _NOTHING
 
+    def _batch(
+        self, uid: str, parent_id: int | None, batch: int, operations: range, given: Batch, version: int
+    ) -> _Batch:
+        """Return a batch of an operator on a checkpoint, which runs once."""
+        at = uid, parent_id, batch, operations, given, version
+        if at not in self._batches:
+            parent, most = self._parent(parent_id), self._logs.max_parallelism
+            assert parent is not None
+            self._batches[at] = _Batch(
+                uid,
+                parent.states.get(uid, {}),
+                self._rows(operations),
+                given,
+                range(most),
+                most,
+                parent_id,
+                parent.registries.get(uid),
+                version,
+                first_keys(self._logs, batch),
+            )
+        return self._batches[at]
+
     def _rows(self, operations: range) -> dict[bytes, list[int]]:
         rows: dict[bytes, list[int]] = {}
         for operation in operations:
             rows.setdefault(self._logs.key_of(operation), []).append(operation)
         return rows
 
-    def _compare(self, invariant: str, what: str, found: Output, batch: _Batch | Output) -> Output:
+    def _compare(self, invariant: str, what: str, found: Output, right: Output, batch: _Batch | None = None) -> Output:
         """Return what the model has in the place of what was found; all differences are violations."""
         self.compared += 1
-        right = batch.output() if isinstance(batch, _Batch) else batch
         for key in sorted({*found, *right}):
             if found.get(key) != right.get(key):
-                if isinstance(batch, _Batch) and found.get(key) in batch.after_a_sweep(key):
+                if batch is not None and found.get(key) in batch.after_a_sweep(key):
                     continue
                 self._fail(invariant, f"{what} shows {key!r} as {found.get(key)}, not {right.get(key)}")
                 return found

@@ -2,7 +2,7 @@
 
 Each process of a world reads the records and segments of the others. That their bytes are read back as what was
 written, that each damage is found, is for other tests to show. Here the same bytes are always the same record, the same
-footer and the same block.
+footer, the same block and the same index of a base.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from dstl.changelog.segment import reader as segments
 from dstl.checkpoint.manifest import reader as manifests
+from materializer.bases import cold_reads, key_group_file
 from tests.simulation import audit
 
 _MOST = 4096
@@ -23,6 +24,8 @@ _PLACES: tuple[tuple[Any, str], ...] = (
     (audit, "decode_record"),
     (segments, "decode_block"),
     (segments, "unpack_footer"),
+    (key_group_file, "read_index"),
+    (cold_reads, "read_index"),
 )
 """Where each of them is called."""
 
@@ -45,13 +48,13 @@ def _remembered(decode: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that calls another once for the same arguments; the first of them are bytes."""
     known: dict[tuple[Any, ...], Any] = {}
 
-    def look_up(data: bytes | memoryview, *of: Any) -> Any:
-        key = (bytes(data), *of)
+    def look_up(data: bytes | memoryview, *of: Any, **named: Any) -> Any:
+        key = (bytes(data), *of, *named.values())
         found = known.get(key)
         if found is None:
             if len(known) > _MOST:
                 known.clear()
-            found = known[key] = decode(data, *of)
+            found = known[key] = decode(data, *of, **named)
         return found
 
     return look_up

@@ -341,6 +341,8 @@ def quiet(*, collect: bool) -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     enabled = gc.isenabled()
     gc.disable()
+    if collect:
+        gc.freeze()  # what is there by now is no world's garbage, and need not be looked at
     with warnings.catch_warnings():
         # A process that is killed before a request's first step leaves a coroutine that nobody will ever await.
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
@@ -351,6 +353,7 @@ def quiet(*, collect: bool) -> Iterator[None]:
         finally:
             if collect:
                 gc.collect()
+                gc.unfreeze()
             if enabled and collect:
                 gc.enable()
             logging.disable(level)

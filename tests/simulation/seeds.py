@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import chain, islice
 from multiprocessing import get_context
 
@@ -73,24 +73,27 @@ class Summary:
 def run_seeds(
     seeds: Iterable[int],
     *,
-    jobs: int = 1,
+    jobs: int = 0,
     on_result: Callable[[SeedResult], None] | None = None,
 ) -> Summary:
     """Run many seeds.
 
     Args:
         seeds: In any order; each stands for itself.
-        jobs: Processes that share them.
+        jobs: Processes that share them; 0: this one runs them.
         on_result: Called with each result, in the order of the seeds.
     """
     summary, began = Summary(), time.monotonic()
     chunks = _chunks(seeds)
     with ExitStack() as pools:
         run: Iterable[list[SeedResult]] = map(_run_chunk, chunks)
-        if jobs > 1:
-            # Spawned: a fork would take threads and loops of the caller's along.
-            pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
-            run = pools.enter_context(pool).map(_run_chunk, chunks)
+        if jobs:
+            # A server forks them: a fork of the caller would take its threads and loops along. Each runs one chunk, and
+            # its worlds end with it: to collect them is a tenth of the whole.
+            context = get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            pool = ProcessPoolExecutor(jobs, context, max_tasks_per_child=1)
+            run = pools.enter_context(pool).map(partial(_run_chunk, collect=False), chunks)
         for result in chain.from_iterable(run):
             summary.add(result)
             summary.real_seconds = time.monotonic() - began
@@ -105,15 +108,10 @@ def _chunks(seeds: Iterable[int]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _run_chunk(seeds: list[int]) -> list[SeedResult]:
+def _run_chunk(seeds: list[int], *, collect: bool = True) -> list[SeedResult]:
     """Run some seeds and collect their garbage together."""
-    gc.freeze()  # what is imported by now is no world's garbage, and need not be looked at after each
-    gc.disable()
-    try:
+    with quiet(collect=collect):
         return [run_worlds(seed) for seed in seeds]
-    finally:
-        _collect()
-        gc.enable()
 
 
 def run_worlds(seed: int) -> SeedResult:
@@ -124,8 +122,3 @@ def run_worlds(seed: int) -> SeedResult:
     files = run_file_seed(seed, collect=False)
     violations = (Violation("files", 0.0, each) for each in files.violations)
     return replace(result, violations=(*result.violations, *violations), faults=result.faults + files.faults)
-
-
-def _collect() -> None:
-    with quiet(collect=True):
-        pass

@@ -122,7 +122,11 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> _Due:
         """Run a callback ``delay`` seconds from now."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        when = self._now + delay
+        due = _Due(callback, args, context, when)
+        self._order += 1
+        heapq.heappush(self._timers, (when, self._order, due))
+        return due
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
