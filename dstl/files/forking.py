@@ -94,13 +94,13 @@ async def fork(source: str, target: str, runtime: Runtime, open_store: OpenStore
         _check_named(source, entries, named)
         for root, names in _owned(entries).items():
             if root == source:
-                await old.add(_holds(names, target))
+                await old.barriers.add(_holds(names, target))
             else:
                 owner = opened_directory(root, runtime, open_store)
                 stack.push_async_callback(owner.close)
                 await owner.claim()
-                await owner.add(_holds(names, target))
-        await new.add(_part(entries))
+                await owner.barriers.add(_holds(names, target))
+        await new.barriers.add(_part(entries))
         places = {place[0] for entry in entries if (place := foreign_object(entry.segment.name)) is not None}
         origins = Origins(target, (), open_store)
         return Fork(
@@ -128,7 +128,7 @@ async def release(source: str, target: str, runtime: Runtime, open_store: OpenSt
         held = [entry.path for entry in directory.run.index if entry.path.startswith(f"{_held(target)}/")]
         for path in held:
             await directory.delete(path, "")
-        await directory.flush()
+        await directory.barriers.flush()
         return len(held)
     finally:
         await directory.close()

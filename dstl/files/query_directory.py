@@ -96,7 +96,7 @@ class QueryDirectory(LeaderDirectory):
 
     async def settle(self) -> None:
         """Make a commit durable that waits for the next offsets; where that fails its run is over, and is told."""
-        await self._barriers.settle("")
+        await self.barriers.settle("")
 
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
@@ -104,7 +104,7 @@ class QueryDirectory(LeaderDirectory):
 
     async def batch_time_ms(self, batch_id: int, run_id: str) -> int | None:
         """Return a batch's processing time by Spark's record of its offsets; see :class:`SparkDirectory`."""
-        await self._barriers.begun(run_id)
+        await self.barriers.begun(run_id)
         self.run.admit(run_id)
         if (run_id, batch_id) != self._planned[:2]:
             try:
