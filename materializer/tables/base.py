@@ -6,7 +6,7 @@ element. The table knows nothing of codecs, schemas or time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -32,17 +32,12 @@ PAGE_BYTES = 4 << 20  # decoded and encoded at once, so held by each reader and 
 
 KeyGroups = Sequence[int] | npt.NDArray[np.integer]
 
-Expired = Mapping[int, "ExpiredValue"]
+ExpiredValue = Callable[[bytes], bool]
+"""Says whether a stored value has expired: then its entry is dropped."""
+
+Expired = Mapping[int, ExpiredValue]
 """By state id, the test that says of a stored value that its time to live has passed. States without one are
 kept whole and cost nothing."""
-
-
-class ExpiredValue(Protocol):
-    """Says whether a stored value has expired."""
-
-    def __call__(self, value: bytes, /) -> bool:
-        """Return True to drop the entry."""
-        ...
 
 
 class StateEntry(NamedTuple):
