@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
-from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestReader
-from dstl.checkpoint.spark_commit import CommitFiles, SparkDirectory
 from dstl.errors import Invalid, MissingState
 from dstl.files.config import FileConfig
 from dstl.files.file_log import FileLog
@@ -52,7 +50,7 @@ def opened_directory(root: str, runtime: Runtime, open_store: OpenStore) -> Lead
     config = FileConfig(location="")
     log = FileLog(config, runtime, FileReader(store, plain, runtime))
     if is_of_a_backend(root):
-        return QueryDirectory(root, log, _NoRuns(ManifestLog(store, runtime)), runtime)
+        return QueryDirectory(root, log, None, runtime)
     return own_directory(root, log, {}, runtime, config)
 
 
@@ -196,27 +194,3 @@ def _part(entries: Iterable[FileEntry]) -> Persisted:
         for each in entries
     )
     return replace(part.finish(), files=files)
-
-
-class _NoRuns:
-    """The checkpoints of a location, where no query runs."""
-
-    operators = ()
-
-    def __init__(self, manifests: ManifestLog) -> None:
-        self._manifests = manifests
-
-    def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
-        return self._manifests
-
-    async def is_running(self, run_id: str) -> bool:
-        return False
-
-    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
-        return False
-
-    async def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> None:
-        raise Invalid("no query runs here, so no batch is committed")
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Leave it to the query's next run."""

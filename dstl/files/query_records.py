@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestScan
 from dstl.checkpoint.spark_commit import CommitFiles, FilesStep, SparkDirectory
@@ -24,35 +25,6 @@ WHOLE_EVERY = 20
 
 METADATA = "metadata"
 """Spark's file that names the query."""
-
-
-class Checkpoints(Protocol):
-    """The query's checkpoints: :class:`~dstl.checkpoint.committed_runs.CommittedRuns`."""
-
-    @property
-    def operators(self) -> Sequence[str]:
-        """Names of the operators."""
-        ...
-
-    def attach(self, directory: SparkDirectory, needs: Callable[[str], bool]) -> ManifestLog:
-        """Let the directory lie in the log; returns the log."""
-        ...
-
-    def is_running(self, run_id: str) -> Awaitable[bool]:
-        """Return whether Spark is running a run."""
-        ...
-
-    def lacks_tasks(self, run_id: str, batch_id: int) -> bool:
-        """Return whether tasks of a batch have to run before its commit can be taken."""
-        ...
-
-    def commit_batch(self, query_id: str, run_id: str, batch_id: int, files: CommitFiles) -> Coroutine[Any, Any, None]:
-        """Make the checkpoint of a batch and Spark's commit of it, in one record."""
-        ...
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Delete objects that no file needs, except what checkpoints need."""
-        ...
 
 
 class CheckpointInTheMaking:
@@ -104,7 +76,7 @@ class CheckpointInTheMaking:
         """Write it with Spark's part of its record.
 
         Raises:
-            DstlError: As :meth:`Checkpoints.commit_batch`.
+            DstlError: As :meth:`CommittedRuns.commit_batch`.
         """
         self._record.set_result(record)
         await self._making
@@ -120,16 +92,24 @@ class QueryRecords(Records):
     """Those of the directory of the query that a ``StateBackend`` serves: one record holds a commit and its checkpoint.
 
     Args:
-        checkpoints: The query's; the log is theirs.
+        checkpoints: The query's; the log is theirs. None where no query runs, and only the index is changed.
         directory: Whom the checkpoints ask about Spark's commits.
         participants: This process alone.
         runtime: Clock.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, directory: SparkDirectory, participants: Participants, runtime: Runtime
+        self,
+        checkpoints: CommittedRuns | None,
+        directory: SparkDirectory,
+        participants: Participants,
+        runtime: Runtime,
     ) -> None:
-        super().__init__(checkpoints.attach(directory, self._needs), participants, runtime)
+        if checkpoints is None:
+            manifests = ManifestLog(participants.log.reader.store, runtime)
+        else:
+            manifests = checkpoints.attach(directory, self._needs)
+        super().__init__(manifests, participants, runtime)
         self._checkpoints = checkpoints
         self._owner = ""
         self._query_id = ""
@@ -144,7 +124,7 @@ class QueryRecords(Records):
             Invalid: An operator was not run in the batch.
             CheckpointDeclined: It was run in part.
         """
-        if not self.is_stateful:
+        if self._checkpoints is None or not self.is_stateful:
             return await super().begin(batch, run, barrier)
         making = CheckpointInTheMaking(partial(self._checkpoints.commit_batch, self._query_id, run, batch))
         await making.begin()
@@ -167,7 +147,7 @@ class QueryRecords(Records):
     @property
     def is_stateful(self) -> bool:
         """True where the query has operators of this backend: they have a part in every commit."""
-        return bool(self._checkpoints.operators)
+        return self._checkpoints is not None and bool(self._checkpoints.operators)
 
     def _boundary(self) -> int:
         return self._whole
@@ -217,7 +197,9 @@ class QueryRecords(Records):
 
     def _let_go(self, whole: int) -> None:
         self._whole = whole
-        self._checkpoints.delete(self.run.index.take_free(whole))
+        if self._checkpoints is not None:
+            # Else it is left to the query's next run.
+            self._checkpoints.delete(self.run.index.take_free(whole))
 
     async def _read(self) -> None:
         """Take over what the records say: those of the query that the location belongs to.
