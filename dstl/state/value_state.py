@@ -11,9 +11,9 @@ from pyspark.sql.streaming import stateful_processor
 from dstl.errors import Invalid
 from dstl.state.codec.value_codec import TimeToLive, ValueCodec
 from dstl.state.descriptor import StateDescriptor
+from dstl.state.key_window import KeyWindow
 from dstl.state.overlay import Overlay
 from dstl.state.processor_errors import StateCallError, why_unusable
-from dstl.state.source import KeyWindow
 
 
 class PointState:
