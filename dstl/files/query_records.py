@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,8 +11,8 @@ from typing import Any
 from dstl.checkpoint.committed_runs import CommittedRuns
 from dstl.checkpoint.manifest.log import ManifestLog
 from dstl.checkpoint.manifest.reader import ManifestScan
-from dstl.checkpoint.spark_commit import CommitFiles, FilesStep, SparkDirectory
-from dstl.errors import CheckpointDeclined, Invalid, ObjectNotFound
+from dstl.checkpoint.spark_commit import CheckpointInTheMaking, SparkDirectory
+from dstl.errors import Invalid, ObjectNotFound
 from dstl.files.index import file_steps
 from dstl.files.participants import Participants
 from dstl.files.records import Barrier, NextRecord, Records
@@ -25,67 +24,6 @@ WHOLE_EVERY = 20
 
 METADATA = "metadata"
 """Spark's file that names the query."""
-
-
-class CheckpointInTheMaking:
-    """A checkpoint that TaskManagers persist while Spark's part of its record is gathered. One event loop.
-
-    Args:
-        make: Makes it, and tells of it what :class:`~dstl.checkpoint.spark_commit.CommitFiles` says.
-    """
-
-    def __init__(self, make: Callable[[CommitFiles], Coroutine[Any, Any, None]]) -> None:
-        loop = asyncio.get_running_loop()
-        self._begun: asyncio.Future[None] = loop.create_future()
-        self._persisted: asyncio.Future[None] = loop.create_future()
-        self._record: asyncio.Future[NextRecord] = loop.create_future()
-        self._making = loop.create_task(make(self))
-
-    async def begin(self) -> None:
-        """Wait until it is known that the batch is whole.
-
-        Raises:
-            DstlError: It is not.
-        """
-        try:
-            await asyncio.wait([self._begun, self._making], return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
-            self.drop()
-            raise
-        if self._making.done():
-            await self._making
-
-    def begun(self) -> None:
-        """See :meth:`CommitFiles.begun`."""
-        self._begun.set_result(None)
-
-    async def ready(self) -> None:
-        """See :meth:`CommitFiles.ready`."""
-        self._persisted.set_result(None)
-        await self._record
-
-    async def persisted(self) -> None:
-        """Return when it waits for its record, or has failed."""
-        await asyncio.wait([self._persisted, self._making], return_when=asyncio.FIRST_COMPLETED)
-
-    def step(self, sequence: int, in_front: Sequence[int]) -> FilesStep:
-        """See :meth:`CommitFiles.step`."""
-        return self._record.result().step(sequence, in_front)
-
-    async def write(self, record: NextRecord) -> None:
-        """Write it with Spark's part of its record.
-
-        Raises:
-            DstlError: As :meth:`CommittedRuns.commit_batch`.
-        """
-        self._record.set_result(record)
-        await self._making
-
-    def drop(self) -> None:
-        """There will be no record: what the TaskManagers have persisted is theirs again."""
-        self._record.set_exception(CheckpointDeclined("the record of Spark's commit was given up"))
-        # The one who waits for it is told otherwise why.
-        self._making.add_done_callback(lambda making: making.cancelled() or making.exception())
 
 
 class QueryRecords(Records):
@@ -168,7 +106,7 @@ class QueryRecords(Records):
     async def _send(self, record: NextRecord) -> None:
         making, self._making = self._making, None
         if making is not None:
-            await making.write(record)
+            await making.write(record.step)
             return
         async with self._manifests.turn:
             step = record.step(self._manifests.next_sequence)
