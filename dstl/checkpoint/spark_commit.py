@@ -117,11 +117,9 @@ class SparkExecution(Protocol):
         Raises:
             Invalid: Says which setting it is, and what to do.
         """
-        ...
 
     async def is_running(self, run_id: str) -> bool:
         """Return whether Spark is running a query by this run."""
-        ...
 
 
 class SparkDirectory(Protocol):
@@ -130,12 +128,10 @@ class SparkDirectory(Protocol):
     @property
     def runs(self) -> dict[str, None]:
         """Runs of the query that have looked at it, the latest last: Spark has one at a time."""
-        ...
 
     @property
     def query_id(self) -> str:
         """The query's id, by Spark's ``metadata``; empty until that was written or read."""
-        ...
 
     async def lead(self, query_id: str) -> None:
         """Take the log over for a query, unless it is this driver's already, and read what it says.
@@ -145,11 +141,9 @@ class SparkDirectory(Protocol):
             Fenced: A newer driver has taken over.
             DstlError: As :meth:`ManifestLog.fence` and :meth:`ManifestLog.scan`.
         """
-        ...
 
     def newest_commit(self) -> int:
         """Return the newest batch that Spark has committed, -1 where there is none."""
-        ...
 
     async def batch_time_ms(self, batch_id: int, run_id: str) -> int | None:
         """Return a batch's processing time by Spark's record of its offsets; None where that does not tell.
@@ -159,7 +153,6 @@ class SparkDirectory(Protocol):
         Raises:
             DstlError: It never will be.
         """
-        ...
 
 
 class WatermarkReader(Protocol):

@@ -122,15 +122,12 @@ class AggregateFunction(Protocol):
 
     def create_accumulator(self) -> tuple[Any, ...]:
         """Return the accumulator of nothing."""
-        ...
 
     def add(self, value: Any, accumulator: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the accumulator with one more value."""
-        ...
 
     def get_result(self, accumulator: tuple[Any, ...]) -> Any:
         """Return the result of an accumulator."""
-        ...
 
 
 class ReducingState(ValueState):
